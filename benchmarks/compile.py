@@ -54,7 +54,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     import jax
 
     from train_jax.pod.compile import train_step_arguments
-    from train_jax.runtime.compile_cache import counted_cache_use
+    from train_jax.runtime.compilation import counted_cache_use
 
     training = _training(name)
     arguments = train_step_arguments(training)

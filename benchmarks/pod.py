@@ -102,26 +102,25 @@ def _compile(options: Options) -> None:
     # Imported here: libtpu and JAX are for the processes that compile.
     from benchmarks import trm_jnp, trm_tuned
     from benchmarks.overhead import VARIANTS, by_hand
-    from train_jax.pod import topology as topologies
-    from train_jax.pod.compile import compile_train_step, training_for
-    from train_jax.pod.schedule import read_schedules, write_schedules
+    from train_jax.pod.compile import compile_train_step, topology, training_for, use_host_backend
+    from train_jax.pod.hlo import read_schedules, write_schedules
     from train_jax.pod.yardsticks import yardsticks
     from train_jax.run.presets import preset
     from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
 
     (variant,), (side,), file = options.variants, options.sides, options.json
     assert file is not None
-    topologies.use_host_backend()
+    use_host_backend()
     with tempfile.TemporaryDirectory() as folder:
         if options.bundles:
             write_schedules(Path(folder))
-        topology = topologies.topology(options.topology, megacore=options.megacore)
+        pod = topology(options.topology, megacore=options.megacore)
         config = preset("sudoku-extreme")
         arch = dataclasses.replace(config.arch, **VARIANTS[_IN_OVERHEAD[variant]])
         kernels = "fused" if side == "bridge-fused" else "plain"
         compute = dataclasses.replace(config.compute, mlp=kernels, attention=kernels)
         config = dataclasses.replace(config, arch=arch, compute=compute, global_batch_size=options.global_batch_size)
-        training: Any = training_for(config, UnbuiltPuzzles(config), topology)
+        training: Any = training_for(config, UnbuiltPuzzles(config), pod)
         if side.startswith("by-hand"):
             network = trm_jnp.level if side == "by-hand" else trm_tuned.network(fused=side == "by-hand-fused")
             training = by_hand(training, training.objective.fn.module.model.config, network)

@@ -56,7 +56,7 @@ def measure(options: Options) -> dict[str, Any]:
 
     from benchmarks.example_puzzles import ExamplePuzzles, example_run
     from train_jax.pod.compile import memory_of
-    from train_jax.pod.counted import product_flops
+    from train_jax.pod.flops import product_flops
     from train_jax.pod.hlo import Program
     from train_jax.pod.yardsticks import yardsticks
     from train_jax.run.presets import preset

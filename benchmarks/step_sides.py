@@ -138,11 +138,11 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
 
     from benchmarks.example_puzzles import ExamplePuzzles, example_run
     from benchmarks.overhead import by_hand
-    from train_jax.pod.counted import product_flops
+    from train_jax.pod.flops import product_flops
     from train_jax.run.config import ComputeConfig
+    from train_jax.run.performance import PEAK_BF16_FLOPS
     from train_jax.runtime import backend
     from train_jax.runtime.devices import Devices
-    from train_jax.runtime.performance import PEAK_BF16_FLOPS
     from train_jax.start import start
     from train_jax.tasks.puzzles.scan import make_eval_step
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from train_jax.run.machine import processor, versions_of_packages
-from train_jax.runtime.cores import cores
+from train_jax.runtime.backend import cores
 from train_jax.version import commit
 
 SLOWER = 1.1

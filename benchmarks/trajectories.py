@@ -28,8 +28,7 @@ from typing import Any, NamedTuple
 import tyro
 
 from benchmarks.trajectory_settings import Options, Setting, Study, write_evaluations
-from train_jax.analysis.answers import shown
-from train_jax.analysis.statistics import estimate
+from train_jax.analysis.answers import estimate, shown
 from train_jax.tasks.puzzles.choosing import STOPS, interval
 
 

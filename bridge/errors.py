@@ -78,7 +78,7 @@ def where_in_module(names: Mapping[int, str], error: BaseException | None = None
             module = f"{names[id(owner)] or 'the module itself'} ({type(owner).__name__})"
         if line is not None and module is not None:
             break
-    return f"in {module or 'the module'}, at {line or 'an unknown line'}"
+    return f"in {module or 'the call'}, at {line or 'an unknown line'}"
 
 
 def _frames(innermost: types.FrameType, error: BaseException | None) -> Iterator[tuple[types.FrameType, int]]:

@@ -25,9 +25,8 @@ from train_jax.run.checkpoint import Checkpoints, Resumed, Retention
 from train_jax.run.config import RunConfig
 from train_jax.run.files import upload_folder
 from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP, RunFolder
-from train_jax.run.model_flops import model_flops
+from train_jax.run.performance import model_flops, peak_flops, performance
 from train_jax.run.tracking import duration
-from train_jax.runtime.performance import peak_flops, performance
 from train_jax.runtime.preemption import Preemption
 from train_jax.runtime.processes import any_process, is_main_process, process_shard
 from train_jax.session import Hook, Session

@@ -12,15 +12,13 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.hooks import Evaluating, Logging, NanDebugging, Preempting, Profiling, Saving, check_debugging
 from train_jax.run.cache import continued_file, upload_working_files
-from train_jax.run.checkpoint_items import Resumed
-from train_jax.run.code import hash_of_all, source_hashes
+from train_jax.run.checkpoint import Resumed
 from train_jax.run.comparison import verified
 from train_jax.run.config import RunConfig, to_json
-from train_jax.run.events import Events
+from train_jax.run.events import Events, read_goodput
 from train_jax.run.folder import RunFolder, write_text
-from train_jax.run.goodput import read_goodput
 from train_jax.run.host_log import host_log
-from train_jax.run.machine import write_machine
+from train_jax.run.machine import hash_of_all, source_hashes, write_machine
 from train_jax.run.resume import check_data, decide_start, open_run, sole_writer
 from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.backend import chosen

@@ -31,7 +31,7 @@ from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.clock import Clock
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Batches
-from train_jax.runtime.placement import Placement, ReplicatedState, ShardedState
+from train_jax.runtime.placement import Placement, ShardedState
 from train_jax.runtime.programs import Programs
 from train_jax.task import Periodic, Task, task_class
 
@@ -200,7 +200,7 @@ def _memory_of_whole_state(config: RunConfig) -> contextlib.AbstractContextManag
 
 def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Placement:
     if not config.compute.shard_optimizer:
-        return ReplicatedState(devices, Replicated(config.compute.reduction))
+        return Placement(devices, Replicated(config.compute.reduction))
     for rule in (config.optim.optimizer, *(group.optimizer or "" for group in config.optim.groups)):
         if is_plugin(rule):
             raise UserError(

@@ -232,6 +232,11 @@ class _Backward:
             with self._nothing_lost():
                 returned = self._function.backward(ctx, *gradients)
             returned = returned if isinstance(returned, tuple) else (returned,)
+            if len(returned) < len(ctx.needs_input_grad):
+                raise BridgeError(
+                    f"{self._name} gave {len(returned)} of {len(ctx.needs_input_grad)} gradients; return one for each "
+                    "argument of its forward, None for one without a gradient"
+                )
             return [self._gradient(returned[i], x) for i, x in self._inputs.items()], self._left(len(saved))
 
     @contextlib.contextmanager

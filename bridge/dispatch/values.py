@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
-from bridge.dispatch.compute import LoweringError, compute, is_random, listed, meta_of, shapes_by_data, tensors_in
+from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import is_framework
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of
@@ -30,8 +30,8 @@ aten = torch.ops.aten
 
 SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 VALUE_REMEDY = (
-    "use torch.where for a branch; a tensor works as an index or a slice's bound without `int()` or `.item()`; or pass "
-    "the number as a Python argument that is static under jit"
+    "use torch.where for a branch; a tensor without dimensions works as an index or a slice's bound without `int()` or "
+    "`.item()`; or pass the number as a Python argument that is static under jit"
 )
 DRAW_REMEDY = "draw the numbers before the call and pass them as an argument"
 UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
@@ -232,11 +232,10 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
 
-def is_equal(context: TraceContext, func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:
+def is_equal(context: TraceContext, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:
     """`torch.equal`."""
-    if isinstance(tensor.value, Tracer) and context.checked is not None:
-        return False
-    return compute(context, func, (tensor, context.wrap(other)), {})
+    with context.taking_apart():
+        return tensor.shape == other.shape and bool((tensor == other).all())
 
 
 def is_all_true(_context: TraceContext, func: Any, tensor: BridgeTensor) -> torch.Tensor:

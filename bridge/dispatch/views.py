@@ -259,6 +259,7 @@ def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict
 
 def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The target, after what the operation would give without its write was written into it."""
+    given = args, kwargs
     target, functional, args, kwargs = functional_of(func, args, kwargs)
     inputs: list[BridgeTensor] = []
     arrays_of((*args, *kwargs.values()), inputs)
@@ -267,8 +268,8 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
         if each is not target and each._handle.storage is target._handle.storage:
             refuse_overlap(target._meta, each._meta)
     check_write(func, target, args, kwargs)
-    if torch.Tag.pointwise in func.tags and _takes_wider(target, (*args, *kwargs.values())):
-        raise_kernel_error(func, args, kwargs)
+    if _takes_wider(target, (*args, *kwargs.values())):
+        raise_kernel_error(func, *given)
     into_out = has_out(func)
     if into_out and functional.overloadpacket in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
         kwargs = {**kwargs, "dtype": target.dtype}
@@ -293,11 +294,8 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32, complex: to
 
 def _takes_wider(target: BridgeTensor, values: tuple) -> bool:
     """True if a value has a type that the target cannot hold, such as a float beside integers."""
-    for value in values:
-        dtype = value.dtype if isinstance(value, torch.Tensor) else _DTYPES.get(type(value))
-        if dtype is not None and not torch.can_cast(dtype, target.dtype):
-            return True
-    return False
+    dtypes = (v.dtype if isinstance(v, torch.Tensor) else _DTYPES.get(type(v)) for v in values)
+    return any(dtype is not None and not torch.can_cast(dtype, target.dtype) for dtype in dtypes)
 
 
 def _refuse_write(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:

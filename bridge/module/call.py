@@ -279,7 +279,7 @@ class Call:
 
     def _to_jax(self, value: Any) -> Any:
         if isinstance(value, Iterator):
-            what = "the call returns an iterator, whose code would run after it"
+            what = "an iterator, whose code would run after the call, is returned"
             raise self._dispatch.error(what, "return a list")
         if isinstance(value, torch.Tensor):
             return self._dispatch.wrap(value).value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -114,9 +115,13 @@ def _again(
         # In float64, parameters and buffers have memory of their own, which they may have shared before.
         same = TorchSide(copied(module)._apply(torch.clone), call)
         while True:
-            leaves = [(wide.next(drawn), same.next(drawn)) for drawn in draws]
+            with contextlib.ExitStack() as stack:  # what the module makes is in float64, too
+                stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(torch.float64)
+                in_float64 = [wide.next(drawn) for drawn in draws]
+            again = [same.next(drawn) for drawn in draws]
             draws.clear()
-            yield Again(*leaves[-1], _ROUNDING if double is None else math.inf)
+            yield Again(in_float64[-1], again[-1], _ROUNDING if double is None else math.inf)
     except Exception as error:
         yield from itertools.repeat(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
 

@@ -154,9 +154,14 @@ class TorchSide:
             "buffer": {n: leaf_of(t) for n, t in state.items() if n not in self._trained},
             "parameter": {n: leaf_of(t) for n, t in state.items() if n in self._trained},
         }
+        detached: dict[int, torch.Tensor] = {}
         for module in self._module.modules():  # a buffer goes on without the graph that made it
-            buffers = {n: b for n, b in module._buffers.items() if b is not None and b.grad_fn is not None}
-            module._buffers.update({n: b.detach() for n, b in buffers.items()})
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.grad_fn is not None:
+                    base = buffer if buffer._base is None else buffer._base
+                    root = detached.setdefault(id(base), base.detach())
+                    view = (buffer.shape, buffer.stride(), buffer.storage_offset())
+                    module._buffers[name] = root if buffer is base else root.as_strided(*view)
         return leaves
 
     def _copies(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, dict[str, torch.Tensor]]:

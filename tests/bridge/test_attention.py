@@ -23,7 +23,6 @@ from bridge.lowerings.attention import attention
 # ---- Attention in all its forms against PyTorch: float32, narrow dtypes, masks, dropout
 
 Q, K, V = numbers(2, 4, 5, 8), numbers(2, 4, 7, 8, seed=1), numbers(2, 4, 7, 8, seed=2)
-LONG = tuple(numbers(1, 2, 1030, 4, seed=seed) for seed in range(3))
 KEEP = numbers(2, 1, 5, 7, seed=3) > -0.5
 NOTHING = KEEP.clone()
 NOTHING[0, 0, 2] = False

@@ -277,6 +277,7 @@ GRAPH = differentiated(keep(x=lambda x, _: x, y=twice), lambda ctx, g: torch.aut
 COMPLEX = differentiated(keep(), lambda ctx, g: g * 1j)
 DRAWS = differentiated(keep(), lambda ctx, g: g * torch.rand_like(g))
 WRONG_SHAPE = differentiated(keep(), lambda ctx, g: g.sum())
+TOO_FEW = differentiated(keep(), lambda ctx, g: g)
 TIMES = differentiated(keep(factor=lambda x, s: s), lambda ctx, g: (g * ctx.factor, None))
 EXP = differentiated(lambda ctx, x: setattr(ctx, "y", x.exp()) or ctx.y, lambda ctx, g: g * ctx.y)
 
@@ -308,6 +309,8 @@ REFUSED = {
     "graph": (lambda m, x: GRAPH.apply(x), "of Differentiated differentiates what was computed before it"),
     "complex": (lambda m, x: COMPLEX.apply(x), "of Differentiated gave a complex gradient for a real input"),
     "wrong shape": (lambda m, x: WRONG_SHAPE.apply(x), r"backward of Differentiated gave a gradient of shape \(\)"),
+    "too few": (lambda m, x: TOO_FEW.apply(1.0 * x, x), "of Differentiated gave 1 of 2 gradients; return one for each"),
+    "none": (lambda m, x: differentiated(keep(), lambda ctx, g: ()).apply(x), "gave 0 of 1 gradients"),
     "draws": (lambda m, x: DRAWS.apply(x), "draws random numbers in the backward of a torch.autograd.Function"),
 }
 ROW = torch.tensor([1.0, 0.5, 2.0])

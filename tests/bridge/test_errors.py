@@ -1,5 +1,6 @@
 """Errors: the bridge's name operation, submodule, line and remedy; PyTorch's are those of PyTorch."""
 
+import functools
 import queue
 from collections import OrderedDict
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from eager import Call, compare, in_jax, raises, randn
+from eager import Call, compare, in_jax, raises, randn, same
 from torch import linalg, nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
@@ -216,6 +217,11 @@ REFUSED = {
     "linear of two dtypes": lambda x: F.linear(x.bfloat16(), x),
     "conv of two dtypes": lambda x: F.conv1d(x[None].bfloat16(), x[:, :3, None]),
     "integers times floats in place": lambda x: torch.ones(4, dtype=torch.int32).mul_(x[0]),
+    "floats into rows of integers": lambda x: x.long().index_copy_(0, long([0]), x[:1]),
+    "floats added to rows of integers": lambda x: x.long().index_add_(0, long([0]), x[:1]),
+    "floats put among integers": lambda x: x.long().index_put_((long([0]),), x[0]),
+    "products of floats added to integers": lambda x: x[:, :3].long().addbmm_(x[None], x.T[None]),
+    "product of floats, out= of integers": lambda x: torch.mm(x, x.T, out=x[:, :3].long()),
     "bools plus integers in place": lambda x: (x > 0).add_(1),
     "bits of floats": lambda x: x | x,
     "mean of integers": lambda x: x.long().mean(),
@@ -250,6 +256,8 @@ def test_what_pytorch_takes_is_let_through():
             x.half() * x,
             x.sum().gather(0, long(0)),
             x.long().softmax(0, dtype=torch.float32),
+            x.long().copy_(x).fill_(2.5).masked_fill_(x > 0, 1.5),
+            torch.cumsum(x.detach(), 0, out=x.long()),
         )
 
     compare(function, [X])
@@ -344,6 +352,14 @@ def test_values_that_are_known_raise_pytorchs_error():
         with pytest.raises(linalg.LinAlgError) as ours:
             in_jax(function, matrix)
         assert str(ours.value) == str(expected.value)
+
+
+def test_equality_of_values_that_are_known():
+    for other in (X.clone(), X + 1, X[:2], X.double()):
+        assert in_jax(lambda x, y: 0 * x + torch.equal(x, y), X, other).all() == torch.equal(X, other)
+    weighted = functools.partial(torch.cov, fweights=long([1, 2, 3, 1]))
+    same(lambda x, w: weighted(x, aweights=w), X, X[0].abs(), jit=False, rtol=1e-5)
+    raises("asks for the value of a traced tensor", lambda x, y: x + torch.equal(x, y), X, X)
 
 
 class Solved(torch.autograd.Function):

@@ -127,6 +127,6 @@ def test_seeded_draws_around_traced_numbers_are_refused():
 def test_numbers_of_python_and_numpy_are_refused():
     for draw in (random.random, np.random.rand):
         state = random.getstate(), str(np.random.get_state())
-        message = r"drew random numbers from .*, at .*\.py:\d+.*Remedy: draw with torch"
+        message = r"drew random numbers from .* in the call, at .*\.py:\d+.*Remedy: draw with torch"
         raises(message, lambda x, draw=draw: x * float(draw()), jnp.ones(4))
         assert state == (random.getstate(), str(np.random.get_state()))

@@ -29,12 +29,6 @@ def hashed(m, ids):
     return F.embedding((ids * 2654435761) % 97, m.table)
 
 
-def written_after_clamp(table):
-    clamped = table.detach().clamp(0, 255)
-    clamped[0].mul_(1e6)
-    return clamped
-
-
 REFUSED = {
     "hash embedding": hashed,
     "hash by a table of primes": lambda m, ids: ids * torch.tensor([1, 805459861, 73856093]),

@@ -302,19 +302,6 @@ def test_another_layout_of_memory_in_place_is_refused(write):
 # ---- Views that show memory beyond the tensor they are taken of, pooling, and copies, against PyTorch eager
 
 
-def strided_beyond(x):
-    """A view by strides of all rows, taken of one row; PyTorch takes its gradient of the base once it is written."""
-    whole = x * 1
-    row = whole[1]
-    view = row.as_strided((2, 4), (4, 1), 0)
-    seen = view * 2
-    whole.mul_(3)
-    row.add_(1)
-    view.mul_(4)
-    view[:, 1:3].copy_(whole[1:3, :2] * 2)
-    return whole.sin(), view.cos(), seen
-
-
 def pooled(x):
     """To one element; PyTorch writes the strides of its own result anew."""
     return F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1)

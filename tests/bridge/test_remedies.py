@@ -17,19 +17,21 @@ X, TARGET, WEIGHT = randn(4, 8), randn(4, 8, seed=2), randn(4, 8, seed=3).abs()
 LABELS = torch.tensor([0, 5, 13, 19])
 
 
-def queue(position):
+def queue(position, *shape):
     def forward(m, x):
         p = position(m.place)
         m.queue[p : p + 2] = x
         m.place.copy_((m.place + 2) % 8)
         return x @ m.queue.clone().T @ torch.eye(8, 3) @ m.w
 
-    return Calls(forward, queue=nn.Buffer(randn(8, 3)), place=nn.Buffer(torch.zeros((), dtype=torch.long)))
+    return Calls(forward, queue=nn.Buffer(randn(8, 3)), place=nn.Buffer(torch.zeros(shape, dtype=torch.long)))
 
 
 def test_a_position_as_a_tensor():
     raises("a slice's bound without `int\\(\\)`", queue(int), randn(2, 3))
     verified(queue(lambda place: place.clamp(0, 6)), randn(2, 3), steps=2)
+    raises("a tensor without dimensions works as", queue(lambda place: place, 1), randn(2, 3))
+    verified(queue(lambda place: place[0].clamp(0, 6), 1), randn(2, 3), steps=2)
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_attributes_of_tensors():
 NUMBERS = randn(3)
 HALF = torch.complex32
 WEIGHT = torch.ones(3, dtype=HALF)
-WITHIN = r"a tensor is torch\.complex32, which JAX does not have in the module.*, at .*Remedy: .*torch\.complex64"
+WITHIN = r"a tensor is torch\.complex32, which JAX does not have in the .*, at .*Remedy: .*torch\.complex64"
 
 
 def caught(x):

@@ -113,6 +113,17 @@ def test_a_buffer_that_holds_a_graph_goes_on_without_it():
     verified(Calls(hidden, h=nn.Buffer(torch.zeros(4, 3))), X, steps=3, tolerance=1e-5)
 
 
+def test_a_buffer_that_views_another_one_goes_on_as_its_view():
+    def added(m, x):
+        m.whole += x @ m.w
+        return m.row * x, m.twin * x
+
+    module, whole = Calls(added), torch.zeros(4, 3)
+    for name, buffer in {"row": whole[1], "whole": whole, "twin": whole}.items():
+        module.register_buffer(name, buffer)
+    verified(module, X, steps=3)
+
+
 def test_nothing_compared_is_not_ok():
     report = bridge.verify(Call(lambda x: None), torch.arange(3))
     assert not report.ok and "nothing compared" in str(report) and not json.loads(report.to_json())["ok"]
@@ -252,7 +263,8 @@ def test_a_result_to_which_the_backward_pass_adds():
 def test_rounding_of_a_gradient_that_is_zero():
     """By PyTorch's own float64, run where a leaf is beyond the tolerance."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    summed = Applied(lambda x, _: torch.zeros(16, 8).index_add_(0, torch.arange(16), x))  # in float64 where x is
+    module = nn.Sequential(nn.Linear(4, 8), summed, nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
     report = bridge.verify(module, torch.randn(16, 4), train=True, tolerance=1e-9)
     row = rows(report, "gradient")["0.bias"]
     assert row.verdict == "equal" and row.note == "zero in float64" and row.tolerance < 0.01, f"\n{report}"
@@ -281,7 +293,7 @@ def with_state(x, w, calls=[0]):  # noqa: B006
 
 
 def in_float32_only(x, w):
-    return F.linear(x * (1 + traced(x)), torch.eye(3)) * w
+    return F.linear(x * (1 + traced(x)), torch.eye(3, dtype=torch.float32)) * w
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ TRAIN = ("train", "tiny", "--run-dir", "gs://bucket/run")
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
     """The stand-in; the working folder is a checkout whose `trm` is the script above."""
-    from train_jax.pod.launch import life, node, workers
-    from train_jax.pod.launch.source import WORKER_SCRIPT
+    from train_jax.pod.launch import life, tpu
+    from train_jax.pod.launch.record import WORKER_SCRIPT
 
     repository, binaries, folder = tmp_path / "checkout", tmp_path / "bin", tmp_path / "cloud"
     for path in (repository / "bin", (repository / WORKER_SCRIPT).parent, binaries, folder, tmp_path / "shared"):
@@ -65,8 +65,8 @@ def cloud(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(repository)
     monkeypatch.setattr(life, "WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(node, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(workers, "AGAIN_SECONDS", 0.02)
+    monkeypatch.setattr(tpu, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(tpu, "AGAIN_SECONDS", 0.02)
     yield StandIn(folder)
     for name in ("mine", "other"):
         StandIn(folder).remove_machines(name)

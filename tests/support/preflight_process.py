@@ -20,7 +20,7 @@ from jax import lax  # noqa: E402
 from jax.interpreters import mlir  # noqa: E402
 
 from train_jax.__main__ import main  # noqa: E402
-from train_jax.pod.preflight import model  # noqa: E402
+from train_jax.pod.preflight import devices as on_devices  # noqa: E402
 from train_jax.runtime import backend  # noqa: E402
 
 
@@ -39,8 +39,8 @@ def tpu():
 
 def memory():
     """A device with a megabyte."""
-    model._MEMINFO = Path(tempfile.mkdtemp()) / "meminfo"
-    model._MEMINFO.write_text("MemTotal: 2048 kB\nMemAvailable: 1024 kB\n")
+    on_devices._MEMINFO = Path(tempfile.mkdtemp()) / "meminfo"
+    on_devices._MEMINFO.write_text("MemTotal: 2048 kB\nMemAvailable: 1024 kB\n")
 
 
 def logistic():

@@ -23,8 +23,8 @@ from train_jax.loop import train
 from train_jax.pod.compile import compile_train_step, train_step_arguments
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
+from train_jax.runtime.compilation import load_program, save_program
 from train_jax.runtime.devices import Devices
-from train_jax.runtime.saved_program import load_program, save_program
 from train_jax.start import start
 
 DATA_DIR, FOLDER = sys.argv[1], Path(sys.argv[2])

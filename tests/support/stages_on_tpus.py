@@ -15,11 +15,11 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 
 from train_jax.__main__ import main
-from train_jax.pod import topology
+from train_jax.pod.compile import topology, use_host_backend
 from train_jax.runtime.devices import Devices
 
-topology.use_host_backend()
-TPUS = topology.topology(sys.argv[1]).devices
+use_host_backend()
+TPUS = topology(sys.argv[1]).devices
 on_the_host = Devices._parallel
 compiled: list[str] = []
 

@@ -6,7 +6,7 @@ python -m support.sweep_process ROOT RUNS STEPS
 import sys
 
 from train_jax.experiments import sweeper
-from train_jax.experiments.sweep_files import SweepFiles, Work
+from train_jax.experiments.sweeper import SweepFiles, Work
 from train_jax.runtime.supervisor import Supervisor
 
 sweeper.POLL_SECONDS = 0.05

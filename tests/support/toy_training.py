@@ -120,7 +120,7 @@ def main(out, *cases):
     from train_jax.core.step import StepOptions, make_train_step
     from train_jax.optim.chain import dense_optimizer, matrices_alike, trainable
     from train_jax.runtime.devices import Devices
-    from train_jax.runtime.placement import ReplicatedState, ShardedState
+    from train_jax.runtime.placement import Placement, ShardedState
     from train_jax.tasks.puzzles.halting import halting_histogram
 
     class ToyTask:
@@ -144,7 +144,7 @@ def main(out, *cases):
             alike, trained = matrices_alike(objective.params, config), trainable(objective.params, config)
             placement = ShardedState(devices, Sharded(objective.params, trained, alike, DEVICES))
         else:
-            placement = ReplicatedState(devices, Replicated())
+            placement = Placement(devices, Replicated())
         sharding = placement.sharding
         options = StepOptions(total_steps=STEPS, global_batch_size=BATCH, device_count=DEVICES, sharding=sharding)
         optimizer = dense_optimizer(config, STEPS, sharding.norm)

@@ -9,11 +9,11 @@ import pytest
 from support.synthetic_runs import plan, write_run
 
 from train_jax.__main__ import main
-from train_jax.analysis import statistics
+from train_jax.analysis import answers as statistics
 from train_jax.analysis.answers import answer
 from train_jax.analysis.records import read_study
 from train_jax.errors import UserError
-from train_jax.experiments.costs import cost_of
+from train_jax.experiments.jobs import cost_of
 
 
 def test_the_interval_of_a_mean():
@@ -51,15 +51,12 @@ def test_a_power_law():
     assert statistics.power_law([1, 2, 3], [1, 0, 2]) is None and statistics.power_law([1, 2, 3], [1, 1, 1]) is None
 
 
-def test_fronts_bands_and_edges():
+def test_fronts_and_bands():
     points = [(3, 0.5), (1, 0.2), (2, 0.6), (4, 0.6), (2, 0.4), (5, 0.9)]
     assert statistics.pareto(points) == [1, 2, 5]
     curves = [[(1, 0.0), (2, 0.4), (3, 1.0)], [(2, 0.8), (3, 0.0)]]
     assert statistics.band(curves) == [(2, pytest.approx(0.6), 0.4, 0.8), (3, 0.5, 0.0, 1.0)]
     assert statistics.band([]) == []
-    assert statistics.first_step([(1, 0.1), (5, 0.9), (6, 0.2)], 0.85) == 5
-    assert statistics.first_step([(1, 0.1)], 0.85) is None
-    assert statistics.is_at_edge([1, 2, 3], 3) and not statistics.is_at_edge([1, 2, 3], 2)
 
 
 def test_the_answer_of_the_model_sizes(tmp_path):
@@ -131,8 +128,7 @@ def test_notes_of_single_groups(tmp_path):
 
 
 def test_a_free_sweep_is_asked_about_its_field(tmp_path):
-    from train_jax.experiments.expression import combinations
-    from train_jax.experiments.jobs import Options, jobs_of
+    from train_jax.experiments.jobs import Options, combinations, jobs_of
 
     for job in jobs_of(["tiny"], combinations("optim.lr=[1e-4, 1e-3, 1e-2]"), Options(str(tmp_path))):
         write_run(job, 0.5 - job.config.optim.lr)
@@ -222,7 +218,7 @@ def test_an_unknown_group_and_a_missing_package(tmp_path, monkeypatch):
     write_run(plan(tmp_path, "baseline")[0], 0.5)
     assert main(["analyze", str(tmp_path), "--groups", "exp99"]) == 2
     monkeypatch.setitem(__import__("sys").modules, "polars", None)
-    from train_jax.analysis.tables import write_tables
+    from train_jax.analysis.page import write_tables
 
     with pytest.raises(UserError, match="the tables need the package polars"):
         write_tables(read_study(str(tmp_path)), tmp_path)

@@ -15,12 +15,11 @@ from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
 from train_jax.errors import StorageError, UserError
 from train_jax.hooks import figure_of_best
-from train_jax.run import agreed_steps
-from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention
-from train_jax.run.checksums import checksums
-from train_jax.run.choice import choose
+from train_jax.run import checkpoint as agreed_steps
+from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention, checksums
 from train_jax.run.files import remove_folder, upload_folder
 from train_jax.run.folder import RunFolder
+from train_jax.run.restore import choose
 from train_jax.run.storage import is_remote, path_of
 
 ROWS = 24

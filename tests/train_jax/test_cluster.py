@@ -12,9 +12,8 @@ from support.processes import free_port
 from train_jax.errors import LostProcessError, UserError
 from train_jax.runtime import backend, cluster, coordination
 from train_jax.runtime.backend import Choice, PlatformError
-from train_jax.runtime.cluster import Cluster, this_cluster, use_on_one_host
+from train_jax.runtime.cluster import Cluster, roll_call, this_cluster, use_on_one_host
 from train_jax.runtime.processes import _check_platforms
-from train_jax.runtime.roll_call import roll_call
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ from collections import Counter
 import pytest
 
 from train_jax.__main__ import main
-from train_jax.experiments.data_sets import data_sets
 from train_jax.experiments.runs import differences, experiment_run, plan
-from train_jax.experiments.table import EXPERIMENTS, GROUPS, LISTED
+from train_jax.experiments.table import EXPERIMENTS, GROUPS, LISTED, data_sets
 from train_jax.run.presets import all_presets, preset
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.stages import build_data

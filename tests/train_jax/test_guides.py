@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from train_jax.analysis.aims import AIMS
+from benchmarks.guides import BEGIN, GUIDES, generated, main, updated
+from train_jax.analysis.answers import AIMS
 from train_jax.errors import UserError
-from train_jax.experiments.guides import BEGIN, GUIDES, generated, main, updated
 from train_jax.experiments.table import EXPERIMENTS
 
 FOLDER = Path(__file__).parents[2] / "docs/experiments"
@@ -17,7 +17,7 @@ SECTIONS = ["Hypothesis", "What changes", "Commands", "What to read off", "What 
 @pytest.mark.parametrize("group", GUIDES)
 def test_a_guide_is_up_to_date_and_complete(group):
     page = (FOLDER / f"{group}.md").read_text()
-    assert updated(page, group) == page, "run `python -m train_jax.experiments.guides docs/experiments`"
+    assert updated(page, group) == page, "run `python -m benchmarks.guides docs/experiments`"
     sections = dict(re.findall(r"^## ([^\n]*)\n\n(.*?)(?=^## |^<!-- gen|\Z)", page, re.DOTALL | re.MULTILINE))
     assert list(sections) == SECTIONS
     assert all(len(text.split()) > 10 for text in sections.values())

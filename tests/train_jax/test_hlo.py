@@ -6,7 +6,7 @@ import pytest
 from support.compiled_program import PROGRAM
 
 import bridge
-from train_jax.pod.counted import product_flops
+from train_jax.pod.flops import product_flops
 from train_jax.pod.hlo import Array, Program
 from train_jax.pod.yardsticks import module_of, pass_of, yardsticks
 

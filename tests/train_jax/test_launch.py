@@ -18,15 +18,15 @@ from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pod.launch import life
 from train_jax.pod.launch.gcloud import Request
-from train_jax.pod.launch.node import TpuNode
 from train_jax.pod.launch.record import Record, read_record, watching, write_record
+from train_jax.pod.launch.tpu import TpuNode
 from train_jax.stages import launch as stage
 
 LAUNCH = """
 import sys
 from train_jax.__main__ import main
-from train_jax.pod.launch import node
-node.POLL_SECONDS = 0.02
+from train_jax.pod.launch import tpu
+tpu.POLL_SECONDS = 0.02
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -6,11 +6,10 @@ import time
 import pytest
 from support.scripts import ROOT
 
-from train_jax.pod.launch import node as launch_node
+from train_jax.pod.launch import tpu
 from train_jax.pod.launch.gcloud import Gcloud, GcloudError, Request
-from train_jax.pod.launch.node import TpuNode
-from train_jax.pod.launch.record import Record, read_record, update, write_record
-from train_jax.pod.launch.source import WORKER_SCRIPT
+from train_jax.pod.launch.record import WORKER_SCRIPT, Record, read_record, update, write_record
+from train_jax.pod.launch.tpu import TpuNode
 
 
 class Cloud(Gcloud):
@@ -34,7 +33,7 @@ class Cloud(Gcloud):
 def node(tmp_path, monkeypatch):
     """`node(cloud, field=value, …)`: the node of a launch."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(launch_node, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(tpu, "POLL_SECONDS", 0.0)
 
     def make(cloud, **fields):
         fields = {"request": Request("v4-16"), "command": ("train", "tiny"), "token": "t", "created": True} | fields
@@ -83,7 +82,7 @@ def test_a_node_that_cannot_be_ready_is_an_error(node, states, fields, message):
 
 
 def test_a_node_that_does_not_settle_is_given_up(node, monkeypatch):
-    monkeypatch.setattr(launch_node, "READY_SECONDS", 0.02)
+    monkeypatch.setattr(tpu, "READY_SECONDS", 0.02)
     with pytest.raises(GcloudError, match="mine is CREATING, and was to be READY"):
         node(Cloud("CREATING")).make_ready()
 

@@ -9,9 +9,9 @@ import pytest
 from train_jax import hooks
 from train_jax.errors import UserError
 from train_jax.optim.config import ParameterGroup
+from train_jax.run import performance
 from train_jax.run.presets import preset
 from train_jax.run.tracking import NullTracker
-from train_jax.runtime import performance
 from train_jax.runtime.clock import Clock
 from train_jax.task import OneVariant, Task
 

@@ -9,9 +9,8 @@ from support.markers import slow_unless
 from models_torch import uninitialized
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.experiments.data_sets import data_sets, recipes
 from train_jax.experiments.runs import experiment_run, plan
-from train_jax.experiments.table import EXPERIMENTS
+from train_jax.experiments.table import EXPERIMENTS, data_sets, recipes
 from train_jax.pod.compile import train_step_arguments
 from train_jax.stages import compile_pod
 from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles

@@ -8,11 +8,10 @@ import pytest
 from support.compiled_program import PROGRAM
 
 from train_jax.pod.compile import Compiled, Memory
-from train_jax.pod.counted import Products
+from train_jax.pod.flops import Products
 from train_jax.pod.hlo import Program
-from train_jax.pod.page import page, search_page
-from train_jax.pod.results import Result
-from train_jax.pod.search import Tried, Variant
+from train_jax.pod.results import Result, page
+from train_jax.pod.search import Tried, Variant, search_page
 from train_jax.pod.yardsticks import yardsticks
 
 PRODUCTS = {

@@ -10,9 +10,9 @@ from support.presets import with_fields
 from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.__main__ import main
-from train_jax.pod.preflight import folder, services
-from train_jax.pod.preflight.holders import check_holders, check_other_processes
-from train_jax.pod.preflight.row import Row, merge
+from train_jax.pod.preflight import hosts
+from train_jax.pod.preflight.hosts import check_holders, check_other_processes
+from train_jax.pod.preflight.rows import Row, merge
 from train_jax.run.presets import preset
 
 
@@ -89,7 +89,7 @@ def test_mistakes_are_status_2(capsys):
         (["nothing"], "unknown preset 'nothing'"),
         ([], "needs a preset or an experiment"),
         (["tiny", "--tpu", "--zone=x"], "--tpu"),
-        (["tiny", "--tpu", "a", "--zone", "x;rm"], "--zone 'x;rm': expected lower-case letters"),
+        (["tiny", "--tpu", "a", "--zone", "x;rm"], "--zone 'x;rm': expected a zone such as us-central2-b"),
         (["tiny", "--tpu", "a"], "--tpu and --zone belong together"),
         (["tiny", "--stepz", "3"], "--stepz"),
     ):
@@ -146,7 +146,7 @@ def test_other_processes_with_jax(proc):
 
 def test_a_process_whose_memory_map_cannot_be_read(proc, monkeypatch):
     """As of a process that is changing it: nobody waits for that."""
-    monkeypatch.setattr("train_jax.pod.preflight.holders._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("train_jax.pod.preflight.hosts._MAPS_SECONDS", 0.1)
     (proc / "8" / "maps").unlink()
     os.mkfifo(proc / "8" / "maps")  # blocks a reader
     row = check_other_processes(set(), proc)
@@ -157,15 +157,15 @@ def test_a_folder_in_memory(tmp_path, monkeypatch):
     mounts = tmp_path / "mounts"
     (tmp_path / "nfs").mkdir()
     mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nnone {tmp_path} tmpfs rw 0 0\nserver:/x {tmp_path}/nfs nfs4 rw 0 0\n")
-    monkeypatch.setattr(folder, "_MOUNTS", mounts)
-    row = folder.check_folder(str(tmp_path / "run"), "cpu", ["here"])
+    monkeypatch.setattr(hosts, "_MOUNTS", mounts)
+    row = hosts.check_folder(str(tmp_path / "run"), "cpu", ["here"])
     assert row.status == "WARN" and "tmpfs" in row.measured
-    assert folder.check_folder(str(tmp_path / "nfs" / "run"), "tpu", ["here"]).status == "PASS"
+    assert hosts.check_folder(str(tmp_path / "nfs" / "run"), "tpu", ["here"]).status == "PASS"
     mounts.write_text("/dev/sda1 / ext4 rw 0 0\n")
-    assert "deleted with it" in folder.check_folder(str(tmp_path / "run"), "tpu", ["here"]).measured
-    assert folder.check_folder(str(tmp_path / "run"), "gpu", ["here"]).status == "PASS"
+    assert "deleted with it" in hosts.check_folder(str(tmp_path / "run"), "tpu", ["here"]).measured
+    assert hosts.check_folder(str(tmp_path / "run"), "gpu", ["here"]).status == "PASS"
     config = with_fields(preset("tiny"), {"run_dir": str(tmp_path / "run")})
-    assert (folder.check_disk(config, 2**60).status, folder.check_disk(config, 1).status) == ("FAIL", "PASS")
+    assert (hosts.check_disk(config, 2**60).status, hosts.check_disk(config, 1).status) == ("FAIL", "PASS")
 
 
 def test_the_state_of_the_tpu(tmp_path, monkeypatch):
@@ -185,16 +185,16 @@ def test_the_state_of_the_tpu(tmp_path, monkeypatch):
     ):
         (tmp_path / "answer").write_text(json.dumps(answer))
         (tmp_path / "status").write_text(str(status))
-        assert services.check_tpu("mine", "us-central2-b").status == expected
-    said = "compute tpus tpu-vm describe mine --zone us-central2-b --format json\n"
+        assert hosts.check_tpu("mine", "us-central2-b").status == expected
+    said = "compute tpus tpu-vm describe mine --zone=us-central2-b --format=json\n"
     assert (tmp_path / "said").read_text() == said
 
 
 def test_a_key_of_wandb_is_not_shown(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
-    row = services.check_wandb(with_fields(preset("tiny"), {"wandb": "auto"}))
+    row = hosts.check_wandb(with_fields(preset("tiny"), {"wandb": "auto"}))
     assert row.measured == "online, with the key of WANDB_API_KEY"
     monkeypatch.delenv("WANDB_API_KEY")
     monkeypatch.setenv("NETRC", "/nowhere")
-    assert services.check_wandb(with_fields(preset("tiny"), {"wandb": "online"})).status == "WARN"
-    assert "offline" in services.check_wandb(with_fields(preset("tiny"), {"wandb": "auto"})).measured
+    assert hosts.check_wandb(with_fields(preset("tiny"), {"wandb": "online"})).status == "WARN"
+    assert "offline" in hosts.check_wandb(with_fields(preset("tiny"), {"wandb": "auto"})).measured

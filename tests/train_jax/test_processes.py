@@ -14,9 +14,9 @@ from support.processes import run_processes
 from support.scripts import ROOT, script
 
 from train_jax.errors import StorageError, UserError
-from train_jax.run.code import PACKAGES
+from train_jax.run.events import read_goodput
 from train_jax.run.folder import RunFolder
-from train_jax.run.goodput import read_goodput
+from train_jax.run.machine import PACKAGES
 from train_jax.runtime.processes import all_or_none, join_processes
 
 FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5", "H_cycles=1",

@@ -11,7 +11,7 @@ from support.scripts import run_script
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pod.hlo import Program
-from train_jax.pod.measured import measured
+from train_jax.pod.yardsticks import measured
 
 
 def span(name, begin, duration, thread=0, **args):

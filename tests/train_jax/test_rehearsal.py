@@ -14,9 +14,7 @@ from support.scripts import ENVIRONMENT, ROOT
 
 from train_jax.__main__ import main
 from train_jax.pod.launch import life
-from train_jax.pod.launch.life import ending_of, run_to_end
-from train_jax.pod.launch.rehearsal import rehearsal
-from train_jax.pod.launch.view import View
+from train_jax.pod.launch.life import View, ending_of, rehearsal, run_to_end
 from train_jax.run.restore import restore
 
 FIELDS = ("--steps", "40", "--global-batch-size", "32", "--eval-every-steps", "5", "--checkpoint-every-steps", "5",

@@ -20,7 +20,7 @@ from train_jax.run.presets import preset
 from train_jax.run.status import read_status
 from train_jax.run.tracking import Tracker, read_metrics
 from train_jax.runtime.clock import Clock
-from train_jax.runtime.compile_cache import use_compile_cache
+from train_jax.runtime.compilation import use_compile_cache
 
 SECRETS = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",

@@ -7,8 +7,7 @@ import pytest
 from support.compiled_program import PROGRAM
 
 from train_jax.errors import UserError
-from train_jax.pod.hlo import Program
-from train_jax.pod.schedule import Schedule, read_schedules, schedule, write_schedules
+from train_jax.pod.hlo import Program, bundles_of, read_schedules, write_schedules
 from train_jax.pod.yardsticks import yardsticks
 
 KERNEL = """= control target key start
@@ -31,7 +30,7 @@ LB: loop body
 
 def test_loops_count_as_often_as_they_run():
     """Four times the outer loop, and ten times in each the three bundles of the inner one; the second is empty."""
-    assert schedule(KERNEL) == Schedule(bundles=3 + 4 * (4 + 10 * 3) + 1, unknown_loops=1)
+    assert bundles_of(KERNEL) == 3 + 4 * (4 + 10 * 3) + 1
 
 
 FURTHER = """
@@ -102,4 +101,4 @@ def test_arguments_of_the_compiler_are_kept(monkeypatch, tmp_path):
 def test_loops_without_a_depth_are_refused():
     """As libtpu writes those of v5e."""
     with pytest.raises(UserError, match="of another form; leave out --bundles"):
-        schedule("   0x4 LB: { %s2 = sadd.s32 1, %s1 }\n")
+        bundles_of("   0x4 LB: { %s2 = sadd.s32 1, %s1 }\n")

@@ -181,10 +181,10 @@ def test_the_commands_divide_a_cpu(config, monkeypatch):
 
     config = with_fields(config, {"cpu_examples": 4, "compile_cache": False})
     monkeypatch.setattr("train_jax.run.config.cores", lambda: 2)
-    for stage, command in ((train_stage, config), (preflight, preflight.Command(preflight.Preflight("tiny"), config))):
+    for stage, arguments in ((train_stage, [config]), (preflight, [preflight.Preflight("tiny"), config])):
         monkeypatch.setattr(stage, "join_processes", stop)
         with pytest.raises(StoppedError, match=r"\(2, 0\)"):
-            stage.main(command)
+            stage.main(*arguments)
 
 
 @pytest.mark.parametrize(

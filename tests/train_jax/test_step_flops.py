@@ -11,11 +11,11 @@ from models_torch.flops import language_flops_per_token
 from models_torch.gpt import GPTConfig
 from models_torch.trm import TRMConfig
 from train_jax.pod.compile import train_step_arguments
-from train_jax.pod.counted import product_flops, products
+from train_jax.pod.flops import product_flops, products
 from train_jax.pod.hlo import Program
 from train_jax.pod.yardsticks import yardsticks
 from train_jax.run.config import ComputeConfig
-from train_jax.run.model_flops import model_flops
+from train_jax.run.performance import model_flops
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import assemble

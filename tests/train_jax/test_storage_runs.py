@@ -15,10 +15,9 @@ from support.scripts import ENVIRONMENT, ROOT
 from train_jax.__main__ import main
 from train_jax.errors import PreemptedError
 from train_jax.run import cache
-from train_jax.run.events import Events, read_heartbeat
+from train_jax.run.events import Events, read_goodput, read_heartbeat
 from train_jax.run.files import upload_folder, write_text
 from train_jax.run.folder import RunFolder, complete_steps
-from train_jax.run.goodput import read_goodput
 from train_jax.run.lease import sole_writer
 from train_jax.run.status import read_status
 from train_jax.run.storage import path_of

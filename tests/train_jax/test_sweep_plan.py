@@ -11,10 +11,8 @@ from models_torch.flops import train_flops_per_example
 from models_torch.registry import ARCHITECTURES, build
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.experiments.costs import cost_of
-from train_jax.experiments.expression import combinations
-from train_jax.experiments.jobs import Options, jobs_of, select, with_copies, without_done
-from train_jax.experiments.sweep_files import done_elsewhere
+from train_jax.experiments.jobs import Options, combinations, cost_of, jobs_of, select, with_copies, without_done
+from train_jax.experiments.sweeper import done_elsewhere
 from train_jax.experiments.table import CONTRIBUTIONS, EXPERIMENTS, LISTED
 from train_jax.run.presets import preset
 from train_jax.run_arguments import parse_run

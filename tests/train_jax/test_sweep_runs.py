@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from train_jax.__main__ import main
-from train_jax.experiments.data_sets import data_sets
-from train_jax.experiments.table import EXPERIMENTS, GROUPS
+from train_jax.experiments.table import EXPERIMENTS, GROUPS, data_sets
 
 SMALL = ["--preset", "tiny", "--platform", "cpu", "--wandb", "disabled", "--continue-on-failure"]
 

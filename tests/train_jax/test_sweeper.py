@@ -13,8 +13,7 @@ from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.__main__ import main
 from train_jax.experiments import sweeper
-from train_jax.experiments.sweep_files import SweepFiles, Work
-from train_jax.experiments.sweeper import Ended, Sweeper
+from train_jax.experiments.sweeper import Ended, Sweeper, SweepFiles, Work
 from train_jax.run.config import to_json
 from train_jax.run.lease import sole_writer
 from train_jax.run.presets import preset

@@ -20,8 +20,8 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.hooks import Saving
 from train_jax.run.config import RunConfig
+from train_jax.run.events import goodput_of
 from train_jax.run.folder import RunFolder
-from train_jax.run.goodput import goodput_of
 from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
 from train_jax.run.restore import Restored, restore
@@ -123,9 +123,10 @@ def test_a_finished_run_is_not_finished_on_other_data(tmp_path):
 def test_texts_that_are_not_utf8_are_named(tmp_path, capsys):
     for number in range(3):
         (tmp_path / f"{number}.txt").write_bytes(b"caf\xe9 number")
-    arguments = ["--source", str(tmp_path), "--output-dir", str(tmp_path / "set"), "--vocab-size", "280"]
-    status, line = said(capsys, "build-data", "text", *arguments)
-    assert status == 2 and "3 of 3 documents are not UTF-8" in line and "iconv" in line
+    arguments = ["--source", str(tmp_path), "--output-dir", str(tmp_path / "set")]
+    for size in ("280", "265"):  # with merges, and without
+        status, line = said(capsys, "build-data", "text", *arguments, "--vocab-size", size)
+        assert status == 2 and "3 of 3 documents are not UTF-8" in line and "iconv" in line
 
 
 def test_a_null_is_skipped_as_in_parquet(tmp_path):
@@ -179,7 +180,7 @@ def test_output_in_an_encoding_without_every_character():
 
 
 def test_a_launch_outside_of_a_checkout_says_so(tmp_path, monkeypatch):
-    from train_jax.pod.launch.source import Source
+    from train_jax.pod.launch.record import Source
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="is in no git checkout; start trm launch in one of this project"):

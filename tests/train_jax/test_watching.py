@@ -15,9 +15,8 @@ from support.scripts import ENVIRONMENT, ROOT
 from train_jax.__main__ import main
 from train_jax.errors import PreemptedError, UserError
 from train_jax.report.status_table import status_table
-from train_jax.run.events import Events, read_events
+from train_jax.run.events import DOWN, LOST, Events, goodput_of, read_events, read_goodput
 from train_jax.run.folder import RunFolder, write_text
-from train_jax.run.goodput import DOWN, LOST, goodput_of, read_goodput
 from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.presets import preset
 from train_jax.run.status import RunStatus, find_runs, read_status

@@ -1,19 +1,102 @@
-"""The answer of a group in one sentence, with its evidence: means over seeds, intervals, tests, fits."""
+"""The answer of a group of experiments in one sentence, with its evidence: means over seeds, intervals, tests, fits."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from train_jax.analysis.aims import Aim, aim_of, axis_value
+import numpy as np
+from scipy import stats
+
 from train_jax.analysis.records import Run, Study
-from train_jax.analysis.statistics import Estimate, PowerLaw, estimate, first_step, holm, is_at_edge, power_law, welch
-from train_jax.experiments.table import CONFOUNDED, TWINS
+from train_jax.experiments.table import CONFOUNDED, TWINS, twins_of
 from train_jax.report.render import number, percent
 
 ENOUGH = 0.85
 """The accuracy that groups 4a, 4b, 9 and contribution 1 ask for."""
 SIGNIFICANT = 0.05
+CONFIDENCE = 0.95
+OPERATIONAL = ("seed", "run_dir", "data_dir", "init_from", "platform", "resume")
+Curve = Sequence[tuple[float, float]]
+"""(step, value), in the order of steps."""
+
+
+# ---- questions
+
+
+@dataclasses.dataclass(frozen=True)
+class Aim:
+    """A group's question; without an axis, its experiments are compared by name."""
+
+    text: str
+    axis: str = ""
+    """A dotted field of the configuration, `parameters`, or `facts.NAME` of the data set."""
+    label: str = ""
+    """Of the axis."""
+    log: bool = False
+
+
+AIMS = {
+    "baseline": Aim("What does the baseline reach?"),
+    "exp01": Aim("Where does accuracy saturate with parameters?", "parameters", "parameters", log=True),
+    "exp02a": Aim("How many L-cycles are best?", "arch.L_cycles", "L-cycles"),
+    "exp02b": Aim("How many H-cycles are best?", "arch.H_cycles", "H-cycles"),
+    "exp03": Aim("Does recursion replace layers?", "arch.L_layers", "layers, with fewer L-cycles for more layers"),
+    "exp04a": Aim("How many training puzzles are needed?", "facts.total_groups", "training puzzles", log=True),
+    "exp04b": Aim("Do augmentations replace puzzles?", "facts.mean_puzzle_examples", "examples per puzzle", log=True),
+    "exp05": Aim("How many supervision steps are worth their cost?", "arch.halt_max_steps", "ACT step limit"),
+    "exp06": Aim("Which batch size is the largest without a loss?", "global_batch_size", "batch size", log=True),
+    "exp07": Aim("Which number formats train as well as float32?"),
+    "exp08": Aim("What does the average of the weights add?"),
+    "exp09": Aim("Which optimizer is best, and which converges first?"),
+    "exp10": Aim("Which learning rate is robust?"),
+    "contrib01": Aim("Does a curriculum on the recursion depth save steps?"),
+    "contrib02": Aim("Does less exploration over time save ACT steps at equal accuracy?"),
+    "contrib03": Aim("Does recomputation give deeper recursion in the same memory?", "arch.L_cycles", "L-cycles"),
+    "contrib04": Aim("Does a penalty on changes between H-cycles help?", "arch.cycle_penalty", "weight"),
+    "contrib05": Aim("Does a local window do as well as full attention on large grids?"),
+    "contrib06": Aim("Does one model for both puzzles, or a transferred recursion, do as well as one for each?"),
+}
+
+
+def aim_of(group: str, runs: Sequence[Run]) -> Aim:
+    """Returns the question of a group; of a free sweep, which of its values is best."""
+    listed = next((group.removesuffix(f"_{twin}") for twin in TWINS if group.endswith(f"_{twin}")), group)
+    if listed in AIMS and not any("@" in run.experiment for run in runs):
+        return AIMS[listed]
+    names = differing_fields(runs)
+    what = " and ".join(name.rpartition(".")[2] for name in names) or "experiment"
+    numeric = len(names) == 1 and all(_is_number(run.config.get(names[0])) for run in runs)
+    return Aim(f"Which {what} is best?", names[0] if numeric else "", names[0] if numeric else "")
+
+
+def differing_fields(runs: Sequence[Run]) -> list[str]:
+    """Returns the fields in which the runs differ and that change what is learned."""
+    names = {name for run in runs for name in run.config}
+    differing = {name for name in names if len({repr(run.config.get(name)) for run in runs}) > 1}
+    return sorted(name for name in differing if name not in OPERATIONAL and not name.startswith("wandb"))
+
+
+def axis_value(run: Run, aim: Aim) -> float | None:
+    """Returns the place of a run on the axis; None without one."""
+    if not aim.axis:
+        return None
+    if aim.axis == "parameters":
+        value: Any = run.parameters
+    elif aim.axis.startswith("facts."):
+        value = run.facts.get(aim.axis.removeprefix("facts."))
+    else:
+        value = run.config.get(aim.axis)
+    return float(value) if _is_number(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ---- answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +139,12 @@ def answer(study: Study, group: str) -> Answer:
     runs = study.group(group)
     aim = aim_of(group, runs)
     points = _points(runs, aim)
-    law = _error_law(points) if group == "exp01" else None
-    sentence = _sentence(points, aim, _experiments(study, group))
+    law = None
+    if group == "exp01":
+        known = [(point.x, 1 - point.final.mean) for point in points if point.x is not None]
+        law = power_law([x for x, _ in known], [error for _, error in known])
+    planned = {name.partition("/")[0] for name in study.planned.get(group, ())}
+    sentence = _sentence(points, aim, len(planned | {run.experiment for run in runs}))
     return Answer(group, aim, tuple(points), sentence, tuple(_notes(study, group, runs, points, law)), law)
 
 
@@ -67,17 +154,10 @@ def _points(runs: Sequence[Run], aim: Aim) -> list[Point]:
         finished = tuple(run for run in runs if run.experiment == experiment and run.final is not None)
         if finished:
             peaks = [run.peak[0] for run in finished if run.peak is not None]
+            peak = estimate(peaks) if len(peaks) == len(finished) else None
             xs = {axis_value(run, aim) for run in finished}
             final = estimate([run.final for run in finished if run.final is not None])
-            points.append(
-                Point(
-                    experiment,
-                    xs.pop() if len(xs) == 1 else None,
-                    finished,
-                    final,
-                    estimate(peaks) if len(peaks) == len(finished) else None,
-                )
-            )
+            points.append(Point(experiment, xs.pop() if len(xs) == 1 else None, finished, final, peak))
     has_axis = bool(points) and all(point.x is not None for point in points)
     return sorted(points, key=lambda point: point.x or 0.0) if has_axis else points
 
@@ -89,20 +169,20 @@ def _sentence(points: Sequence[Point], aim: Aim, experiments: int) -> str:
         return f"No answer yet: {len(points)} of {experiments} experiments have finished runs."
     if len({value for point in points for value in point.values}) == 1:
         return f"No difference: all {len(points)} experiments with finished runs have {percent(points[0].final.mean)}."
-    return _best(points, aim)
-
-
-def _best(points: Sequence[Point], aim: Aim) -> str:
     ranked = sorted(points, key=lambda point: -point.final.mean)
-    best, second = ranked[0], ranked[1]
+    best, second = ranked[:2]
     xs = [point.x for point in points if point.x is not None]
     place = ""
     if best.x is not None and len(xs) == len(points):
-        where = "at the edge of the grid" if is_at_edge(xs, best.x) else "inside the grid"
+        where = "at the edge of the grid" if best.x in (min(xs), max(xs)) else "inside the grid"
         place = f" ({aim.label} {number(best.x)}, {where})"
+    p, difference = welch(best.values, second.values), "a difference that these seeds cannot test"
+    if p is not None:
+        significant = "a significant difference" if p < SIGNIFICANT else "not a significant difference"
+        difference = f"{significant} (Welch's t-test, p = {p:.2g})"
     return (
         f"{best.experiment}{place} is best with {shown(best.final)}; {second.experiment} follows with "
-        f"{shown(second.final)}, {compared(best.values, second.values)}."
+        f"{shown(second.final)}, {difference}."
     )
 
 
@@ -114,25 +194,18 @@ def shown(value: Estimate) -> str:
     return f"{percent(value.mean)} (95 % interval {percent(value.low)} to {percent(value.high)}, {seeds})"
 
 
-def compared(first: Sequence[float], second: Sequence[float]) -> str:
-    """Says whether two groups of seeds differ."""
-    p = welch(first, second)
-    if p is None:
-        return "a difference that these seeds cannot test"
-    verdict = "a significant difference" if p < SIGNIFICANT else "not a significant difference"
-    return f"{verdict} (Welch's t-test, p = {p:.2g})"
-
-
 def _notes(study: Study, group: str, runs: Sequence[Run], points: Sequence[Point], law: PowerLaw | None) -> list[str]:
     finished = sum(run.final is not None for run in runs)
     planned = len(study.planned.get(group, ()))
     notes = [f"{finished} of {max(planned, len(runs))} runs are finished."]
     notes += _comparisons(points)
     if group in CONFOUNDED:
-        twins = " and ".join(f"{group}_{twin}" for twin in TWINS)
-        notes.append(f"In this group {CONFOUNDED[group]}; {twins} answer the question.")
+        notes.append(f"In this group {CONFOUNDED[group]}; {twins_of(group)} answer the question.")
     if law is not None:
-        notes.append(_law_note(law))
+        notes.append(
+            f"The error (1 - accuracy) is a power of the parameters with exponent {law.exponent:.3f} (95 % interval "
+            f"{law.low:.3f} to {law.high:.3f}), r² {law.r_squared:.3f}, over {law.count} sizes."
+        )
     if group.startswith("exp04"):
         enough = [point for point in points if point.final.mean >= ENOUGH]
         least = f"{enough[0].experiment} is the smallest" if enough else "No experiment"
@@ -162,21 +235,8 @@ def _comparisons(points: Sequence[Point]) -> list[str]:
     ]
 
 
-def _error_law(points: Sequence[Point]) -> PowerLaw | None:
-    known = [point for point in points if point.x is not None]
-    return power_law([point.x or 0.0 for point in known], [1 - point.final.mean for point in known])
-
-
-def _law_note(law: PowerLaw) -> str:
-    return (
-        f"The error (1 - accuracy) is a power of the parameters with exponent {law.exponent:.3f} (95 % interval "
-        f"{law.low:.3f} to {law.high:.3f}), "
-        f"r² {law.r_squared:.3f}, over {law.count} sizes."
-    )
-
-
 def _first_note(point: Point) -> str:
-    steps = [first_step(run.curve, ENOUGH) for run in point.runs]
+    steps = [next((step for step, value in run.curve if value >= ENOUGH), None) for run in point.runs]
     reached = [step for step in steps if step is not None]
     if not reached:
         return f"{point.experiment}: {percent(ENOUGH)} is not reached by any of {len(steps)} seeds."
@@ -184,7 +244,93 @@ def _first_note(point: Point) -> str:
     return f"{point.experiment}: {percent(ENOUGH)} is reached by {who}, on average at step {mean:,.0f}."
 
 
-def _experiments(study: Study, group: str) -> int:
-    """Returns the number of planned experiments, and of those that were trained without a plan."""
-    planned = {name.partition("/")[0] for name in study.planned.get(group, ())}
-    return len(planned | {run.experiment for run in study.group(group)})
+# ---- statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """The mean of a figure over seeds."""
+
+    mean: float
+    low: float | None
+    """Of the 95 % interval by Student's t; None for fewer than two seeds."""
+    high: float | None
+    count: int
+    """Number of seeds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerLaw:
+    """y = coefficient * x ** exponent, fitted to logarithms by least squares."""
+
+    coefficient: float
+    exponent: float
+    low: float
+    """Of the 95 % interval of the exponent."""
+    high: float
+    r_squared: float
+    count: int
+    """Number of points."""
+
+    def at(self, x: float) -> float:
+        return self.coefficient * x**self.exponent
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Returns the mean of at least one value, with its interval."""
+    count, mean = len(values), float(np.mean(values))
+    if count < 2:
+        return Estimate(mean, None, None, count)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * stats.sem(values))
+    return Estimate(mean, mean - half, mean + half, count)
+
+
+def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw | None:
+    """Fits the points whose coordinates are above 0; None for fewer than three, or without a change of x or y."""
+    points = [(math.log(x), math.log(y)) for x, y in zip(xs, ys, strict=True) if x > 0 and y > 0]
+    if len(points) < 3 or len({x for x, _ in points}) < 2 or len({y for _, y in points}) < 2:
+        return None
+    fit: Any = stats.linregress([x for x, _ in points], [y for _, y in points])
+    slope, half = float(fit.slope), float(stats.t.ppf((1 + CONFIDENCE) / 2, len(points) - 2) * fit.stderr)
+    return PowerLaw(math.exp(fit.intercept), slope, slope - half, slope + half, float(fit.rvalue) ** 2, len(points))
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Returns the p-value of Welch's t-test for equal means, two-sided.
+
+    None for fewer than two values on a side, and for two sides without any variance, for which there is no test.
+    """
+    if min(len(first), len(second)) < 2 or (np.ptp(first) == 0 and np.ptp(second) == 0):
+        return None
+    test: Any = stats.ttest_ind(first, second, equal_var=False)
+    return float(test.pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values adjusted for several comparisons by the method of Holm (1979), in the same order."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Returns the indices of the (cost, value) for which no other costs at most as much and has at least the value.
+
+    In the order of cost; of equal points the first one.
+    """
+    front: list[int] = []
+    order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1], index))
+    for index in order:
+        if not front or points[index][1] > points[front[-1]][1]:
+            front.append(index)
+    return front
+
+
+def band(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
+    """Returns (step, mean, lowest, highest) at the steps that all curves have."""
+    by_step = [dict(curve) for curve in curves]
+    steps = sorted(set.intersection(*(set(each) for each in by_step))) if by_step else []
+    rows = ((step, [each[step] for each in by_step]) for step in steps)
+    return [(step, float(np.mean(values)), min(values), max(values)) for step, values in rows]

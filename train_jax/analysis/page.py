@@ -1,31 +1,27 @@
-"""The report of a study: one self-contained HTML page, and the same sentences and tables as Markdown."""
+"""The report of a study: one self-contained HTML page, the same sentences and tables as Markdown, and the tables of all
+runs as CSV and Parquet, with the SHA-256 of the log that each row comes from."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
-from train_jax.analysis.answers import Answer, Point, answer
+from train_jax.analysis.answers import Answer, Point, answer, band, differing_fields, pareto
 from train_jax.analysis.records import Run, Study
-from train_jax.analysis.statistics import band, pareto
+from train_jax.errors import UserError
 from train_jax.experiments.table import GROUPS
 from train_jax.report.plots import Band, Series, plot
 from train_jax.report.render import number, percent, render_document, spelled
+from train_jax.run.files import write_bytes
 
-HEADINGS = (
-    "experiment",
-    "seeds",
-    "final",
-    "95 % interval",
-    "peak",
-    "steps",
-    "time",
-    "parameters",
-    "PFLOP",
-    "ACT steps",
-)
+HEADINGS = ("experiment", "seeds", "final", "95 % interval", "peak", "steps", "time", "parameters", "PFLOP",
+            "ACT steps")  # fmt: skip
 COSTS: dict[str, Callable[[Run], float | None]] = {
     "PFLOP of training": lambda run: None if run.flops is None else run.flops / 1e15,
     "seconds of training": lambda run: run.train_seconds,
@@ -84,22 +80,15 @@ def html(study: Study, sections: Sequence[Section], fronts: Sequence[Front]) -> 
 
 
 def markdown(study: Study, sections: Sequence[Section], fronts: Sequence[Front]) -> str:
-    lines = [
-        f"# {study.root.name or study.root}",
-        "",
-        f"{len(study.runs)} runs: {_states(study)}. Metric: {study.metric}.",
-        "",
-    ]
+    lines = [f"# {study.root.name or study.root}", ""]
+    lines += [f"{len(study.runs)} runs: {_states(study)}. Metric: {study.metric}.", ""]
     for section in sections:
         lines += [f"## {section.title}", "", f"{section.answer.aim.text} {section.answer.sentence}", ""]
         lines += [f"- {note}" for note in section.answer.notes]
         lines += ["", *_markdown_table(HEADINGS, section.rows)]
     for front in fronts:
-        lines += [
-            f"## Accuracy against {front.cost}",
-            "",
-            *_markdown_table(("experiment", front.cost, "final"), front.rows),
-        ]
+        lines += [f"## Accuracy against {front.cost}", ""]
+        lines += _markdown_table(("experiment", front.cost, "final"), front.rows)
     if study.problems:
         lines += ["## Not analysed", "", *(f"- {problem}" for problem in study.problems), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -113,9 +102,7 @@ def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> l
 
 
 def _states(study: Study) -> str:
-    counts: dict[str, int] = {}
-    for run in study.runs:
-        counts[run.state] = counts.get(run.state, 0) + 1
+    counts = Counter(run.state for run in study.runs)
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"
 
 
@@ -130,10 +117,8 @@ def _section(study: Study, group: str) -> Section:
 def _row(point: Point) -> tuple[str, ...]:
     first, final = point.runs[0], point.final
     interval = "-" if final.low is None or final.high is None else f"{percent(final.low)} to {percent(final.high)}"
-    seconds, flops, act_steps = (
-        point.mean(figure)
-        for figure in (lambda run: run.train_seconds, lambda run: run.flops, lambda run: run.act_steps)
-    )
+    seconds, flops = point.mean(lambda run: run.train_seconds), point.mean(lambda run: run.flops)
+    act_steps = point.mean(lambda run: run.act_steps)
     return (
         point.experiment,
         str(final.count),
@@ -196,3 +181,59 @@ def _front(name: str, known: Sequence[tuple[float, Point]]) -> Front:
         (known[i][1].experiment, number(float(f"{known[i][0]:.3g}")), percent(known[i][1].final.mean)) for i in best
     )
     return Front(name, drawing, rows)
+
+
+# ---- tables
+
+
+def write_tables(study: Study, folder: Path) -> list[Path]:
+    """Writes results and curves, each as .csv and .parquet; returns the files. Raises `UserError` without polars."""
+    try:
+        import polars as pl
+    except ImportError:
+        raise UserError(
+            "the tables need the package polars; install it with `pip install 'trm-bridge[analysis]'`"
+        ) from None
+    fields = differing_fields(study.runs)
+    curves = [
+        {"group": run.group, "experiment": run.experiment, "seed": run.seed, "step": int(step), study.metric: value,
+         "metrics_sha256": run.metrics_sha256}
+        for run in study.runs
+        for step, value in run.curve
+    ]  # fmt: skip
+    written = []
+    for name, rows in (("results", [_result(study.metric, run, fields) for run in study.runs]), ("curves", curves)):
+        frame = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+        for suffix, write in ((".csv", frame.write_csv), (".parquet", frame.write_parquet)):
+            buffer = io.BytesIO()
+            write(buffer)
+            written.append(folder / f"{name}{suffix}")
+            write_bytes(written[-1], buffer.getvalue())
+    return written
+
+
+def _result(metric: str, run: Run, fields: Sequence[str]) -> dict[str, Any]:
+    """Returns the row of a run, with the fields in which the runs of the study differ."""
+    peak, step = run.peak or (None, None)
+    values = {name: run.config.get(name) for name in fields}
+    return {
+        "group": run.group,
+        "experiment": run.experiment,
+        "seed": run.seed,
+        "state": run.state,
+        f"final_{metric}": run.final,
+        f"peak_{metric}": peak,
+        "peak_step": step,
+        "train_steps": run.train_steps,
+        "examples": run.examples,
+        "train_seconds": run.train_seconds,
+        "parameters": run.parameters,
+        "train_flops": run.flops,
+        "hbm_peak_bytes": run.hbm_peak,
+        "act_steps": run.act_steps,
+        **{
+            name: value if isinstance(value, int | float | str | None) else str(value) for name, value in values.items()
+        },
+        "run_dir": run.run_dir,
+        "metrics_sha256": run.metrics_sha256,
+    }

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.experiments.sweep_files import SweepFiles, Work, finished_figures
+from train_jax.experiments.runs import flat
+from train_jax.experiments.sweeper import SweepFiles, Work, finished_figures, read_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.lines import parsed_lines
 from train_jax.run.storage import path_of
@@ -137,7 +138,7 @@ def _read(files: SweepFiles, work: Work | None, name: str, path: Path, metric: s
     folder = RunFolder(path)
     group, experiment, seed = name.split("/")
     config = json.loads(folder.config.read_text())
-    flat = dict(_flat(config))
+    fields = dict(flat(config))
     figures = finished_figures(folder)
     work = work or Work(name, int(figures["train_steps"]) if figures else 0, ())
     content = folder.metrics.read_bytes() if folder.metrics.is_file() else b""
@@ -154,14 +155,14 @@ def _read(files: SweepFiles, work: Work | None, name: str, path: Path, metric: s
         seed=int(seed.removeprefix("seed-")),
         state="stopped" if state == "waiting" else state,
         run_dir=str(path),
-        config=flat,
+        config=fields,
         facts=facts,
         final=None if final is None or state != "finished" else float(final),
         curve=tuple(sorted(curve.items())),
         train_steps=steps,
         train_seconds=(figures or {}).get("train_seconds"),
         parameters=_json(folder.machine).get("parameters"),
-        flops=_flops(config["model"], steps, flat["global_batch_size"], json.dumps([config, facts], sort_keys=True)),
+        flops=_flops(config["model"], steps, fields["global_batch_size"], json.dumps([config, facts], sort_keys=True)),
         hbm_peak=max((r["perf/hbm_peak"] for r in records if "perf/hbm_peak" in r), default=None),
         act_steps=act_steps[-1] if act_steps else None,
         metrics_sha256=hashlib.sha256(content).hexdigest(),
@@ -169,26 +170,15 @@ def _read(files: SweepFiles, work: Work | None, name: str, path: Path, metric: s
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
+    content = read_json(path)
     return content if isinstance(content, dict) else {}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 @functools.cache
 def _flops(model: str, steps: int, batch_size: int, content: str) -> float | None:
     """None for a model that cannot be built from its fields, such as one of the user."""
     from models_torch.registry import architecture
-    from train_jax.experiments.costs import train_flops
+    from train_jax.experiments.jobs import train_flops
 
     config, facts = json.loads(content)
     task = config.get("task_config") or {}

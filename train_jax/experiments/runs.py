@@ -1,15 +1,23 @@
-"""The configuration of an experiment, its differences from the baseline, and its number of steps."""
+"""The run of an experiment: its configuration, also at the size of another preset; its length and command line."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.experiments.data_sets import SUDOKU_SIZES, data_sets
-from train_jax.experiments.scaling import scaled_changes
-from train_jax.experiments.table import BASE_PRESET, CONFOUNDED, EXPERIMENTS, TWINS, Experiment
+from train_jax.experiments.table import (
+    BASE_PRESET,
+    CONFOUNDED,
+    EXPERIMENTS,
+    SUDOKU_SIZES,
+    WARMUP_SHARE,
+    Experiment,
+    data_sets,
+    twins_of,
+)
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import preset
 from train_jax.runtime.batch_size import epochs_to_steps
@@ -50,12 +58,13 @@ def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:
     if base is None or base in SUDOKU_SIZES:
         changes["data_dir"] = ",".join(each.folder for each in sets)
     puzzles = float(sum(each.puzzles for each in sets))
-    return with_changes(reference, changes | scaled_changes(row, base or BASE_PRESET, reference, puzzles))
+    scaled = scaled_changes(row, reference, puzzles) if base in SUDOKU_SIZES else row.changes
+    return with_changes(reference, {**changes, **scaled})
 
 
-def run_dir_of(experiment_id: str, root: str = "runs") -> str:
+def run_dir_of(experiment_id: str) -> str:
     """Returns the folder of an experiment's runs, by group and id."""
-    return f"{root.rstrip('/')}/{experiment(experiment_id).group}/{experiment_id}"
+    return f"runs/{experiment(experiment_id).group}/{experiment_id}"
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -84,20 +93,69 @@ def _has(config: Any, field: str) -> bool:
     return dataclasses.is_dataclass(config) and field in {each.name for each in dataclasses.fields(config)}
 
 
+# ---- the size of another preset
+
+PROPORTIONAL = {
+    "arch.hidden_size": 512, "arch.num_heads": 8, "arch.puzzle_emb_ndim": 512, "global_batch_size": 6144,
+    "optim.lr": 1e-4, "optim.sparse_lr": 1e-4,
+}  # fmt: skip
+"""Fields that change in proportion: the value of the preset times the ratio of the experiment's value to this one."""
+SMALL_WINDOW = 3
+"""Attention window in the small mazes of presets."""
+CURRICULUM_SHARE = 10_000 / 50_000
+"""Share of the run in which the curriculum of contribution 1 ends."""
+
+
+def scaled_changes(row: Experiment, config: RunConfig, puzzles: float) -> dict[str, Any]:
+    """Returns the changes of an experiment on the smaller preset `config`, which trains on `puzzles` train puzzles.
+
+    Cycles, layers, halting steps and decays are literal. Sizes, batch size and learning rates keep their ratio to the
+    baseline. A preset with a fixed number of steps gets those of the experiment, in proportion to the baseline's.
+    """
+    changes = {name: _scaled(name, value, config) for name, value in row.changes.items()}
+    batch = changes.get("global_batch_size", config.global_batch_size)
+    steps = config.steps
+    if row.twin != "equal_steps":
+        steps = max(1, round(steps * row.puzzles / 1000 * config.global_batch_size / batch))
+    changes.pop("steps", None)
+    if steps != config.steps:
+        changes["steps"] = steps
+    if row.twin == "scaled_warmup":
+        changes["optim.warmup_steps"] = int(WARMUP_SHARE * steps)
+    if "task_config.curriculum_epochs" in changes:
+        # Half a step more, because whole steps are counted.
+        changes["task_config.curriculum_epochs"] = (CURRICULUM_SHARE * steps + 0.5) * batch / puzzles
+    return changes
+
+
+def _scaled(name: str, value: Any, config: RunConfig) -> Any:
+    if name == "arch.attention_window":
+        return SMALL_WINDOW
+    if name not in PROPORTIONAL:
+        return value
+    owner, _, field = name.rpartition(".")
+    here = getattr(getattr(config, owner) if owner else config, field)
+    scaled = here * value / PROPORTIONAL[name]
+    return max(1, round(scaled)) if isinstance(here, int) else scaled
+
+
+# ---- differences and length
+
+
+def flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a configuration by their dotted names."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def differences(config: RunConfig, reference: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Returns the fields that differ: dotted name -> (value in `reference`, value in `config`)."""
-    return _differences(dataclasses.asdict(reference), dataclasses.asdict(config))
-
-
-def _differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    changed: dict[str, tuple[Any, Any]] = {}
-    for name in {**before, **after}:
-        old, new = before.get(name), after.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changed |= _differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            changed[prefix + name] = (old, new)
-    return changed
+    before, after = (dict(flat(dataclasses.asdict(each))) for each in (reference, config))
+    pairs = {name: (before.get(name), after.get(name)) for name in before | after}
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,27 +167,56 @@ class Plan:
     """Share of the steps in which the learning rate increases."""
     examples: int
 
-    def lines(self) -> list[str]:
-        lines = [
-            f"steps            {self.steps:,}",
-            f"share of warm-up {self.warmup_share:.1%}",
-            f"examples seen    {self.examples:,}",
-        ]
-        if self.warmup_share > LONG_WARMUP:
-            lines.append(f"warning: warm-up takes more than {LONG_WARMUP:.0%} of the steps")
-        return lines
-
-
-def remark(experiment_id: str) -> str:
-    """Returns which twins answer the question of a run whose group changes several things at once; "" for others."""
-    row = EXPERIMENTS.get(experiment_id)
-    if row is None or row.group not in CONFOUNDED:
-        return ""
-    twins = " and ".join(f"{experiment_id}_{twin}" for twin in TWINS)
-    return f"note: in {row.group} {CONFOUNDED[row.group]}; {twins} answer the question"
-
 
 def plan(config: RunConfig, examples_per_epoch: float) -> Plan:
     """Returns the plan of a run, for data with `examples_per_epoch`."""
     steps = config.steps or epochs_to_steps(examples_per_epoch, config.epochs, config.global_batch_size)
     return Plan(steps, min(config.optim.warmup_steps / steps, 1.0), steps * config.global_batch_size)
+
+
+def plan_lines(name: str, config: RunConfig, examples_per_epoch: float) -> Iterator[str]:
+    """Yields the plan of a run by the name of its experiment or preset, with what is to be noted about it."""
+    length = plan(config, examples_per_epoch)
+    yield f"steps            {length.steps:,}"
+    yield f"share of warm-up {length.warmup_share:.1%}"
+    yield f"examples seen    {length.examples:,}"
+    if length.warmup_share > LONG_WARMUP:
+        yield f"warning: warm-up takes more than {LONG_WARMUP:.0%} of the steps"
+    group = EXPERIMENTS[name].group if name in EXPERIMENTS else ""
+    if group in CONFOUNDED:
+        yield f"note: in {group} {CONFOUNDED[group]}; {twins_of(name)} answer the question"
+
+
+# ---- the command line
+
+
+def command_of(name: str, config: RunConfig, default: RunConfig, preset: str | None = None) -> tuple[str, ...]:
+    """Returns the words after `trm` that train `config`; `default` is what NAME, on this preset, stands for."""
+    words = ["train", name, *(["--preset", preset] if preset else [])]
+    if config.model != default.model:
+        words += ["--model", config.model]
+    return (*words, *options_of(config, with_model(default, config.model)))
+
+
+def options_of(value: Any, default: Any, prefix: str = "") -> Iterator[str]:
+    """Yields the options of the fields of a dataclass that differ from those of `default`."""
+    for field in dataclasses.fields(value):
+        here = getattr(value, field.name)
+        before = getattr(default, field.name, dataclasses.MISSING)
+        if dataclasses.is_dataclass(here):
+            yield from options_of(here, before, "" if field.name == "task_config" else f"{prefix}{field.name}.")
+        elif here != before:
+            yield from _option(prefix, field.name, here)
+
+
+def _option(prefix: str, name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{prefix}{'' if value else 'no-'}{name}".replace("_", "-")]
+    option = f"--{prefix}{name}".replace("_", "-")
+    if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+        return [option, json.dumps([dataclasses.asdict(each) for each in value])]
+    if isinstance(value, dict):
+        return [option, json.dumps(value)]
+    if isinstance(value, tuple):
+        return [option, *map(str, value)]
+    return [f"{option}={value}"] if isinstance(value, str) else [option, str(value)]

@@ -1,4 +1,4 @@
-"""The table of experiments: for each id, the fields that differ from the baseline, and the data set.
+"""The table of experiments: for each id, the fields that differ from the baseline, and the data sets.
 
 The baseline is the preset `sudoku-extreme` with an evaluation every 5 000 steps. `LISTED` has the 67 experiments of the
 list. Where a group varies several things at once, two twins of each row answer its question: `_equal_steps` trains for
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 BASE_PRESET = "sudoku-extreme"
@@ -71,40 +72,12 @@ TWINS = {
 GROUPS |= {f"{group}_{twin}": f"{GROUPS[group]}; {TWINS[twin]}" for group in CONFOUNDED for twin in TWINS}
 
 
-LETTERS = "abcdef"
-MODEL_SIZES = ((256, 4), (384, 6), (512, 8), (768, 8), (1024, 8), (1536, 8))
-"""(hidden size, heads)"""
-DEPTHS = ((1, 12), (2, 6), (3, 4), (4, 3), (6, 2))
-"""(layers, L-cycles)"""
-OPTIMIZERS = (
-    ("adam_atan2", 0.9, 0.95),
-    ("adamw", 0.9, 0.95),
-    ("adamw", 0.9, 0.99),
-    ("adamw", 0.9, 0.999),
-    ("lion", 0.9, 0.99),
-)
-LEARNING_RATES = ((3e-5, 1.0), (1e-4, 1.0), (3e-4, 1.0), (1e-4, 0.1), (1e-4, 0.01))
-"""(learning rate, share of it at the last step)"""
-
-
-def _model_size(size: tuple[int, int]) -> dict[str, Any]:
-    hidden, heads = size
-    return {"arch.hidden_size": hidden, "arch.num_heads": heads, "arch.puzzle_emb_ndim": hidden}
-
-
-def _batch_size(batch: int) -> dict[str, Any]:
-    rate = 1e-4 * (batch / 6144) ** 0.5
-    return {"global_batch_size": batch, "optim.lr": rate, "optim.sparse_lr": rate}
-
-
-def _optimizer(rule: tuple[str, float, float]) -> dict[str, Any]:
-    return dict(zip(("optim.optimizer", "optim.beta1", "optim.beta2"), rule, strict=True))
-
-
-def _by_letter(group: str, changes: Iterable[Mapping[str, Any]], separator: str = "") -> dict[str, Experiment]:
+def _by_letter(group: str, fields: str, *rows: Any, separator: str = "") -> dict[str, Experiment]:
+    """Returns an experiment for each row of values of the fields, or for each value of a single field."""
+    names, values = fields.split(), [row if isinstance(row, tuple) else (row,) for row in rows]
     return {
-        f"{group}{separator}{letter}": Experiment(group, change)
-        for letter, change in zip(LETTERS, changes, strict=False)
+        f"{group}{separator}{letter}": Experiment(group, dict(zip(names, row, strict=True)))
+        for letter, row in zip("abcdef", values, strict=False)
     }
 
 
@@ -112,19 +85,37 @@ def _by_number(group: str, field: str, values: Iterable[int]) -> dict[str, Exper
     return {f"{group}_{number:02}": Experiment(group, {field: value}) for number, value in enumerate(values, 1)}
 
 
+def _batch_size(batch: int) -> tuple[int, float, float]:
+    rate = 1e-4 * (batch / 6144) ** 0.5
+    return batch, rate, rate
+
+
 LISTED: dict[str, Experiment] = {
-    **_by_letter("exp01", map(_model_size, MODEL_SIZES)),
+    **_by_letter(
+        "exp01", "arch.hidden_size arch.num_heads arch.puzzle_emb_ndim",
+        (256, 4, 256), (384, 6, 384), (512, 8, 512), (768, 8, 768), (1024, 8, 1024), (1536, 8, 1536),
+    ),
     **_by_number("exp02a", "arch.L_cycles", (2, 4, 6, 8, 10, 12)),
     **_by_number("exp02b", "arch.H_cycles", (1, 2, 3, 4, 5)),
-    **_by_letter("exp03", ({"arch.L_layers": layers, "arch.L_cycles": cycles} for layers, cycles in DEPTHS)),
+    **_by_letter("exp03", "arch.L_layers arch.L_cycles", (1, 12), (2, 6), (3, 4), (4, 3), (6, 2)),
     **{f"exp04a_{n}": Experiment("exp04a", {}, puzzles=n) for n in (100, 250, 500, 1000, 2000, 5000)},
     **{f"exp04b_{n:04}": Experiment("exp04b", {}, augmentations=n) for n in (10, 100, 500, 1000, 2000)},
-    **_by_letter("exp05", ({"arch.halt_max_steps": steps} for steps in (4, 8, 12, 16, 24, 32)), "_"),
-    **_by_letter("exp06", map(_batch_size, (1536, 3072, 6144, 12288, 24576, 49152)), "_"),
-    **_by_letter("exp07", ({"arch.forward_dtype": dtype} for dtype in ("float32", "bfloat16", "float16"))),
-    **_by_letter("exp08", ({"optim.ema_decay": decay} for decay in (0.0, 0.99, 0.995, 0.999, 0.9995))),
-    **_by_letter("exp09", map(_optimizer, OPTIMIZERS)),
-    **_by_letter("exp10", ({"optim.lr": rate, "optim.lr_min_ratio": ratio} for rate, ratio in LEARNING_RATES)),
+    **_by_letter("exp05", "arch.halt_max_steps", 4, 8, 12, 16, 24, 32, separator="_"),
+    **_by_letter(
+        "exp06", "global_batch_size optim.lr optim.sparse_lr",
+        *map(_batch_size, (1536, 3072, 6144, 12288, 24576, 49152)), separator="_",
+    ),
+    **_by_letter("exp07", "arch.forward_dtype", "float32", "bfloat16", "float16"),
+    **_by_letter("exp08", "optim.ema_decay", 0.0, 0.99, 0.995, 0.999, 0.9995),
+    **_by_letter(
+        "exp09", "optim.optimizer optim.beta1 optim.beta2",
+        ("adam_atan2", 0.9, 0.95), ("adamw", 0.9, 0.95), ("adamw", 0.9, 0.99), ("adamw", 0.9, 0.999),
+        ("lion", 0.9, 0.99),
+    ),
+    **_by_letter(
+        "exp10", "optim.lr optim.lr_min_ratio",
+        (3e-5, 1.0), (1e-4, 1.0), (3e-4, 1.0), (1e-4, 0.1), (1e-4, 0.01),
+    ),
     "contrib01_baseline": Experiment("contrib01", {}),
     "contrib01_curriculum": Experiment(
         "contrib01", {"task_config.curriculum_epochs": 10_000, "task_config.curriculum_start": (1, 2)}
@@ -133,7 +124,7 @@ LISTED: dict[str, Experiment] = {
     "contrib02_adaptive": Experiment(
         "contrib02", {"arch.halt_exploration_prob": 0.3, "task_config.halt_exploration_end": 0.05}
     ),
-}
+}  # fmt: skip
 """The 67 experiments of the list, literally."""
 
 ATTENTION = {"arch.mlp_t": False, "arch.pos_encodings": "rope"}
@@ -146,7 +137,7 @@ WINDOW = {"arch.attention_window": 7}
 CONTRIBUTIONS: dict[str, Experiment] = {
     "contrib03_baseline": Experiment("contrib03", {}),
     **{f"contrib03_{cycles:02}": Experiment("contrib03", {**REMAT, "arch.L_cycles": cycles}) for cycles in (6, 12, 24)},
-    **_by_letter("contrib04", ({"arch.cycle_penalty": weight} for weight in (0.0, 0.01, 0.1, 1.0)), "_"),
+    **_by_letter("contrib04", "arch.cycle_penalty", 0.0, 0.01, 0.1, 1.0, separator="_"),
     **{
         f"contrib05_{side}_{name}": Experiment("contrib05", {**ATTENTION, **window}, data=(f"maze-{side}",))
         for side in (30, 50)
@@ -166,22 +157,18 @@ CONTRIBUTIONS: dict[str, Experiment] = {
 """Contributions 3 to 6. `contrib06_frozen` is the control of `contrib06_transfer`: its recursion is never trained."""
 
 
-def _listed_steps(row: Experiment) -> int:
-    """Optimizer steps of a listed experiment: 50 000 epochs."""
-    return 50_000 * row.puzzles // row.changes.get("global_batch_size", 6144)
-
-
-def _twins(name: str, row: Experiment) -> dict[str, Experiment]:
-    changes = {
+def _twin(row: Experiment, twin: str) -> Experiment:
+    steps = 50_000 * row.puzzles // row.changes.get("global_batch_size", 6144)  # of the listed row: 50 000 epochs
+    change = {
         "equal_steps": {"steps": BASE_STEPS},
-        "scaled_warmup": {"optim.warmup_steps": int(WARMUP_SHARE * _listed_steps(row))},
-    }
-    return {
-        f"{name}_{twin}": dataclasses.replace(
-            row, group=f"{row.group}_{twin}", changes={**row.changes, **changes[twin]}, twin=twin
-        )
-        for twin in TWINS
-    }
+        "scaled_warmup": {"optim.warmup_steps": int(WARMUP_SHARE * steps)},
+    }[twin]
+    return dataclasses.replace(row, group=f"{row.group}_{twin}", changes={**row.changes, **change}, twin=twin)
+
+
+def twins_of(name: str) -> str:
+    """Returns the names of the twins of an experiment or a group, as words of a sentence."""
+    return " and ".join(f"{name}_{twin}" for twin in TWINS)
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -189,13 +176,76 @@ EXPERIMENTS: dict[str, Experiment] = {
     **LISTED,
     **CONTRIBUTIONS,
     **{
-        twin: row
+        f"{name}_{twin}": _twin(row, twin)
         for group in CONFOUNDED
-        for kind in TWINS
-        for name, listed in LISTED.items()
-        if listed.group == group
-        for twin, row in _twins(name, listed).items()
-        if row.twin == kind
+        for twin in TWINS
+        for name, row in LISTED.items()
+        if row.group == group
     },
 }
 """id -> experiment, `baseline` first."""
+
+
+# ---- data sets
+
+SUDOKU_SIZES = {"sudoku9": 9, "sudoku6": 6, "study": 6, "tiny": 4}
+"""Presets with generated Sudokus. There are only about a thousand different 4x4 puzzles with eight empty cells."""
+SMALL_MAZES = {30: 6, 50: 10}
+"""Rows of mazes at full size, and in presets with generated Sudokus."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A data set that `trm build-data` makes."""
+
+    folder: str
+    options: tuple[str, ...]
+    """The arguments of `trm build-data` without the output folder."""
+    kind: str
+    """Key of the kind of puzzle."""
+    puzzles: int
+    """Train puzzles, each of which is one example of an epoch."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words of the command after `trm`."""
+        return ("build-data", *self.options, "--output-dir", self.folder)
+
+
+def data_sets(row: Experiment, preset: str = BASE_PRESET, root: str = "data") -> tuple[DataSet, ...]:
+    """Returns the data sets of an experiment, at full size or at the size of a preset with generated Sudokus."""
+    small = preset in SUDOKU_SIZES
+    sets = []
+    for kind in row.data:
+        if kind == "sudoku":
+            sets.append(_small_sudokus(row, SUDOKU_SIZES[preset]) if small else _sudoku_extreme(row))
+        else:
+            side = int(kind.removeprefix("maze-"))
+            side = SMALL_MAZES[side] if small else side
+            sets.append(DataSet(f"maze-{side}x{side}", ("maze", "--size", str(side)), f"maze-{side}", 1000))
+    return tuple(dataclasses.replace(each, folder=f"{root.rstrip('/')}/{each.folder}") for each in sets)
+
+
+def recipes() -> dict[str, tuple[str, int]]:
+    """Returns kind and train puzzles of the data sets of all experiments, at every size, by the name of its folder."""
+    rows = [(row, preset) for row in EXPERIMENTS.values() for preset in (BASE_PRESET, *SUDOKU_SIZES)]
+    sets = [each for row, preset in rows for each in data_sets(row, preset)]
+    return {PurePath(each.folder).name: (each.kind, each.puzzles) for each in sets}
+
+
+def _sudoku_extreme(row: Experiment) -> DataSet:
+    usual = (row.puzzles, row.augmentations) == (1000, 1000)
+    folder = "sudoku-extreme" + ("" if usual else f"-{row.puzzles}-aug-{row.augmentations}")
+    options = ("sudoku", "--source", "sapientinc/sudoku-extreme", "--subsample-size", str(row.puzzles))
+    return DataSet(folder, (*options, "--num-aug", str(row.augmentations)), "sudoku-9x9", row.puzzles)
+
+
+def _small_sudokus(row: Experiment, size: int) -> DataSet:
+    """Returns the data set of the preset; for groups 4a and 4b one with a tenth of the puzzles or augmentations."""
+    name, options = f"sudoku-{size}x{size}", ("sudoku", "--size", str(size))
+    if not row.group.startswith("exp04"):
+        return DataSet(name, options, name, 500 if size == 4 else 1000)
+    puzzles = row.puzzles // 10 if size == 4 else row.puzzles
+    augmentations = row.augmentations // 10 if row.group == "exp04b" else 0
+    options += ("--num-train", str(puzzles), "--num-aug", str(augmentations))
+    return DataSet(f"{name}-{puzzles}-aug-{augmentations}", options, name, puzzles)

@@ -1,23 +1,151 @@
-"""Compiles the steps of a run ahead of time for the devices of a topology, on any machine."""
+"""Compiles the steps of a run ahead of time for the devices of a TPU slice that is not there, on any machine."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import math
+import os
+import re
+import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import topologies
+from jax.experimental.pallas import tpu as pltpu
 
 from models_torch.uninitialized import Uninitialized
 from train_jax.errors import UserError
-from train_jax.pod.counted import Products, products
+from train_jax.pod.flops import Products, products
 from train_jax.pod.hlo import Program
-from train_jax.pod.topology import Topology
 from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
 from train_jax.start import Training, assemble
 from train_jax.task import Task
+
+# ---- topologies
+
+DEFAULT_TOPOLOGY = "v4:2x4x4"
+"""32 chips in 8 hosts, which Google Cloud rents as v4-64: it counts TensorCores."""
+
+LIBTPU = "0.0.42.*"
+"""The version of the compiler that belongs to the supported version of JAX."""
+
+_NAME = re.compile(r"(?P<chip>v4|v5e|v5p|v6e):(?P<shape>\d+(x\d+)+)")
+_MEGACORE_CHIPS = ("v4", "v5p")
+"""Chips with two TensorCores, which a program may use as one device."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The devices of a TPU slice that is not there."""
+
+    name: str
+    megacore: bool
+    devices: Sequence[Any]
+
+    @property
+    def hosts(self) -> int:
+        return len({device.process_index for device in self.devices})
+
+    @property
+    def device_kind(self) -> str:
+        return self.devices[0].device_kind
+
+    @property
+    def cores(self) -> int:
+        """TensorCores of a device."""
+        return self.devices[0].num_cores
+
+    @property
+    def _chip(self) -> pltpu.TpuInfo:
+        return pltpu.get_tpu_info_for_chip(pltpu.ChipVersion(self.name.partition(":")[0]), 1)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Memory of a device."""
+        return self._chip.hbm_capacity_bytes * self.cores
+
+    @property
+    def peak_flops(self) -> float:
+        """Peak bfloat16 FLOP/s of a device."""
+        return float(self._chip.bf16_ops_per_second * self.cores)
+
+    @property
+    def hbm_bandwidth(self) -> float:
+        """Peak bytes/s between a device and its memory."""
+        return float(self._chip.mem_bw_bytes_per_second * self.cores)
+
+    @property
+    def clock(self) -> float | None:
+        """Cycles/s: peak FLOP/s by those of the matrix units in one cycle. None for v6e, where this is no clock."""
+        chip = self._chip
+        if chip.generation > 5:
+            return None
+        return chip.bf16_ops_per_second / (2 * chip.num_mxus * chip.mxu_column_size**2)
+
+    def __str__(self) -> str:
+        cores = " with megacore" if self.megacore and self.cores > 1 else ""
+        return f"{self.name}{cores}: {len(self.devices)} devices ({self.device_kind}) in {self.hosts} hosts"
+
+
+def topology(name: str = DEFAULT_TOPOLOGY, *, megacore: bool = True) -> Topology:
+    """Returns a topology such as `v4:2x4x4`, chips along each axis of the slice.
+
+    With `megacore`, the two TensorCores of a v4 or v5p chip are one device, as on Google Cloud. Raises `UserError` for
+    an unknown name, and if libtpu, the compiler, is not installed.
+    """
+    parsed = _NAME.fullmatch(name)
+    if parsed is None:
+        raise UserError(
+            f"unknown topology {name!r}; use a chip and its axes, such as {DEFAULT_TOPOLOGY}, v5e:4x8 or v6e:4x8"
+        )
+    chip, axes = parsed["chip"], [int(size) for size in parsed["shape"].split("x")]
+    expected = 3 if chip in _MEGACORE_CHIPS else 2
+    if len(axes) != expected or not all(axes):
+        raise UserError(f"topology {name!r}: {chip} has {expected} axes, such as {'x'.join('244'[:expected])}")
+    _find_compiler()
+    # Without these variables libtpu waits for the metadata server of a TPU machine.
+    cores = math.prod(axes) * (2 if chip in _MEGACORE_CHIPS else 1)
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{'v5litepod' if chip == 'v5e' else chip}-{cores}")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    config = {"chip_config_name": "megacore" if megacore else "default"} if chip in _MEGACORE_CHIPS else {}
+    try:
+        devices = topologies.get_topology_desc(topology_name=name, platform="tpu", **config).devices
+    except Exception as error:  # JAX and libtpu raise RuntimeError, ValueError and errors of their own
+        reason = str(error).strip() or type(error).__name__
+        raise UserError(f"topology {name!r}: {reason.splitlines()[0]}") from error
+    return Topology(name, megacore, devices)
+
+
+def _find_compiler() -> None:
+    """Names libtpu in `TPU_LIBRARY_PATH` if it lies in the folder `pod` of the environment.
+
+    There JAX does not find it by itself, and does not search for a TPU in every program.
+    """
+    if "TPU_LIBRARY_PATH" in os.environ or importlib.util.find_spec("libtpu"):
+        return
+    library = Path(sys.prefix, "pod", "libtpu", "libtpu.so")
+    if not library.exists():
+        raise UserError(
+            "the TPU compiler is not installed; run `source ./environment.sh pod` in the project's folder, or "
+            f"`pip install --no-deps --target {library.parents[1]} 'libtpu=={LIBTPU}'`"
+        )
+    os.environ["TPU_LIBRARY_PATH"] = str(library)
+
+
+def use_host_backend() -> None:
+    """Computes on the CPU, so that a TPU of this machine stays free; call it before anything is computed."""
+    jax.config.update("jax_platforms", "cpu")
+
+
+# ---- steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +180,6 @@ class Compiled:
     lower_seconds: float
     """Tracing the PyTorch module and lowering it."""
     compile_seconds: float
-
-    @property
-    def product_flops(self) -> float:
-        """FLOPs of all matrix products."""
-        return self.products.total
 
 
 def training_for(config: RunConfig, task: Task, topology: Topology) -> Training:
@@ -113,6 +236,11 @@ def memory_of(executable: Any) -> Memory:
     )
 
 
+def first_line(error: Exception) -> str:
+    """Returns the first line of a compiler error, which has hundreds."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def compile_eval_step(training: Training) -> Compiled:
     """Like `compile_train_step`, for the step of an evaluation during training."""
     task: Any = training.task
@@ -130,7 +258,7 @@ def _compile(step: Any, arguments: tuple) -> Compiled:
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"the TPU compiler refuses the step: {_summary(error)}") from error
+        raise UserError(f"the TPU compiler refuses the step: {first_line(error)}") from error
     done = time.perf_counter()
     return Compiled(
         executable,
@@ -145,7 +273,7 @@ def _compile(step: Any, arguments: tuple) -> Compiled:
 
 
 def _state_shapes(training: Training) -> Any:
-    """The shapes of the state; weights of another run, which `init_from` names, need not be there."""
+    # As of a run that continues: weights of another run, which `init_from` names, need not be there.
     return jax.eval_shape(lambda: training.initial_state(continues=True))
 
 
@@ -156,8 +284,3 @@ def _shares(batch: Any, count: int) -> Any:
 
 def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
-
-
-def _summary(error: Exception) -> str:
-    """The first line of a compiler error, which has hundreds."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

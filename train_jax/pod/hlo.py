@@ -1,11 +1,21 @@
-"""Reads the text of a compiled XLA program: instructions, their shapes in memory, and the names that JAX gave them."""
+"""Reads the text of a compiled XLA program: instructions, their shapes in memory, the names that JAX gave them, and the
+scheduled bundles of its kernels, the instruction words of a TPU.
+
+libtpu writes the final bundles of every kernel as text if it is asked to before it is loaded. Kernels that are equal
+are compiled once, under the name of the first instruction that needs one; the others are found by their content.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
+
+from train_jax.errors import UserError
 
 BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "f8e4m3fn": 1, "f8e5m2": 1} | {
     f"{kind}{bits}": bits // 8 for kind in "suf" for bits in (8, 16, 32, 64)
@@ -30,7 +40,7 @@ class Array:
 
     @property
     def in_hbm(self) -> bool:
-        """Whether it lies in the main memory of the device, which is space 0."""
+        """True if it lies in the main memory of the device, which is space 0."""
         return re.search(r"S\([1-9]", self.layout) is None
 
     @property
@@ -43,10 +53,7 @@ class Array:
             minor, second = (int(axis) for axis in order.split(",")[:2])
             for axis, multiple in ((minor, int(tile[2])), (second, int(tile[1]))):
                 dims[axis] = -(-dims[axis] // multiple) * multiple
-        size = BYTES.get(self.dtype, 0)
-        for dim in dims:
-            size *= dim
-        return size
+        return BYTES.get(self.dtype, 0) * math.prod(dims)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +70,11 @@ class Instruction:
     @cached_property
     def estimated_cycles(self) -> int:
         """The TPU compiler's estimate; 0 where it gives none."""
-        return self._number(r'"estimated_cycles":"?(\d+)', 0)
+        return self.number(r'"estimated_cycles":"?(\d+)') or 0
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it calls a Pallas kernel."""
+        """True if it calls a Pallas kernel."""
         return self.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in self.text
 
     @property
@@ -76,46 +83,36 @@ class Instruction:
         name = re.search(r'op_name="([^"]*)"', self.text)
         return name[1] if name else ""
 
-    @property
-    def known_trips(self) -> int:
-        """How often a `while` runs its body, as the compiler says; 0 if it does not."""
-        return self._number(r'known_trip_count":\{"n":"(\d+)"', 0)
-
-    @property
-    def index(self) -> int:
-        """The element that a `get-tuple-element` takes."""
-        return self._number(r"\bindex=(\d+)", 0)
-
-    @property
-    def integer(self) -> int | None:
-        """The value of an integer constant; None for everything else."""
-        value = re.search(r" constant\((-?\d+)\)", self.text)
-        return int(value[1]) if value else None
-
-    def _number(self, pattern: str, otherwise: int) -> int:
+    def number(self, pattern: str) -> int | None:
+        """Returns an integer of the text; None without it."""
         number = re.search(pattern, self.text)
-        return int(number[1]) if number else otherwise
+        return int(number[1]) if number else None
 
 
 class Program:
     """A compiled program."""
 
     def __init__(self, text: str):
-        self.computations, self.entry = _computations(text.splitlines())
+        self.computations: dict[str, list[Instruction]] = {}
+        self.entry, current = "", None
+        for line in text.splitlines():
+            if heading := _HEADING.match(line):
+                current = self.computations.setdefault(heading["name"], [])
+                self.entry = heading["name"] if heading["entry"] else self.entry
+            elif current is not None and (instruction := _instruction(line)) is not None:
+                current.append(instruction)
 
-    def executed(self) -> Iterator[tuple[Instruction, int]]:
-        """Yields every instruction of the program and of its loops and branches, and how often it runs.
+    def executed(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
+        """Yields every instruction of a computation, by default the whole program, and how often it runs.
 
-        The instructions inside of a fusion are part of it, and are left out. Of a branch, every case counts once.
+        Those of loops and branches are included; of a branch, every case counts once. The instructions inside of a
+        fusion are part of it, and are left out.
         """
-        yield from self._executed(self.entry, 1)
-
-    def _executed(self, computation: str, times: int) -> Iterator[tuple[Instruction, int]]:
-        for instruction in self.computations.get(computation, ()):
+        for instruction in self.computations.get(self.entry if computation is None else computation, ()):
             yield instruction, times
             if instruction.opcode in ("while", "conditional", "call", "async-start"):
                 for name in instruction.called:
-                    yield from self._executed(name, times * self.trips(instruction))
+                    yield from self.executed(name, times * self.trips(instruction))
 
     def trips(self, instruction: Instruction) -> int:
         """How often a `while` runs its body: as the compiler says, or else until its counter, which begins at 0, is no
@@ -123,9 +120,10 @@ class Program:
 
         The loops of `jax.lax.scan` increase their counter by 1.
         """
+        known = instruction.number(r'known_trip_count":\{"n":"(\d+)"')
         condition = re.search(r"condition=%([\w.\-]+)", instruction.text)
-        if instruction.opcode != "while" or instruction.known_trips or condition is None:
-            return instruction.known_trips or 1
+        if instruction.opcode != "while" or known or condition is None:
+            return known or 1
         test = next((each for each in self.computations[condition[1]] if each.text.lstrip().startswith("ROOT")), None)
         if test is None or test.opcode != "compare" or "direction=LT" not in test.text:
             return 1
@@ -133,10 +131,11 @@ class Program:
         start = self.instructions[instruction.operands[0]]
         if counter.opcode != "get-tuple-element" or start.opcode != "tuple":
             return 1
-        first = self.instructions[start.operands[counter.index]]
+        first = self.instructions[start.operands[counter.number(r"\bindex=(\d+)") or 0]]
         while first.opcode == "copy":
             first = self.instructions[first.operands[0]]
-        return limit.integer or 1 if first.integer == 0 else 1
+        constant = r" constant\((-?\d+)\)"
+        return limit.number(constant) or 1 if first.number(constant) == 0 else 1
 
     @cached_property
     def instructions(self) -> Mapping[str, Instruction]:
@@ -150,25 +149,9 @@ class Program:
                 yield each
                 yield from self.inside(each)
 
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[Array, ...]]:
-        """The results of every instruction by its name."""
-        return {each.name: each.results for part in self.computations.values() for each in part}
-
-
-def _computations(lines: Sequence[str]) -> tuple[dict[str, list[Instruction]], str]:
-    computations: dict[str, list[Instruction]] = {}
-    current, entry = None, ""
-    for line in lines:
-        heading = _HEADING.match(line)
-        if heading:
-            current = computations.setdefault(heading["name"], [])
-            entry = heading["name"] if heading["entry"] else entry
-        elif current is not None:
-            instruction = _instruction(line)
-            if instruction is not None:
-                current.append(instruction)
-    return computations, entry
+    def shapes_of(self, name: str) -> tuple[Array, ...]:
+        """Returns the results of an instruction by its name; nothing for an unknown one."""
+        return self.instructions[name].results if name in self.instructions else ()
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -184,17 +167,13 @@ def _instruction(line: str) -> Instruction | None:
     return Instruction(
         name=start["name"],
         opcode=opcode[1],
-        results=_arrays(line[at : opcode.start()]),
+        results=tuple(
+            Array(dtype, tuple(int(dim) for dim in dims.split(",") if dim), layout)
+            for dtype, dims, layout in _ARRAY.findall(line[at : opcode.start()])
+        ),
         operands=tuple(re.findall(r"%([\w.\-]+)", line[opcode.end() : close])),
         called=tuple(name for names in _CALLED.findall(line, close) for name in re.findall(r"%([\w.\-]+)", names)),
         text=line,
-    )
-
-
-def _arrays(text: str) -> tuple[Array, ...]:
-    return tuple(
-        Array(dtype, tuple(int(dim) for dim in dims.split(",") if dim), layout)
-        for dtype, dims, layout in _ARRAY.findall(text)
     )
 
 
@@ -206,3 +185,118 @@ def _closing(line: str, start: int) -> int:
         if not depth:
             return at + 1
     return len(line)
+
+
+# ---- scheduled bundles
+
+_VARIABLE = "LIBTPU_INIT_ARGS"
+_SCHEDULE_FILE = re.compile(r"\d+-(?P<name>[^<].*)-\d+-final_bundles\.txt")
+_TOP_LEVEL = "TLP"
+"""The program that calls the kernels."""
+_BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s*(?P<label>[A-Z]{2})?\s*:(?P<depth>[ >]*)\{(?P<empty>\})?")
+_EXIT = re.compile(r"cmp\.ge\.s32\.totalorder [^,]+, (?P<trips>\d+) /\* loop exit test")
+_LOOP_BODY = "LB"
+_NO_CONTENT = re.compile(
+    r", frontend_attributes=\{kernel_metadata=\{[^}]*\}\}"
+    r'|, (?:metadata|sharding|control-predecessors)=\{[^}]*\}|(?:calls|to_apply)=%[\w.\-]+|"estimated_cycles":"\d+"'
+    r'|"used_scoped_memory_configs":\[[^\]]*\]|(?<= parameter\()\d+'
+)
+"""Parts of an instruction that may differ between equal kernels."""
+
+_REFERENCE = re.compile(r"%[\w.\-]+")
+
+
+class Schedules:
+    """The scheduled bundles of the kernels of a program."""
+
+    def __init__(self, program: Program, by_name: Mapping[str, int]):
+        """`by_name` has those that were compiled, by the names of instructions."""
+        self._program = program
+        compiled = (each for name, each in program.instructions.items() if name in by_name)
+        self._by_content = {self._content(each): by_name[each.name] for each in compiled}
+
+    def of(self, instruction: Instruction) -> int | None:
+        """Returns the bundles of an instruction, or of one with an equal kernel; None for one without a kernel."""
+        return self._by_content.get(self._content(instruction))
+
+    def _content(self, instruction: Instruction) -> str:
+        """The instruction, its operands in memory and its fusion, with names that do not depend on the place.
+
+        Equal kernels may list the instructions of a fusion in another order, so that of their uses counts.
+        """
+        order: dict[str, str] = {}
+        lines = [str(self._program.shapes_of(name)) for name in instruction.operands]
+
+        def add(each: Instruction) -> None:
+            for name in each.called:
+                part = self._program.computations.get(name, ())
+                visit(next((last for last in part if last.text.lstrip().startswith("ROOT ")), None))
+            text = _NO_CONTENT.sub("", each.text.strip().removeprefix("ROOT "))
+            lines.append(_REFERENCE.sub(lambda name: order.setdefault(name[0], f"%{len(order)}"), text))
+
+        def visit(each: Instruction | None) -> None:
+            if each is None or f"%{each.name}" in order:
+                return
+            for name in each.operands:
+                visit(self._program.instructions.get(name))
+            add(each)
+
+        add(instruction)
+        return "\n".join(lines)
+
+
+def write_schedules(folder: Path) -> None:
+    """Makes libtpu write the schedules of what it compiles from now on; it has to be called before libtpu is loaded."""
+    arguments = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+    arguments += " --xla_jf_dump_llo_pass_label_regex=.*final_bundles.*"
+    os.environ[_VARIABLE] = " ".join(filter(None, [os.environ.get(_VARIABLE), arguments]))
+
+
+def read_schedules(folder: Path, program: Program) -> Schedules:
+    """Reads what libtpu wrote while it compiled `program`. Raises `UserError` if it wrote nothing."""
+    schedules = {}
+    for file in folder.glob("*-final_bundles.txt"):
+        name = _SCHEDULE_FILE.fullmatch(file.name)
+        if name and name["name"] != _TOP_LEVEL:
+            schedules[name["name"]] = bundles_of(file.read_text())
+    if not schedules:
+        raise UserError("this version of libtpu writes no scheduled bundles; leave out --bundles")
+    return Schedules(program, schedules)
+
+
+def bundles_of(text: str) -> int:
+    """Counts the bundles in the text of a kernel: those of a loop as often as it runs, both sides of a branch.
+
+    A loop whose number of trips is not in the text counts once.
+    """
+    loops = [_Loop()]  # the innermost one last; the first is the kernel itself
+
+    def close() -> None:
+        loop = loops.pop()
+        loops[-1].bundles += loop.bundles * loop.trips
+
+    for line in text.splitlines():
+        bundle = _BUNDLE.match(line)
+        if bundle is None:
+            continue
+        # An empty bundle is printed without its depth.
+        depth = len(loops) - 1 if bundle["empty"] else bundle["depth"].count(">")
+        starts = bundle["label"] == _LOOP_BODY and not bundle["empty"]
+        if starts and not depth:
+            raise UserError("the scheduled bundles of this chip are text of another form; leave out --bundles")
+        while len(loops) - 1 > depth - starts:
+            close()
+        while len(loops) - 1 < depth:
+            loops.append(_Loop())
+        loops[-1].bundles += 1
+        if leaves := _EXIT.search(line):
+            loops[-1].trips = max(1, int(leaves["trips"]))
+    while len(loops) > 1:
+        close()
+    return loops[0].bundles
+
+
+@dataclasses.dataclass
+class _Loop:
+    trips: int = 1
+    bundles: int = 0

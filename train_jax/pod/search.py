@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.pod.compile import compile_train_step, training_for
+from train_jax.pod.compile import Topology, compile_train_step, training_for
 from train_jax.pod.results import Result
-from train_jax.pod.topology import Topology
+from train_jax.report.render import render_document
 from train_jax.run.config import RunConfig
 from train_jax.task import Task
 
@@ -30,7 +30,7 @@ class Variant:
         return dataclasses.replace(config, global_batch_size=self.global_batch_size, compute=compute)
 
     def needs_less_than(self, other: Variant) -> bool:
-        """Whether it needs no more memory than `other` in any case.
+        """True if it needs no more memory than `other` in any case.
 
         Two parts need not be less than one: between parts, the sum of their gradients takes memory.
         """
@@ -62,15 +62,8 @@ class Tried:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether it was compiled, or the compiler refused it, and a device has not enough memory."""
+        """True if it was compiled, or the compiler refused it, and a device has not enough memory."""
         return "RESOURCE_EXHAUSTED" in self.refusal if self.result is None else not self.result.fits
-
-    @property
-    def summary(self) -> str:
-        if self.result is None:
-            return self.refusal
-        memory, cycles = self.result.compiled.memory.peak / 2**30, self.result.yardsticks.total.cycles / 1e6
-        return f"{memory:.2f} GiB, {'fits' if self.fits else 'does not fit'}, {cycles:.1f} million estimated cycles"
 
     @property
     def cycles_per_example(self) -> float:
@@ -79,6 +72,14 @@ class Tried:
             return float("inf")
         local = self.variant.global_batch_size / len(self.result.topology.devices)
         return self.result.yardsticks.total.cycles / local
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """GiB, millions of cycles, and thousands of cycles for an example; empty for a refused variant."""
+        if self.result is None:
+            return "", "", ""
+        memory, cycles = self.result.compiled.memory.peak / 2**30, self.result.yardsticks.total.cycles / 1e6
+        return f"{memory:.2f}", f"{cycles:.1f}", f"{self.cycles_per_example / 1e3:.1f}"
 
     def to_json(self) -> dict[str, Any]:
         figures = {} if self.result is None else self.result.to_json()
@@ -160,7 +161,10 @@ def compile_all(
         else:
             reason = f"not compiled, because {too_large.variant} needs less memory and does not fit"
             tried[variant] = Tried(variant, None, reason)
-        progress(f"{number} of {len(chosen)}: {variant}: {tried[variant].summary}")
+        memory, cycles, _ = tried[variant].cells
+        fits = "fits" if tried[variant].fits else "does not fit"
+        came_of_it = tried[variant].refusal or f"{memory} GiB, {fits}, {cycles} million estimated cycles"
+        progress(f"{number} of {len(chosen)}: {variant}: {came_of_it}")
     return [tried[variant] for variant in chosen]
 
 
@@ -173,24 +177,45 @@ def best(tried: Sequence[Tried]) -> Tried | None:
     return min((each for each in tried if each.fits), key=lambda each: each.cycles_per_example, default=None)
 
 
+def _best_first(tried: Sequence[Tried]) -> list[Tried]:
+    return sorted(tried, key=lambda each: (not each.fits, each.cycles_per_example))
+
+
 def lines(tried: Sequence[Tried], topology: Topology) -> Iterator[str]:
     """Yields the table for the terminal."""
     chosen = best(tried)
     yield f"{topology}"
     yield "one step on one device; compiled or estimated, never measured:"
     yield f"  {'GiB':>6} {'fits':>5} {'Mcycles':>8} {'per example':>12}  variant"
-    for each in sorted(tried, key=lambda each: (not each.fits, each.cycles_per_example)):
-        if each.result is None:
-            yield f"  {'':>6} {'no':>5} {'':>8} {'':>12}  {each.variant}: {each.refusal}"
-            continue
-        memory, cycles = each.result.compiled.memory.peak / 2**30, each.result.yardsticks.total.cycles / 1e6
+    for each in _best_first(tried):
+        memory, cycles, per_example = each.cells
+        refusal = f": {each.refusal}" if each.result is None else ""
+        unit = " k" if per_example else ""
         fits = "yes" if each.fits else "no"
-        yield f"  {memory:6.2f} {fits:>5} {cycles:8.1f} {each.cycles_per_example / 1e3:10.1f} k  {each.variant}"
+        yield f"  {memory:>6} {fits:>5} {cycles:>8} {per_example + unit:>12}  {each.variant}{refusal}"
     available = f"{topology.hbm_bytes / 2**30:.2f} GiB of a device"
     yield (
         f"no variant fits the {available}; use a smaller --search-batch-sizes or more chips"
         if chosen is None
         else f"estimated fastest in the {available}: {chosen.variant}"
+    )
+
+
+def search_page(name: str, tried: Sequence[Tried], topology: Topology) -> str:
+    """Returns the HTML page of a search: every variant, the best one first, and what the compiler refused."""
+    chosen = best(tried)
+    rows = []
+    for each in _best_first(tried):
+        fits = "refused" if each.result is None else "yes" if each.fits else "no"
+        rows.append((str(each.variant), fits, *each.cells))
+    return render_document(
+        "pod.html.j2",
+        title=f"{name}, variants of the train step on {topology.name}",
+        topology=topology,
+        result=None,
+        variants=rows,
+        refused=[(each.variant, each.refusal) for each in tried if each.result is None],
+        best=None if chosen is None else chosen.variant,
     )
 
 

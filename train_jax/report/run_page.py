@@ -16,8 +16,8 @@ from train_jax.errors import UserError
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import percent, render_document, spelled
 from train_jax.run.config import RunConfig
+from train_jax.run.events import Goodput, read_goodput
 from train_jax.run.folder import RunFolder, read_run
-from train_jax.run.goodput import Goodput, read_goodput
 from train_jax.run.tracking import read_metrics
 from train_jax.tasks.language.commands import ExportCheck, Sample, perplexity_of, printable, read_samples
 

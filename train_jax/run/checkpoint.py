@@ -12,41 +12,215 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import platform
 import sys
-from collections.abc import Mapping, Sequence
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from train_jax.core.state import Arrays, TrainState
-from train_jax.errors import StorageError
-from train_jax.run.agreed_steps import agreed_steps
+from train_jax.errors import StorageError, UserError
 from train_jax.run.cache import upload_working_files
-from train_jax.run.checkpoint_items import (
-    STATE,
-    Best,
-    DamagedCheckpointError,
-    Resumed,
-    Retention,
-    by_name,
-    check_same,
-    checksum_of_json,
-    damaged,
-    items_of,
-    like_tree,
-    placeholder,
-    stored,
-    unreadable,
-)
-from train_jax.run.checksums import checksums
 from train_jax.run.files import check_readable, move_folder, remove_until_gone
 from train_jax.run.folder import COMPLETE, RunFolder, complete_steps
 from train_jax.run.lease import check_writer
-from train_jax.run.requests import reason, silence_abandoned_writes, silence_raised_errors
+from train_jax.run.requests import is_outage, reason, silence_abandoned_writes, silence_raised_errors
 from train_jax.run.storage import absolute
 from train_jax.runtime.coordination import keep_orbax_off_devices
-from train_jax.runtime.processes import any_process, is_main_process, wait_for_all
+from train_jax.runtime.processes import (
+    all_or_none,
+    any_process,
+    is_main_process,
+    of_main_process,
+    sum_over_processes,
+    wait_for_all,
+)
+
+SEEN_SECONDS = 90.0
+"""How long a host may take to show a folder of another one: with the defaults of NFS, up to a minute."""
+
+
+def agreed_steps(folder: Path, find: Callable[[], list[int]]) -> list[int]:
+    """The steps that the first process finds, newest last, on every process. Collective.
+
+    `find` lists those that this host shows. Waits until they are all there; raises `StorageError` if they are not.
+    """
+    steps = of_main_process(lambda: {"steps": find()})["steps"]
+    deadline = time.monotonic() + SEEN_SECONDS
+    with all_or_none():
+        while missing := set(steps).difference(find()):
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"{folder} has no checkpoint of step {max(missing)} on {platform.node()}, but has one on the host "
+                    "of process 0; start again when all hosts show the same folder"
+                )
+            time.sleep(min(1.0, SEEN_SECONDS / 10))
+    return steps
+
+
+_MODULUS = 2**32
+_THREADS = 4
+
+
+def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
+    """A 32-bit checksum of each array, the same on every process.
+
+    It is the sum of the CRC-32 of each row (entry of the first axis) times an odd number for its position, so that the
+    processes that hold different rows of an array add theirs, and a change in one row always changes it. NumPy arrays
+    and arrays that a process has whole are taken as they are. Collective if any array spans several processes.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:  # the loop waits for this, and zlib releases the interpreter's lock
+        sums = dict(zip(arrays, pool.map(_of_array, arrays.values()), strict=True))
+    spread = [name for name, array in arrays.items() if _is_spread(array)]
+    if spread:
+        totals = sum_over_processes("checksums", [sums[name] for name in spread])
+        sums |= {name: total % _MODULUS for name, total in zip(spread, totals, strict=True)}
+    return sums
+
+
+def _is_spread(array: Any) -> bool:
+    return isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated)
+
+
+def _of_array(array: Any) -> int:
+    if _is_spread(array):
+        return sum(_of_rows(np.asarray(s.data), s.index[0].start or 0) for s in _distinct(array)) % _MODULUS
+    return _of_rows(np.asarray(array), 0)
+
+
+def _of_rows(array: np.ndarray, first_row: int) -> int:
+    if not array.size:
+        return 0
+    rows = np.ascontiguousarray(array).reshape(len(array) if array.ndim else 1, -1)
+    parts = (zlib.crc32(row.data) for row in rows.view(np.uint8))
+    return sum((2 * (first_row + i) + 1) * part for i, part in enumerate(parts)) % _MODULUS
+
+
+def _distinct(array: jax.Array) -> list[Any]:
+    """This process's shards, those that repeat another one left out."""
+    return [shard for shard in array.addressable_shards if shard.replica_id == 0]
+
+
+STATE, CARRY = "state.", "carry."
+
+
+class DamagedCheckpointError(UserError):
+    """A checkpoint that cannot be read, or whose content is not what was saved."""
+
+
+def unreadable(path: Path, error: Exception) -> UserError:
+    """A checkpoint is not damaged because a disk or a service fails to read it."""
+    if is_outage(error):
+        return StorageError(f"the checkpoint {path} cannot be read ({reason(error)}); run the command again")
+    return damaged(path, error)
+
+
+def damaged(path: Path, error: Exception) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"the checkpoint {path} is damaged ({reason(error)})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """Which checkpoints are kept; the others are deleted when a new one is complete."""
+
+    newest: int = 2
+    every_steps: int = 0
+    """Those at multiples of this; 0 for none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The checkpoint with the highest value of the figure that the run keeps the best by."""
+
+    step: int
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """What a run continues from."""
+
+    step: int
+    state: TrainState
+    carry: dict[str, Any]
+    """Its arrays by name, by rows of the global batch."""
+    notes: dict[str, Any]
+    damaged: tuple[str, ...]
+    """Why newer checkpoints are not used."""
+    path: Path
+
+    def carry_like(self, rows: Any) -> Any:
+        """The carry in the structure of `rows`. Raises `UserError` if it has other arrays."""
+        expected = by_name(rows, CARRY)
+        check_same(self.carry, expected, self.path)
+        return like_tree(rows, expected | self.carry, CARRY)
+
+
+def items_of(state: TrainState, carry: Any) -> dict[str, dict[str, Any]]:
+    """The arrays of each item by name."""
+    fields = state._asdict()
+    model = {name: fields.pop(name) for name in ("ema" if state.ema else "params", "buffers")}
+    return {"model": by_name(model, STATE), "optimizer": by_name(fields, STATE), "carry": by_name(carry, CARRY)}
+
+
+def by_name(tree: Any, prefix: str) -> dict[str, Any]:
+    """Flattens a tree to a dict, so that a checkpoint does not depend on the classes of its state."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {prefix + jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def stored(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the empty arrays, which Orbax does not save."""
+    return {name: array for name, array in arrays.items() if np.size(array)}
+
+
+def like_tree(tree: Any, arrays: Mapping[str, Any], prefix: str) -> Any:
+    """The arrays in the structure of the tree."""
+    return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in by_name(tree, prefix)])
+
+
+def placeholder(array: Any, sharding: Any) -> Any:
+    """What Orbax restores into: NumPy, whole on every process, or an array over all processes."""
+    if sharding is None:
+        return np.empty(array.shape, array.dtype)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+
+def difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """The first array that is missing, unexpected or of another shape or dtype; empty if there is none."""
+    for name in sorted(saved.keys() | expected.keys()):
+        if name not in saved:
+            return f"{name} is missing"
+        if name not in expected:
+            return f"{name} is unexpected"
+        a, b = saved[name], expected[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
+    return ""
+
+
+def check_same(saved: Mapping[str, Any], expected: Mapping[str, Any], path: Path) -> None:
+    """Raises `UserError` if the arrays of a checkpoint are not those of the model."""
+    problem = difference(saved, stored(expected))
+    if problem:
+        raise UserError(
+            f"the checkpoint {path} is of another model ({problem}); use the configuration it was made with, or "
+            "another --run-dir"
+        )
+
+
+def checksum_of_json(value: Mapping[str, Any]) -> int:
+    """Of the notes of a checkpoint."""
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
 
 _ARRAYS = ("model", "optimizer", "carry")
 _CHECKSUM = "checksum"

@@ -17,8 +17,7 @@ from train_jax.core.reduction import Reduction
 from train_jax.errors import UserError
 from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
-from train_jax.runtime.backend import Platform
-from train_jax.runtime.cores import cores
+from train_jax.runtime.backend import Platform, cores
 from train_jax.task import TaskConfig, task_class, task_config_class
 
 Steps = Annotated[int, Range(0, 10**12)]

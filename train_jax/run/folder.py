@@ -24,6 +24,16 @@ COMPLETE = "commit_success.txt"
 """The last object of a checkpoint in storage."""
 
 
+class _File:
+    """The path of a file of a run; with `results`, of the checkpoint whose results are asked for."""
+
+    def __init__(self, *parts: str, results: bool = False):
+        self._parts, self._results = parts, results
+
+    def __get__(self, folder: RunFolder, _: type) -> Path:
+        return (folder.results if self._results else folder.path).joinpath(*self._parts)
+
+
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
     """The files of one run."""
@@ -33,42 +43,33 @@ class RunFolder:
     weights_of: str = ""
     """The checkpoint whose results are asked for, such as `at-step-20`; empty for the newest one."""
 
+    config = _File("config.json")
+    changes = _File("changes.jsonl")
+    """One line for each time that the run was continued with other values of fields that may change."""
+    lock = _File("lock")
+    """Held by the process that writes the run's files."""
+    data = _File("dataset.json")
+    """`Task.facts`: the metadata that the model depends on, so that it can be built without the data."""
+    machine = _File("machine.json")
+    """Devices, software versions and model size of the run."""
+    metrics = _File("metrics.jsonl")
+    events = _File("events.jsonl")
+    """Where the wall time of the run went, a line for each event of each session."""
+    heartbeat = _File("heartbeat.json")
+    """The same since the last event, written every second while the run trains."""
+    wandb_id = _File("wandb_id")
+    checkpoints = _File("checkpoints")
+    finished = _File("FINISHED")
+    """Written after training and the final evaluation; contains their metrics."""
+    weights = _File("weights.safetensors", results=True)
+    report = _File("report", "index.html", results=True)
+    export_check = _File("evaluation", "export_check.json", results=True)
+    samples = _File("evaluation", "samples.json", results=True)
+    """Texts of a language model."""
+
     @property
-    def _results(self) -> Path:
+    def results(self) -> Path:
         return self.path / self.weights_of if self.weights_of else self.path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def changes(self) -> Path:
-        """One line for each time that the run was continued with other values of fields that may change."""
-        return self.path / "changes.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that writes the run's files."""
-        return self.path / "lock"
-
-    @property
-    def data(self) -> Path:
-        """`Task.facts`: the metadata that the model depends on, so that it can be built without the data."""
-        return self.path / "dataset.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """Where the wall time of the run went, a line for each event of each session."""
-        return self.path / "events.jsonl"
-
-    @property
-    def heartbeat(self) -> Path:
-        """The same since the last event, written every second while the run trains."""
-        return self.path / "heartbeat.json"
 
     def host_log(self, process: int) -> Path:
         """Everything that a process printed."""
@@ -78,62 +79,28 @@ class RunFolder:
         """The folder with what `--profile` has recorded in a process."""
         return self.path / "profile" / f"host-{process:02}"
 
-    @property
-    def wandb_id(self) -> Path:
-        return self.path / "wandb_id"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def finished(self) -> Path:
-        """Written after training and the final evaluation; contains their metrics."""
-        return self.path / "FINISHED"
-
-    @property
-    def weights(self) -> Path:
-        return self._results / "weights.safetensors"
-
-    @property
-    def report(self) -> Path:
-        return self._results / "report" / "index.html"
-
-    @property
-    def export_check(self) -> Path:
-        return self._results / "evaluation" / "export_check.json"
-
-    @property
-    def samples(self) -> Path:
-        """Texts of a language model."""
-        return self._results / "evaluation" / "samples.json"
-
-    @property
-    def machine(self) -> Path:
-        """Devices, software versions and model size of the run."""
-        return self.path / "machine.json"
-
-    def evaluation(self, split: str) -> Path:
-        return self._results / "evaluation" / f"{split}.json"
+    def evaluation(self, name: str) -> Path:
+        """The metrics of a split, or of an evaluation with a name."""
+        return self.results / "evaluation" / f"{name}.json"
 
     def predictions(self, split: str) -> Path:
-        return self._results / "evaluation" / f"{split}_predictions.npz"
+        return self.results / "evaluation" / f"{split}_predictions.npz"
 
     def halting_curve(self, split: str) -> Path:
         """The halting curve of an evaluation that ran to the halt limit."""
-        return self._results / "evaluation" / f"{split}_halting_curve.json"
+        return self.evaluation(f"{split}_halting_curve")
 
     def halted_early(self, split: str) -> Path:
         """The metrics of the last evaluation with early halting."""
-        return self._results / "evaluation" / f"{split}_halted_early.json"
+        return self.evaluation(f"{split}_halted_early")
 
     def trajectories(self, split: str) -> Path:
         """The results of the last evaluation with several trajectories."""
-        return self._results / "evaluation" / f"{split}_trajectories.json"
+        return self.evaluation(f"{split}_trajectories")
 
     def trajectories_solved(self, split: str) -> Path:
         """The examples that it solved, by number of trajectories and of ACT steps."""
-        return self._results / "evaluation" / f"{split}_trajectories.npz"
+        return self.results / "evaluation" / f"{split}_trajectories.npz"
 
 
 def complete_steps(checkpoints: Path) -> list[int]:

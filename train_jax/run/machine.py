@@ -1,14 +1,49 @@
-"""Writes the devices, software versions and model size of a run, for its report."""
+"""The machine and the code of a run: devices, software versions, hashes of the source files."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
+import importlib
 import json
 import platform
+import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, write_text
-from train_jax.runtime.cores import cores
+from train_jax.runtime.backend import cores
+
+SOURCES = ("bridge", "models_torch", "train_jax")
+
+
+def source_hashes(config: RunConfig) -> dict[str, str]:
+    """Of every source file of the packages, and of that of a model and a task of the user.
+
+    Raises `OSError` for a file that cannot be read.
+    """
+    hashes = {}
+    for package in SOURCES:
+        root = Path(str(importlib.import_module(package).__file__)).parent
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                hashes[f"{package}/{path.relative_to(root)}"] = _hash_of(path)
+    for name in (config.model, config.task):
+        module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
+        if module is not None and module.__file__:
+            hashes[name] = _hash_of(Path(module.__file__))
+    return hashes
+
+
+def hash_of_all(hashes: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
 
 PACKAGES = ("torch", "torchax", "jax", "jaxlib", "optax", "orbax-checkpoint", "numpy")
 """Packages whose version can change the result of training."""

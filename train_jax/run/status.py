@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
-from train_jax.run.events import read_events, read_heartbeat
+from train_jax.run.events import Goodput, goodput_of, read_events, read_heartbeat
 from train_jax.run.folder import RunFolder, complete_steps, find_run
-from train_jax.run.goodput import Goodput, goodput_of
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
 from train_jax.task import COMMANDS, commands_of

@@ -7,18 +7,19 @@ the user can set right (package, credentials, bucket, permission) is a `UserErro
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import Any, cast
 
 from etils.epath import gpath
 
 from train_jax.errors import UserError
-from train_jax.run.requests import retried, silence_raised_errors
+from train_jax.run.requests import T, retried, silence_raised_errors
 
 _SILENT_SECONDS = 30.0
 """A connection without any answer for this long counts as a failed try."""
@@ -77,24 +78,21 @@ def _check_bucket(bucket: str) -> None:
     retried(lambda: _client().get_bucket(bucket, timeout=_SILENT_SECONDS, retry=None), f"gs://{bucket}")
 
 
-def _patient(name: str) -> Any:
-    """A method of `RemotePath` that repeats the method of the same name of `epath`."""
-    method = getattr(gpath.PosixGPath, name)
-
-    @functools.wraps(method)
-    def repeated(self, *args, **kwargs):
-        _check_bucket(self.parts[2])
-        return retried(lambda: method(self, *args, **kwargs), str(self))
-
-    return repeated
-
-
 class RemotePath(gpath.PosixGPath):
-    """A `gs://` path with the methods of `pathlib.Path` that a run needs."""
+    """A `gs://` path with the methods of `pathlib.Path` that a run needs; each repeats a request that fails."""
 
-    _stat = _patient("stat")
-    read_bytes, read_text = _patient("read_bytes"), _patient("read_text")
-    rmtree = _patient("rmtree")
+    def _request(self, call: Callable[[], T]) -> T:
+        _check_bucket(self.parts[2])
+        return retried(call, str(self))
+
+    def read_bytes(self) -> bytes:
+        return self._request(super().read_bytes)
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
+        return self._request(lambda: super(RemotePath, self).read_text(encoding))
+
+    def rmtree(self, missing_ok: bool = False) -> None:
+        self._request(lambda: super(RemotePath, self).rmtree(missing_ok))
 
     def exists(self) -> bool:
         return self._kind() != ""
@@ -107,15 +105,14 @@ class RemotePath(gpath.PosixGPath):
 
     def _kind(self) -> str:
         """Empty if there is nothing. The methods of fsspec answer that, too, when a request fails."""
-        _check_bucket(self.parts[2])
         try:
-            return retried(lambda: self._file_system.info(str(self)), str(self))["type"]
+            return self._request(lambda: self._file_system.info(str(self)))["type"]
         except FileNotFoundError:
             return ""
 
     def stat(self) -> Any:
         """The fields of `os.stat_result` that storage knows."""
-        stat = self._stat()
+        stat = self._request(super().stat)
         return types.SimpleNamespace(st_size=stat.length, st_mtime=stat.mtime)
 
     def absolute(self) -> RemotePath:
@@ -125,8 +122,7 @@ class RemotePath(gpath.PosixGPath):
         return self
 
     def iterdir(self) -> Iterator[RemotePath]:
-        _check_bucket(self.parts[2])
-        return iter(retried(lambda: list(super(RemotePath, self).iterdir()), str(self)))
+        return iter(self._request(lambda: list(super(RemotePath, self).iterdir())))
 
     def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
         """Nothing: storage has no folders. Only checks that the bucket can be reached."""
@@ -134,37 +130,28 @@ class RemotePath(gpath.PosixGPath):
 
     def write_bytes(self, data: bytes) -> int:
         """One request for up to 50 MB; an object is visible only when all of it has arrived."""
-        _check_bucket(self.parts[2])
-        retried(lambda: self._file_system.pipe_file(str(self), data), str(self))
+        self._request(lambda: self._file_system.pipe_file(str(self), data))
         return len(data)
 
     def write_text(self, data: str, encoding: str | None = None, errors: str | None = None) -> int:
         return self.write_bytes(data.encode(encoding or "utf-8"))
 
     def unlink(self, missing_ok: bool = False) -> None:
-        _check_bucket(self.parts[2])
-        try:
-            retried(lambda: self._file_system.rm_file(str(self)), str(self))
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
+        with contextlib.suppress(FileNotFoundError) if missing_ok else contextlib.nullcontext():
+            self._request(lambda: self._file_system.rm_file(str(self)))
 
     def download(self, target: Path) -> None:
-        _check_bucket(self.parts[2])
-        retried(lambda: self._file_system.get_file(str(self), str(target)), str(self))
+        self._request(lambda: self._file_system.get_file(str(self), str(target)))
 
     def upload(self, source: Path) -> None:
-        _check_bucket(self.parts[2])
-        retried(lambda: self._file_system.put_file(str(source), str(self)), str(self))
+        self._request(lambda: self._file_system.put_file(str(source), str(self)))
 
     def copy_to(self, target: RemotePath) -> None:
-        _check_bucket(self.parts[2])
-        retried(lambda: self._file_system.cp_file(str(self), str(target)), str(self))
+        self._request(lambda: self._file_system.cp_file(str(self), str(target)))
 
     def files(self) -> dict[str, dict[str, Any]]:
         """All objects below the folder: their size and CRC-32C by name relative to it."""
-        _check_bucket(self.parts[2])
-        found = retried(lambda: self._file_system.find(str(self), detail=True), str(self))
+        found = self._request(lambda: self._file_system.find(str(self), detail=True))
         start = len(str(self).removeprefix("gs://")) + 1
         entries = {name[start:]: info for name, info in found.items() if not name.endswith("/") and name[start:]}
         return {name: {"size": int(info["size"]), "crc32c": info.get("crc32c")} for name, info in entries.items()}

@@ -11,6 +11,12 @@ import jax
 
 from train_jax.errors import UserError
 
+
+def cores() -> int:
+    """Counts the cores in the CPU affinity mask if the system has one, otherwise all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 Platform = Literal["auto", "tpu", "gpu", "cpu"]
 
 _DEVICE_FILES = Path("/dev")

@@ -19,7 +19,7 @@ from train_jax.core.step import TrainStep
 from train_jax.errors import UserError
 from train_jax.runtime.backend import local_devices
 from train_jax.runtime.batch_size import check_divides
-from train_jax.runtime.saved_program import load_program
+from train_jax.runtime.compilation import load_program
 
 Runner = Literal["pmap", "shard_map"]
 

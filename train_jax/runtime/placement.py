@@ -2,74 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
 
-from train_jax.core.sharding import STATE_AXES, Bucket, Replicated, Sharded, Sharding
+from train_jax.core.sharding import STATE_AXES, Bucket, Sharded, Sharding
 from train_jax.core.state import Arrays, TrainState
 from train_jax.runtime.devices import Devices
 
 
-class Placement(Protocol):
-    """The place of the state between two steps."""
+class Placement:
+    """The place of the state between two steps: every device has the whole state."""
 
-    @property
-    def sharding(self) -> Sharding:
-        """What a training step does."""
-        ...
+    axes: Any = None
+    """The device axis of each array of the state, 0 or None, as a prefix of the state."""
 
-    @property
-    def axes(self) -> Any:
-        """The device axis of each array of the state, 0 or None, as a prefix of the state."""
-        ...
-
-    def shapes(self, state: TrainState) -> TrainState:
-        """Returns the shapes that the training step takes, for those of a whole state."""
-        ...
-
-    def place(self, state: TrainState) -> TrainState:
-        """Places a whole state on the devices."""
-        ...
-
-    def whole(self, state: TrainState) -> TrainState:
-        """Returns the state with whole parameters and averages on every device. Collective."""
-        ...
-
-    def to_checkpoint(self, state: TrainState) -> TrainState:
-        """Returns a copy in the shapes of the parameters, for `Checkpoints.save`. Collective."""
-        ...
-
-
-class ReplicatedState:
-    """Every device has the whole state."""
-
-    axes = None
-
-    def __init__(self, devices: Devices, sharding: Replicated):
+    def __init__(self, devices: Devices, sharding: Sharding):
+        """`sharding` is what a training step does."""
         self._devices, self.sharding = devices, sharding
 
     def shapes(self, state: TrainState) -> TrainState:
+        """Returns the shapes that the training step takes, for those of a whole state."""
         return state
 
     def place(self, state: TrainState) -> TrainState:
+        """Places a whole state on the devices."""
         return self._devices.replicate(state)
 
     def whole(self, state: TrainState) -> TrainState:
+        """Returns the state with whole parameters and averages on every device. Collective."""
         return state
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
+        """Returns a copy in the shapes of the parameters, for `Checkpoints.save`. Collective."""
         return self._devices.to_global(state)
 
 
-class ShardedState:
+class ShardedState(Placement):
     """Every device has a shard of parameters, averages and optimizer state, and all of the rest."""
 
     axes = STATE_AXES
 
+    sharding: Sharded
+
     def __init__(self, devices: Devices, sharding: Sharded):
-        self._devices, self.sharding = devices, sharding
+        super().__init__(devices, sharding)
         self._gather = devices.parallel_gather(self._whole)
 
     def _whole(self, params: Arrays, ema: Arrays) -> tuple[Arrays, Arrays]:

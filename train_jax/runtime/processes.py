@@ -16,11 +16,10 @@ from jax.experimental import multihost_utils
 from train_jax.errors import StorageError, UserError
 from train_jax.runtime import backend
 from train_jax.runtime.backend import Platform
-from train_jax.runtime.cluster import this_cluster
+from train_jax.runtime.cluster import Present, roll_call, this_cluster
 from train_jax.runtime.coordination import exchange
 from train_jax.runtime.peers import JOIN_SECONDS, Peers
 from train_jax.runtime.relay import start_relay
-from train_jax.runtime.roll_call import Present, roll_call
 
 _peers: Peers | None = None
 

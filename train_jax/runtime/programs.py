@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from train_jax.runtime.clock import Clock
-from train_jax.runtime.compile_cache import counted_cache_use
+from train_jax.runtime.compilation import counted_cache_use
 from train_jax.runtime.coordination import wait_for_processes
 from train_jax.runtime.devices import Devices
 from train_jax.task import VariantSchedule

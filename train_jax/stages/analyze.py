@@ -1,15 +1,13 @@
 """`trm analyze ROOT`: the answers of groups of experiments, from their run folders alone."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from train_jax.analysis.page import fronts_of, html, markdown, sections_of
+from train_jax.analysis.page import fronts_of, html, markdown, sections_of, write_tables
 from train_jax.analysis.records import read_study
-from train_jax.analysis.tables import write_tables
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.files import write_text
@@ -56,7 +54,3 @@ def main(config: Analyze) -> None:
 
 def cli(argv: list[str]) -> None:
     main(parse(Analyze, argv, prog="trm analyze"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

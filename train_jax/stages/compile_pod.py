@@ -1,32 +1,37 @@
 """`trm compile-pod NAME`: compiles the train step of a run for a TPU topology, on a machine without a TPU."""
 
-import contextlib
 import dataclasses
 import functools
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.experiments.data_sets import recipes
-from train_jax.pod import topology as topologies
-from train_jax.pod.compile import compile_eval_step, compile_train_step, training_for
-from train_jax.pod.page import page, search_page
-from train_jax.pod.results import Result
-from train_jax.pod.schedule import read_schedules, write_schedules
-from train_jax.pod.search import lines, search, to_json
+from train_jax.experiments.table import recipes
+from train_jax.pod.compile import (
+    DEFAULT_TOPOLOGY,
+    Topology,
+    compile_eval_step,
+    compile_train_step,
+    topology,
+    training_for,
+    use_host_backend,
+)
+from train_jax.pod.hlo import read_schedules, write_schedules
+from train_jax.pod.results import Result, page
+from train_jax.pod.search import lines, search, search_page, to_json
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
 from train_jax.run.storage import path_of
 from train_jax.run_arguments import parse_run, split_arguments
-from train_jax.runtime.saved_program import save_program
+from train_jax.runtime.compilation import save_program
 from train_jax.task import Task, task_class
 from train_jax.tasks.language.task import UnbuiltText
 from train_jax.tasks.puzzles.unbuilt import UnbuiltPuzzles
@@ -41,7 +46,7 @@ class CompilePod:
 
     name: Annotated[str, tyro.conf.Positional]
     """Preset or experiment, such as sudoku-extreme or exp01a."""
-    topology: str = topologies.DEFAULT
+    topology: str = DEFAULT_TOPOLOGY
     """Chip and axes of the slice: v4:2x4x4 is a v4-64; v5e:4x8, v5p:2x4x4 and v6e:4x8 have as many chips."""
     megacore: bool = True
     """Whether the two cores of a v4 or v5p chip are one device, as on Google Cloud."""
@@ -70,55 +75,38 @@ class CompilePod:
     """Batch sizes that the search tries, such as 3072,6144,12288; by default that of the run."""
 
 
-class Command(NamedTuple):
-    """The arguments: those of the stage, and those that name the run."""
-
-    options: CompilePod
-    run: RunConfig
-
-
-def main(command: Command) -> None:
-    options, config = command
+def main(options: CompilePod, config: RunConfig) -> None:
     if options.save and (options.step != "train" or config.compute.runner != "shard_map"):
         raise UserError("--save is for the train step; use --compute.runner shard_map, and leave out --step")
-    topologies.use_host_backend()
-    with _schedules(options.bundles) as schedules:
-        _compile(options, config, schedules)
+    use_host_backend()
+    with tempfile.TemporaryDirectory(prefix="trm-schedules-") as schedules:
+        if options.bundles:
+            write_schedules(Path(schedules))  # before the compiler is loaded
+        pod = topology(options.topology, megacore=options.megacore)
+        if options.search or options.search_batch_sizes:
+            _search(options, config, pod)
+        else:
+            _compile(options, config, pod, Path(schedules))
 
 
-def _compile(options: CompilePod, config: RunConfig, schedules: Path | None) -> None:
-    topology = topologies.topology(options.topology, megacore=options.megacore)
-    if options.search or options.search_batch_sizes:
-        _search(options, config, topology)
-        return
-    training = training_for(config, _task(options, config), topology)
+def _compile(options: CompilePod, config: RunConfig, pod: Topology, schedules: Path) -> None:
+    training = training_for(config, _task(options, config), pod)
     if options.json != "-":
-        print(f"compiling for {topology} …", file=sys.stderr, flush=True)
+        print(f"compiling for {pod} …", file=sys.stderr, flush=True)
     try:
         compiled = compile_train_step(training) if options.step == "train" else compile_eval_step(training)
     except UserError as error:
         remedy = "; --search compiles variants that need less" if "memory" in str(error) else ""
         raise UserError(f"{error}{remedy}") from error
-    known = read_schedules(schedules, compiled.program) if schedules else None
-    result = Result.of(options.name, options.step, training, topology, compiled, known)
+    known = read_schedules(schedules, compiled.program) if options.bundles else None
+    result = Result.of(options.name, options.step, training, pod, compiled, known)
     if options.text:
         write_text(Path(options.text), compiled.executable.as_text())
     if options.html:
         write_text(Path(options.html), page(result))
     if options.save:
-        save_program(path_of(options.save), compiled.lowered, compiled.executable, topology.devices)
+        save_program(path_of(options.save), compiled.lowered, compiled.executable, pod.devices)
     _print(options, result.to_json(), result.lines())
-
-
-@contextlib.contextmanager
-def _schedules(wanted: bool) -> Iterator[Path | None]:
-    """A temporary folder where the compiler, not yet loaded, writes its schedules; None if they are not wanted."""
-    if not wanted:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="trm-schedules-") as folder:
-        write_schedules(Path(folder))
-        yield Path(folder)
 
 
 def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -> None:
@@ -131,20 +119,20 @@ def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -
     print("\n".join(lines))
 
 
-def _search(options: CompilePod, config: RunConfig, topology: topologies.Topology) -> None:
+def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
     if options.step != "train" or options.text or options.bundles or options.save:
         raise UserError(
             "--search is for the train step, and writes no program; leave out --step, --text, --bundles and --save"
         )
 
     def progress(text: str) -> None:
-        print(f"compiling for {topology.name}, {text}", file=sys.stderr, flush=True)
+        print(f"compiling for {pod.name}, {text}", file=sys.stderr, flush=True)
 
     sizes = _batch_sizes(options.search_batch_sizes)
-    tried = search(options.name, config, functools.partial(_task, options), topology, sizes, progress)
+    tried = search(options.name, config, functools.partial(_task, options), pod, sizes, progress)
     if options.html:
-        write_text(Path(options.html), search_page(options.name, tried, topology))
-    _print(options, to_json(tried), lines(tried, topology))
+        write_text(Path(options.html), search_page(options.name, tried, pod))
+    _print(options, to_json(tried), lines(tried, pod))
 
 
 def _batch_sizes(text: str) -> list[int]:
@@ -167,9 +155,4 @@ def _task(options: CompilePod, config: RunConfig) -> Task:
 def cli(argv: list[str]) -> None:
     own, rest = split_arguments(argv, CompilePod, prog="trm compile-pod")
     options = parse(CompilePod, own, prog="trm compile-pod")
-    name, config = parse_run(rest, prog="trm compile-pod", description="")
-    main(Command(dataclasses.replace(options, name=name), config))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])
+    main(options, parse_run(rest, prog="trm compile-pod", description="")[1])

@@ -10,9 +10,8 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.run.choice import NEWEST
 from train_jax.run.files import write_text
-from train_jax.run.restore import restore
+from train_jax.run.restore import NEWEST, restore
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host

@@ -6,8 +6,7 @@ from typing import ClassVar
 from train_jax.command_line import HelpPage, parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
-from train_jax.run.choice import NEWEST
-from train_jax.run.restore import restore
+from train_jax.run.restore import NEWEST, restore
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import join_processes
 from train_jax.task import commands_of

@@ -4,6 +4,8 @@ import _thread
 import dataclasses
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import tyro
@@ -13,13 +15,12 @@ from train_jax.__main__ import STAGES
 from train_jax.command_line import HelpPage, parse
 from train_jax.errors import UserError
 from train_jax.pod.launch import manage
-from train_jax.pod.launch.command import check_assignments, check_command, check_environment_file
 from train_jax.pod.launch.gcloud import DryRun, Gcloud, Request, check_names, check_type, worker_count
-from train_jax.pod.launch.life import run_to_end
-from train_jax.pod.launch.overview import overview, table
-from train_jax.pod.launch.record import Record
-from train_jax.pod.launch.rehearsal import rehearsal
-from train_jax.pod.launch.view import View
+from train_jax.pod.launch.life import View, rehearsal, run_to_end
+from train_jax.pod.launch.record import Record, known
+from train_jax.pod.launch.tpu import not_shared
+from train_jax.run.storage import is_remote
+from train_jax.runtime.supervisor import restarts_option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +100,13 @@ class Launch:
         if self.detach and not self.dry_run:
             view.say(f"watched in the background, log in {manage.watch_in_background(self.tpu)}")
             return 0
-        return watched(record, commands, view)
+        return _watched(record, commands, view)
 
     def record(self) -> Record:
         """What is known of the launch before it begins."""
         request = Request(self.type, self.runtime_version, self.capacity, self.queued, self.internal_ip)
         same = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in _SAME}
-        same["collect"] = same["collect"] or manage.run_folder_of(self.command)
+        same["collect"] = same["collect"] or _local_run(self.command)
         return Record(request=request, **same)
 
     def check(self) -> None:
@@ -113,21 +114,79 @@ class Launch:
         if bool(self.rehearse) == bool(self.tpu):
             raise UserError("trm launch needs either --rehearse HOSTSxDEVICES or --tpu NAME --zone ZONE; see --help")
         if self.tpu:
-            check_names(
-                tpu=self.tpu,
-                zone=self.zone,
-                project=self.project,
-                type=self.type,
-                runtime_version=self.runtime_version,
-            )
+            check_names(**{name: getattr(self, name) for name in ("tpu", "zone", "project", "type", "runtime_version")})
             check_type(self.type)
-        check_assignments(self.env)
-        check_environment_file(self.worker_env_file)
-        shared = bool(self.tpu) and worker_count(self.type) > 1
-        check_command(self.command, list(STAGES), shared=shared)
+        _check_assignments(self.env)
+        if self.worker_env_file:
+            _check_environment_file(self.worker_env_file)
+        _check_command(self.command)
+        folder = _local_run(self.command)
+        if folder and self.tpu and worker_count(self.type) > 1:
+            raise not_shared(folder)
 
 
 _SAME = {field.name for field in dataclasses.fields(Record)} & {field.name for field in dataclasses.fields(Launch)}
+
+
+def _check_command(command: Sequence[str]) -> None:
+    """Raises `UserError` for a command that could not run on the hosts."""
+    if not command:
+        raise UserError(
+            "trm launch needs the command of the hosts behind --, such as `trm launch --rehearse 8x4 -- train tiny`"
+        )
+    if command[0] == "bash" and len(command) > 1:
+        return
+    if command[0] not in STAGES or command[0] == "launch":
+        raise UserError(
+            f"{command[0]!r} is not a command for hosts; give a stage of trm, such as train, or bash and a script"
+        )
+    if command[0] == "sweep":
+        raise UserError(
+            "a sweep trains each run in processes of one host, and would claim another run on every host of a launch; "
+            "give `train ID`, or start `trm sweep` on single hosts with one --runs-root"
+        )
+
+
+def _local_run(command: Sequence[str]) -> str:
+    """Returns the run folder of a command that trains; empty if it is in storage, and for another command.
+
+    Raises `UserError` for arguments that `trm train` refuses.
+    """
+    if command[0] != "train":
+        return ""
+    from train_jax.run_arguments import parse_run  # imports torch and JAX
+
+    _, config = parse_run(restarts_option(command[1:])[1], prog="trm train", description="")
+    return "" if is_remote(config.run_dir) else config.run_dir
+
+
+def _check_assignments(texts: Sequence[str]) -> None:
+    """Raises `UserError` for values of `--env` that are not NAME=VALUE, or that look like secrets."""
+    for text in texts:
+        name = text.partition("=")[0]
+        if not _is_assignment(text):
+            raise UserError(f"--env {name}: expected NAME=VALUE")
+        if any(word in name.upper() for word in ("KEY", "TOKEN", "SECRET", "PASSWORD")):
+            raise UserError(f"--env {name} would be in command lines and logs; put it into --worker-env-file")
+
+
+def _is_assignment(text: str) -> bool:
+    """Returns whether a text is NAME=VALUE, with a name that a shell accepts."""
+    name, equals, _ = text.partition("=")
+    return bool(equals) and name.isidentifier() and name.isascii()
+
+
+def _check_environment_file(path: str) -> None:
+    """Raises `UserError` for a file with secrets that others can read, or whose lines are not NAME=VALUE."""
+    try:
+        mode, lines = os.stat(path).st_mode, Path(path).read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"--worker-env-file {path}: {error.strerror}") from None
+    if mode & 0o077:
+        raise UserError(f"--worker-env-file {path} can be read by others; run `chmod 600` on it")
+    for number, text in enumerate(lines, 1):
+        if text and not text.startswith("#") and not _is_assignment(text):
+            raise UserError(f"--worker-env-file {path}: line {number} is not NAME=VALUE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,16 +202,19 @@ class List:
         for zone in self.zones:
             check_names(zone=zone)
         check_names(project=self.project)
-        print("\n".join(table(overview(Gcloud(), self.zones, self.project))))
+        print("\n".join(manage.overview(Gcloud(), self.zones, self.project)))
         return 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Logs:
-    """Follow the logs of all hosts, or show those of a launch that is over. Ctrl-C ends nothing but this view."""
-
+class _Named:
     tpu: Annotated[str, tyro.conf.Positional]
     """Name of the TPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Logs(_Named):
+    """Follow the logs of all hosts, or show those of a launch that is over. Ctrl-C ends nothing but this view."""
 
     def run(self) -> int:
         manage.logs(self.tpu, Gcloud(), View(_show))
@@ -160,22 +222,16 @@ class Logs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Watch:
+class Watch(_Named):
     """Watch a launch whose terminal was closed: follow, start again after preemptions, collect, delete the node."""
 
-    tpu: Annotated[str, tyro.conf.Positional]
-    """Name of the TPU."""
-
     def run(self) -> int:
-        return watched(manage.known(self.tpu), Gcloud(), View(_show))
+        return _watched(known(self.tpu), Gcloud(), View(_show))
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
+class Stop(_Named):
     """Stop a run with SIGTERM, so that it saves; then collect its results, and delete the node if it was created."""
-
-    tpu: Annotated[str, tyro.conf.Positional]
-    """Name of the TPU."""
 
     def run(self) -> int:
         manage.stop(self.tpu, Gcloud(), View(_show))
@@ -183,11 +239,9 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Delete:
+class Delete(_Named):
     """Delete the node of a launch."""
 
-    tpu: Annotated[str, tyro.conf.Positional]
-    """Name of the TPU."""
     force: bool = False
     """Also while a run is going on there, and if no launch created it."""
 
@@ -199,7 +253,7 @@ class Delete:
 COMMANDS = {"list": List, "logs": Logs, "watch": Watch, "stop": Stop, "delete": Delete}
 
 
-def watched(record: Record, commands: Gcloud, view: View) -> int:
+def _watched(record: Record, commands: Gcloud, view: View) -> int:
     try:
         return manage.watch(record, commands, view)
     except KeyboardInterrupt:
@@ -240,7 +294,3 @@ def cli(argv: list[str]) -> None:
     launch = dataclasses.replace(parsed, command=tuple(command))
     launch.check()
     main(launch)
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -11,7 +11,7 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.pod.measured import Measured, read_profile
+from train_jax.pod.yardsticks import Measured, read_profile
 from train_jax.run.cache import local_folder
 from train_jax.run.folder import find_run, write_text
 

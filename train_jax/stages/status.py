@@ -54,7 +54,3 @@ def _finite(fields: dict[str, Any]) -> dict[str, Any]:
 
 def cli(argv: list[str]) -> None:
     main(parse(Status, argv, prog="trm status"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -3,24 +3,28 @@
 import dataclasses
 import os
 import shutil
-import sys
 import time
-from typing import Annotated, Literal
+from collections import Counter
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import PreemptedError, UserError
-from train_jax.experiments.command import options_of
-from train_jax.experiments.data_sets import data_sets
-from train_jax.experiments.expression import combinations
-from train_jax.experiments.jobs import Options, check_folders, jobs_of, select, with_copies, without_done
-from train_jax.experiments.plan_text import plan_lines
-from train_jax.experiments.runs import differences, experiment, experiment_run, plan, remark
-from train_jax.experiments.sweep_files import SweepFiles, done_elsewhere
-from train_jax.experiments.sweeper import Sweeper, other_sweepers, run_command
-from train_jax.experiments.table import EXPERIMENTS, GROUPS
+from train_jax.experiments.jobs import (
+    Options,
+    check_folders,
+    combinations,
+    jobs_of,
+    select,
+    sweep_lines,
+    with_copies,
+    without_done,
+)
+from train_jax.experiments.runs import differences, experiment, experiment_run, options_of, plan_lines
+from train_jax.experiments.sweeper import Sweeper, SweepFiles, done_elsewhere, other_sweepers, run_command
+from train_jax.experiments.table import EXPERIMENTS, GROUPS, data_sets
 from train_jax.report.status_table import status_table
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import VARIABLES
@@ -60,8 +64,7 @@ class Show:
         config = experiment_run(self.experiment_id)
         print(f"{self.experiment_id} ({row.group}, {GROUPS[row.group]}): {_changes(self.experiment_id)}")
         sets = data_sets(row)
-        lines = plan(config, sum(each.puzzles for each in sets)).lines()
-        for line in [*lines, *filter(None, [remark(self.experiment_id)])]:
+        for line in plan_lines(self.experiment_id, config, sum(each.puzzles for each in sets)):
             print(f"  {line}")
         for each in sets:
             print(f"  data set         {each.folder}, built by")
@@ -79,8 +82,7 @@ class Diff:
     """Experiment or baseline to compare it with."""
 
     def run(self) -> None:
-        changed = differences(experiment_run(self.first), experiment_run(self.second))
-        changed.pop("run_dir", None)
+        changed = _changed(self.first, self.second)
         for name, (old, new) in changed.items():
             print(f"{name}: {self.second} {old}, {self.first} {new}")
         if not changed:
@@ -140,7 +142,7 @@ class Run:
             )
         if (self.peak_tflops is None) != (self.utilisation is None):
             raise UserError("--peak-tflops and --utilisation state hours together; give both")
-        files = SweepFiles(self._root)
+        files = SweepFiles(self.runs_root or os.environ.get("TRM_RUNS_ROOT", "") or "runs")
         names = select([*EXPERIMENTS, *self.names] if self.all else self.names)
         settings = {"platform": self.platform, "wandb": self.wandb}
         options = Options(files.root_text, self.data_root.rstrip("/"), self.preset, self.seeds, settings)
@@ -151,7 +153,7 @@ class Run:
         check_folders(jobs)
         if self.dry_run:
             peak = None if self.peak_tflops is None else self.peak_tflops * 1e12 * (self.utilisation or 0)
-            print("\n".join(plan_lines(jobs, files, peak)))
+            print("\n".join(sweep_lines(jobs, files, peak)))
             return
         works = [job.work for job in jobs]
         if not works:
@@ -180,10 +182,6 @@ class Run:
         """The words after `trm` that start one sweeper of this sweep."""
         return ["sweep", "run", *self.names, *options_of(dataclasses.replace(self, names=(), workers=1), Run())]
 
-    @property
-    def _root(self) -> str:
-        return self.runs_root or os.environ.get("TRM_RUNS_ROOT", "") or "runs"
-
 
 @dataclasses.dataclass(frozen=True)
 class Status:
@@ -206,12 +204,8 @@ class Status:
 
 
 def _status_lines(files: SweepFiles) -> list[str]:
-    works = files.planned()
-    states = {work.name: files.state(work) for work in works}
-    counts = {}
-    for state, _ in states.values():
-        counts[state] = counts.get(state, 0) + 1
-    lines = [f"{files.root}: {_counted(counts)}"]
+    states = {work.name: files.state(work) for work in files.planned()}
+    lines = [f"{files.root}: {_counted(Counter(state for state, _ in states.values()))}"]
     started = [status for _, status in states.values() if status is not None]
     if started:
         lines.append(status_table(started, width=max(72, shutil.get_terminal_size().columns)))
@@ -227,9 +221,12 @@ def _counted(counts: dict) -> str:
 
 
 def _changes(experiment_id: str) -> str:
-    changed = differences(experiment_run(experiment_id), experiment_run("baseline"))
-    changed.pop("run_dir", None)
-    return ", ".join(f"{name} {new}" for name, (_, new) in changed.items()) or "no changes"
+    return ", ".join(f"{name} {new}" for name, (_, new) in _changed(experiment_id).items()) or "no changes"
+
+
+def _changed(experiment_id: str, reference: str = "baseline") -> dict[str, tuple[Any, Any]]:
+    changed = differences(experiment_run(experiment_id), experiment_run(reference))
+    return {name: values for name, values in changed.items() if name != "run_dir"}
 
 
 COMMANDS = {"run": Run, "list": List, "show": Show, "diff": Diff, "status": Status}
@@ -251,7 +248,3 @@ def cli(argv: list[str]) -> None:
             description="Trains experiments, or shows their table. `trm sweep exp01` is `trm sweep run exp01`.",
         )
     )
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -2,9 +2,8 @@
 
 import sys
 
-from train_jax.experiments.data_sets import data_sets
-from train_jax.experiments.runs import differences, named_run, plan, remark
-from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS
+from train_jax.experiments.runs import differences, named_run, plan_lines
+from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS, data_sets
 from train_jax.loop import train
 from train_jax.run.config import RunConfig
 from train_jax.run.presets import all_presets
@@ -12,7 +11,7 @@ from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration
 from train_jax.run_arguments import option_value, parse_run
 from train_jax.runtime.clock import process_start
-from train_jax.runtime.compile_cache import use_compile_cache
+from train_jax.runtime.compilation import use_compile_cache
 from train_jax.runtime.coordination import place
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process, join_processes
@@ -45,7 +44,7 @@ def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
         per_epoch = float(sum(each.puzzles for each in sets))
     else:
         per_epoch = task_class(config.task)(config).examples_per_epoch
-    for line in [*plan(config, per_epoch).lines(), *filter(None, [remark(name)])]:
+    for line in plan_lines(name, config, per_epoch):
         print(f"  {line}")
 
 

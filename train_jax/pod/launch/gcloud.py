@@ -7,26 +7,21 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from train_jax.errors import UserError
 
-_NAME = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
-_PATTERNS = {
-    "tpu": _NAME,
-    "zone": r"[a-z]+(-[a-z]+)*[0-9]*-[a-z][0-9]?",
-    "project": r"([a-z][-a-z0-9]{4,28}[a-z0-9]|[a-z0-9.-]+:[a-z][-a-z0-9]{4,28})?",
-    "type": r"([a-z0-9]{2,20}-[0-9]{1,5})?",
-    "runtime_version": r"([a-z0-9][-a-z0-9.]{0,99})?",
+_NAMES = {
+    "tpu": (
+        r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?",
+        "a name that begins with a letter, of small letters, digits and hyphens, such as mine-1",
+    ),
+    "zone": (r"[a-z]+(-[a-z]+)*[0-9]*-[a-z][0-9]?", "a zone such as us-central2-b"),
+    "project": (r"([a-z][-a-z0-9]{4,28}[a-z0-9]|[a-z0-9.-]+:[a-z][-a-z0-9]{4,28})?", "the id of a project"),
+    "type": (r"([a-z0-9]{2,20}-[0-9]{1,5})?", "an accelerator type such as v4-64"),
+    "runtime_version": (r"([a-z0-9][-a-z0-9.]{0,99})?", "a TPU software version such as tpu-ubuntu2204-base"),
 }
-_EXAMPLES = {
-    "tpu": "a name that begins with a letter, of small letters, digits and hyphens, such as mine-1",
-    "zone": "a zone such as us-central2-b",
-    "project": "the id of a project",
-    "type": "an accelerator type such as v4-64",
-    "runtime_version": "a TPU software version such as tpu-ubuntu2204-base",
-}
+"""The pattern of each kind of name, and what is expected."""
 LABEL = "trm-launch"
 """Marks what a launch created."""
 
@@ -43,10 +38,15 @@ class Node(NamedTuple):
     name: str
     zone: str
     project: str = ""
+    internal_ip: bool = False
+    """Only internal addresses: ssh uses them, too."""
 
     @property
     def flags(self) -> list[str]:
         return [f"--zone={self.zone}", *([f"--project={self.project}"] if self.project else [])]
+
+    def flags_of(self, worker: int) -> list[str]:
+        return [*self.flags, f"--worker={worker}", *(["--internal-ip"] if self.internal_ip else []), "--quiet"]
 
 
 class Request(NamedTuple):
@@ -57,14 +57,15 @@ class Request(NamedTuple):
     capacity: str = "on-demand"
     queued: bool = False
     internal_ip: bool = False
-    """Only internal addresses: the node gets no other, and ssh uses it."""
+    """Only internal addresses: the node gets no other."""
 
 
 def check_names(**names: str) -> None:
     """Raises `UserError` for a name that Google Cloud would refuse; so none is a flag, or has a meaning in a shell."""
     for field, value in names.items():
-        if not re.fullmatch(_PATTERNS[field], value):
-            raise UserError(f"--{field.replace('_', '-')} {value!r}: expected {_EXAMPLES[field]}")
+        pattern, expected = _NAMES[field]
+        if not re.fullmatch(pattern, value):
+            raise UserError(f"--{field.replace('_', '-')} {value!r}: expected {expected}")
 
 
 def check_type(accelerator_type: str) -> None:
@@ -80,14 +81,14 @@ def check_type(accelerator_type: str) -> None:
 
 
 def worker_count(accelerator_type: str) -> int:
-    """The hosts of an accelerator type such as v4-64; the number counts cores up to v5p, chips for v5e and v6e."""
+    """Returns the hosts of a type such as v4-64; the number counts cores up to v5p, chips for v5e and v6e."""
     kind, _, number = accelerator_type.partition("-")
     size = int(number or 0)
     return 1 if size <= 8 else size // (4 if kind in ("v5litepod", "v6e") else 8)
 
 
 def runtime_of(accelerator_type: str) -> str:
-    """The software version of a type that the documentation of Cloud TPU gives for JAX."""
+    """Returns the software version of a type that the documentation of Cloud TPU gives for JAX."""
     kind = accelerator_type.partition("-")[0]
     versions = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
     return versions.get(kind, "tpu-ubuntu2204-base")
@@ -105,11 +106,9 @@ def create(node: Node, request: Request) -> list[str]:
     common = [*node.flags, f"--accelerator-type={request.type}", f"--labels={LABEL}={node.name}", "--quiet"]
     common += [f"--{request.capacity}"] if request.capacity != "on-demand" else []
     common += ["--internal-ips"] if request.internal_ip else []
-    if request.queued:
-        return tpu(
-            "queued-resources", "create", node.name, f"--node-id={node.name}", f"--runtime-version={version}", *common
-        )
-    return tpu("tpu-vm", "create", node.name, f"--version={version}", *common)
+    queued = [f"--node-id={node.name}", f"--runtime-version={version}"]
+    own = queued if request.queued else [f"--version={version}"]
+    return tpu(_group(request.queued), "create", node.name, *own, *common)
 
 
 def describe(node: Node, *, queued: bool = False) -> list[str]:
@@ -128,22 +127,15 @@ def list_nodes(zone: str, project: str) -> list[str]:
     return tpu("tpu-vm", "list", *Node("", zone, project).flags, "--format=json")
 
 
-def ssh(node: Node, worker: int, command: Sequence[str], *, internal_ip: bool = False) -> list[str]:
+def ssh(node: Node, worker: int, command: Sequence[str]) -> list[str]:
     """Runs a command on one worker: one connection each, because `--worker=all` holds back the output until the end."""
-    flags = [*node.flags, f"--worker={worker}", *(["--internal-ip"] if internal_ip else []), "--quiet"]
     alive = ["--ssh-flag=-oServerAliveInterval=15", "--ssh-flag=-oServerAliveCountMax=4"]
-    return tpu("tpu-vm", "ssh", node.name, *flags, *alive, f"--command={shlex.join(command)}")
+    return tpu("tpu-vm", "ssh", node.name, *node.flags_of(worker), *alive, f"--command={shlex.join(command)}")
 
 
-def upload(node: Node, worker: int, path: Path, name: str, *, internal_ip: bool = False) -> list[str]:
-    """Copies a local file to `name`, relative to the home folder of one worker; a name of `check_names` and slashes."""
-    flags = [*node.flags, f"--worker={worker}", *(["--internal-ip"] if internal_ip else []), "--quiet"]
-    return tpu("tpu-vm", "scp", str(path), f"{node.name}:{name}", *flags)
-
-
-def download(node: Node, worker: int, name: str, path: Path, *, internal_ip: bool = False) -> list[str]:
-    flags = [*node.flags, f"--worker={worker}", *(["--internal-ip"] if internal_ip else []), "--quiet"]
-    return tpu("tpu-vm", "scp", f"{node.name}:{name}", str(path), *flags)
+def scp(node: Node, worker: int, source: str, target: str) -> list[str]:
+    """Copies a file; `NAME:PATH` is one of the worker, below its home folder: a name of `check_names` and slashes."""
+    return tpu("tpu-vm", "scp", source, target, *node.flags_of(worker))
 
 
 def _group(queued: bool) -> str:

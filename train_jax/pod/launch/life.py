@@ -1,16 +1,24 @@
-"""The life of a run on several hosts: started on all, followed, and started again after a preemption or a lost host."""
+"""The life of a run on several hosts: started on all, followed, and started again after a preemption or a lost host;
+and its rehearsal, with processes of this machine in the place of hosts."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from train_jax.errors import LostProcessError, PreemptedError, StorageError
-from train_jax.pod.launch.view import View
+from train_jax.errors import LostProcessError, PreemptedError, StorageError, UserError
+from train_jax.runtime.cluster import VARIABLES
+from train_jax.runtime.supervisor import PIPE
 
 TIME_OUT = 124
 """Exit status of a run that was stopped at `--max-hours`, as `timeout` has it."""
@@ -18,9 +26,38 @@ WAIT_SECONDS = 5.0
 """Before a restart: longer than the other processes of a run need to notice that one died."""
 STOP_SECONDS = 300.0
 """How long a run that was told to stop may take to save."""
+KILL_SECONDS = 60.0
+"""Processes that are still there so long after the rehearsal was interrupted are killed."""
 
 _FINAL = {1, 2, StorageError.STATUS, TIME_OUT, 130, 141}
 """An error that another start would repeat, a mistake of the user, Ctrl-C; without 0."""
+_ENDINGS = {
+    None: "gone",
+    0: "finished",
+    PreemptedError.STATUS: "preempted",
+    LostProcessError.STATUS: "lost another host",
+    TIME_OUT: "stopped at --max-hours",
+}
+_STEP = re.compile(r"step +(\d+)")
+"""The beginning of the lines in which the first process reports how far it is."""
+
+
+class View:
+    """The logs of all hosts, each line with its host in front, and what the launcher says; from several threads."""
+
+    def __init__(self, write: Callable[[str], None]):
+        """`write` gets whole lines without their end."""
+        self._write, self._lock = write, threading.Lock()
+
+    def line(self, host: int, text: str) -> None:
+        """A line of the log of a host."""
+        with self._lock:
+            self._write(f"host {host} | {text}")
+
+    def say(self, text: str) -> None:
+        """A line of the launcher itself."""
+        with self._lock:
+            self._write(f"launch | {text}")
 
 
 class Hosts(Protocol):
@@ -31,22 +68,18 @@ class Hosts(Protocol):
     @property
     def deadline(self) -> float | None:
         """When the run is stopped, in seconds of the epoch; known after the first start."""
-        ...
 
     def start(self) -> None:
         """Starts the run on every host, on new machines if the old ones are gone."""
-        ...
 
     def follow(self, host: int, line: Callable[[str], None]) -> int | None:
         """Calls `line` with every line of the log; returns the exit status, None for a host that is gone."""
-        ...
 
     def stop(self) -> None:
         """Sends SIGTERM to the run on every host."""
-        ...
 
     def stops(self) -> bool:
-        """Whether somebody asked the run to stop, so that it is not started again."""
+        """Returns whether somebody asked the run to stop, so that it is not started again."""
         ...
 
 
@@ -56,7 +89,7 @@ class Ending(NamedTuple):
     status: int
     """Of the run as a whole."""
     again: bool
-    """Whether another start would continue the run."""
+    """True if another start would continue the run."""
     text: str
 
 
@@ -78,17 +111,11 @@ def ending_of(statuses: Sequence[int | None]) -> Ending:
 
 
 def _described(status: int | None) -> str:
-    if status is None:
-        return "gone"
-    if status == PreemptedError.STATUS:
-        return "preempted"
-    if status == LostProcessError.STATUS:
-        return "lost another host"
-    if status == TIME_OUT:
-        return "stopped at --max-hours"
+    if status is None or status in _ENDINGS:
+        return _ENDINGS[status]
     if status > 128 and status - 128 in set(signal.Signals):
         return f"killed by {signal.Signals(status - 128).name}"
-    return f"ended with status {status}" if status else "finished"
+    return f"ended with status {status}"
 
 
 def run_to_end(hosts: Hosts, view: View, restarts: int) -> int:
@@ -137,3 +164,133 @@ def _ended(threads: Sequence[threading.Thread], deadline: float | None) -> bool:
         for thread in threads:
             thread.join(0.05 if thread.is_alive() else 0)
     return True
+
+
+# ---- rehearsals
+
+
+class Fault(NamedTuple):
+    """A signal for one host when the run has reached a step."""
+
+    number: signal.Signals
+    host: int
+    step: int
+
+
+def rehearsal(shape: str, command: Sequence[str], view: View, *, preempt: str = "", kill: str = "") -> LocalHosts:
+    """Returns the hosts of `--rehearse 8x4`, with the faults of `--preempt` and `--kill`, such as 3@20.
+
+    Raises `UserError` for another text, and for a host that does not exist.
+    """
+    match = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,2})", shape)
+    if match is None:
+        raise UserError(f"--rehearse {shape}: expected hosts x devices of each, such as 8x4")
+    hosts, devices = int(match[1]), int(match[2])
+    faults = []
+    for option, text, number in (("--preempt", preempt, signal.SIGTERM), ("--kill", kill, signal.SIGKILL)):
+        match = re.fullmatch(r"(\d{1,3})@(\d{1,9})", text)
+        if match and int(match[1]) < hosts:
+            faults.append(Fault(number, int(match[1]), int(match[2])))
+        elif text:
+            raise UserError(f"{option} {text}: expected HOST@STEP with a host from 0 to {hosts - 1}, such as 1@20")
+    return LocalHosts(hosts, devices, command, view, faults)
+
+
+def process_variables(address: str, count: int, host: int) -> dict[str, str]:
+    """Returns the environment variables that make a process one of several; none for a single one."""
+    return dict(zip(VARIABLES, (address, str(count), str(host)), strict=True)) if count > 1 else {}
+
+
+class LocalHosts:
+    """Processes of this machine with virtual CPU devices, connected over loopback, in the place of hosts.
+
+    Each process gets the command line that a worker gets, and the variables that a launch gives a worker. A context
+    that leaves no process behind.
+    """
+
+    deadline: float | None = None
+
+    def __init__(self, hosts: int, devices: int, command: Sequence[str], view: View, faults: list[Fault]):
+        """`devices` of each host; `command`: a stage of `trm` with its arguments, or `bash` with a script."""
+        self.count = hosts
+        self.faults = faults
+        """Those that have not happened yet."""
+        self._devices, self._view = devices, view
+        self._command = [sys.executable, "-m", "train_jax", *command] if command[0] != "bash" else list(command)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stopping = False
+        self._lifeline, self._write = os.pipe()
+        threading.Thread(target=self._drain, daemon=True).start()
+
+    def start(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._processes = [self._started(host, address) for host in range(self.count)]
+
+    def _started(self, host: int, address: str) -> subprocess.Popen[bytes]:
+        environment = {
+            **{name: value for name, value in os.environ.items() if name not in VARIABLES},
+            **process_variables(address, self.count, host),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}",
+            PIPE: str(self._write),  # `trm train` ends when this process does, whatever ends it
+        }
+        return subprocess.Popen(
+            self._command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[self._write],
+            start_new_session=True,  # the terminal's Ctrl-C is for this process, which stops the others
+        )
+
+    def follow(self, host: int, line: Callable[[str], None]) -> int | None:
+        process = self._processes[host]
+        assert process.stdout is not None
+        for raw in process.stdout:
+            text = raw.decode(errors="backslashreplace").rstrip("\r\n")
+            line(text)
+            if host == 0 and (match := _STEP.match(text)):
+                self._reached(int(match[1]))
+        status = process.wait()
+        return status if status >= 0 else 128 - status
+
+    def _reached(self, step: int) -> None:
+        for fault in [each for each in self.faults if each.step <= step]:
+            self.faults.remove(fault)
+            self._view.say(f"{fault.number.name} to host {fault.host}")
+            self._send(self._processes[fault.host], fault.number)
+
+    def stop(self) -> None:
+        self._stopping = True
+        for process in self._processes:
+            self._send(process, signal.SIGTERM)
+
+    def stops(self) -> bool:
+        return self._stopping
+
+    def _send(self, process: subprocess.Popen[bytes], number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+
+    def _drain(self) -> None:
+        """Reads the signs of life of all processes, so that the pipe never is full."""
+        with contextlib.suppress(OSError):
+            while os.read(self._lifeline, 1 << 12):
+                pass
+
+    def __enter__(self) -> LocalHosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        until = time.monotonic() + KILL_SECONDS
+        while any(process.poll() is None for process in self._processes) and time.monotonic() < until:
+            time.sleep(0.05)
+        for process in self._processes:
+            self._send(process, signal.SIGKILL)
+            process.wait()
+        os.close(self._write)

@@ -1,31 +1,33 @@
-"""What `trm launch` does with a launch: watch it to its end, follow its logs, stop it, delete its node."""
+"""What `trm launch` does with a launch: watch it to its end, follow its logs, stop it, delete its node, list all."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
+import secrets
+import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.pod.launch.gcloud import Gcloud, GcloudError
-from train_jax.pod.launch.life import follow_to_end, run_to_end
-from train_jax.pod.launch.node import TpuNode
-from train_jax.pod.launch.record import Record, local_folder, read_record, update, watching, write_record
-from train_jax.pod.launch.source import Source
-from train_jax.pod.launch.view import View
-from train_jax.pod.launch.workers import Workers, new_token
-from train_jax.run.storage import is_remote
-
-
-def known(name: str) -> Record:
-    """A launch by name. Raises `UserError` if there is none."""
-    record = read_record(name)
-    if record is None:
-        raise UserError(f"no launch {name} is known on this machine; see `trm launch list`")
-    return record
+from train_jax.pod.launch.gcloud import LABEL, Gcloud, GcloudError, list_nodes
+from train_jax.pod.launch.life import View, follow_to_end, run_to_end
+from train_jax.pod.launch.record import (
+    Record,
+    Source,
+    known,
+    local_folder,
+    read_record,
+    records,
+    update,
+    watching,
+    write_record,
+)
+from train_jax.pod.launch.tpu import Workers
 
 
 def prepare(record: Record, commands: Gcloud, view: View) -> Record:
@@ -36,8 +38,10 @@ def prepare(record: Record, commands: Gcloud, view: View) -> Record:
             f"a launch {record.tpu} is {before.phase}; watch it with `trm launch watch {record.tpu}`, or end it with "
             f"`trm launch stop {record.tpu}` or `trm launch delete {record.tpu}`"
         )
-    inherits = before is not None and before.created and before.node == record.node
-    record = record.replaced(token=new_token(), code=source.name, created=inherits)
+    same_place = before is not None and (before.zone, before.project) == (record.zone, record.project)
+    inherits = before is not None and before.created and same_place
+    # The token is a part of the ids of its starts.
+    record = record.replaced(token=secrets.token_hex(4), code=source.name, created=inherits)
     view.say(f"code: {source.name}" + (f", without {source.untracked} files unknown to git" * (source.untracked > 0)))
     if not commands.dry:
         source.archive(local_folder(record.tpu) / "code.tar.gz")
@@ -47,55 +51,50 @@ def prepare(record: Record, commands: Gcloud, view: View) -> Record:
 
 def watch(record: Record, commands: Gcloud, view: View) -> int:
     """Runs a launch to its end, collects its results and deletes its node; returns the exit status of the run."""
-    if commands.dry:
-        return _watch(record, commands, view)
     if record.over:
         raise UserError(f"the launch {record.tpu} is over ({record.phase}); start another one with trm launch --tpu")
-    with watching(record.tpu):
-        return _watch(known(record.tpu), commands, view)
+    with contextlib.nullcontext() if commands.dry else watching(record.tpu):
+        workers = Workers(commands, record if commands.dry else known(record.tpu), view.say)
+        try:
+            status = run_to_end(workers, view, record.restarts)
+        except UserError:
+            if workers.record.starts == 0 or workers.stops():  # nothing runs, so nothing is lost
+                _finish(workers, view, 1)
+            raise
+        _finish(workers, view, status)
+        return status
 
 
-def _watch(record: Record, commands: Gcloud, view: View) -> int:
-    node = TpuNode(commands, record, view.say)
-    workers = Workers(commands, node, view.say)
-    try:
-        status = run_to_end(workers, view, record.restarts)
-    except UserError:
-        if node.record.starts == 0 or node.stops():  # nothing runs, so nothing is lost
-            finish(node, workers, view, 1)
-        raise
-    finish(node, workers, view, status)
-    return status
-
-
-def finish(node: TpuNode, workers: Workers, view: View, status: int) -> None:
+def _finish(workers: Workers, view: View, status: int) -> None:
     """Collects the results and deletes the node, if the launch created it or was told to delete it.
 
     The launch is over only after that, so that a later launch of the same name does not lose its node to this one.
     """
-    phase = "done" if status == 0 else "stopped" if node.stops() else "failed"
+    phase = "done" if status == 0 else "stopped" if workers.stops() else "failed"
+    name = workers.record.tpu
     try:
-        collected = node.record.starts == 0 or _collect(node.record, workers, view)
-        deletes = (node.record.created or node.record.delete_when_done) and not node.record.keep
+        collected = workers.record.starts == 0 or _collect(workers, view)
+        deletes = (workers.record.created or workers.record.delete_when_done) and not workers.record.keep
         if deletes and collected:
-            node.delete()
-            view.say(f"deleted {node.record.tpu}")
+            workers.delete()
+            view.say(f"deleted {name}")
         else:
-            view.say(f"{node.record.tpu} is still there; delete it with `trm launch delete {node.record.tpu}`")
+            view.say(f"{name} is still there; delete it with `trm launch delete {name}`")
     finally:
-        node.change(phase=phase, status=status)
-    view.say(f"{phase}: {node.record.cost()}")
+        workers.change(phase=phase, status=status)
+    view.say(f"{phase}: {workers.record.cost()}")
 
 
-def _collect(record: Record, workers: Workers, view: View) -> bool:
+def _collect(workers: Workers, view: View) -> bool:
     """Copies the run folder of the first worker, unless it is in storage; returns whether nothing is left there."""
+    record = workers.record
     if not record.collect:
         return True
     try:
         archive = local_folder(record.tpu) / "results.tar"
         workers.collect(record.collect, archive)
         target = Path(record.collect).parent
-        if not workers.dry:
+        if not workers.gcloud.dry:
             target.mkdir(parents=True, exist_ok=True)
             with tarfile.open(archive) as files:
                 files.extractall(target, filter="data")
@@ -104,32 +103,15 @@ def _collect(record: Record, workers: Workers, view: View) -> bool:
         return True
     except (GcloudError, OSError, tarfile.TarError) as error:
         view.say(f"{record.collect} could not be copied from {record.tpu}: {error}")
-        return workers.node.is_gone()
-
-
-def run_folder_of(command: Sequence[str]) -> str:
-    """The local run folder of a command that trains, to collect; empty if it is in storage, or for another command."""
-    if command[0] != "train":
-        return ""
-    from train_jax.run_arguments import parse_run
-
-    _, config = parse_run(_without_restarts(command[1:]), prog="trm train", description="")
-    return "" if is_remote(config.run_dir) else str(config.run_dir)
-
-
-def _without_restarts(argv: Sequence[str]) -> list[str]:
-    from train_jax.runtime.supervisor import restarts_option
-
-    return restarts_option(argv)[1]
+        return workers.is_gone()
 
 
 def logs(name: str, commands: Gcloud, view: View) -> None:
     """Follows the logs of all hosts, or shows the local copies of a launch that is over."""
     record = known(name)
-    node = TpuNode(commands, record, view.say)
-    workers = Workers(commands, node, view.say, keeps_logs=False)
-    if record.phase == "running" and not node.is_gone():
-        workers.count = len(node.addresses())
+    workers = Workers(commands, record, view.say, keeps_logs=False)
+    if record.phase == "running" and not workers.is_gone():
+        workers.find()
         view.say(follow_to_end(workers, view).text)
         return
     for path in sorted(local_folder(name).glob("*/host-*.log")):
@@ -145,10 +127,9 @@ def stop(name: str, commands: Gcloud, view: View) -> None:
         raise UserError(f"the launch {name} is over ({record.phase})")
     watched = record.is_watched()
     record = update(name, stop_asked=True)
-    node = TpuNode(commands, record, view.say)
-    workers = Workers(commands, node, view.say)
-    if record.phase == "running" and not node.is_gone():
-        workers.count = len(node.addresses())
+    workers = Workers(commands, record, view.say)
+    if record.phase == "running" and not workers.is_gone():
+        workers.find()
         workers.stop()
         view.say(f"SIGTERM to {workers.count} hosts")
     if watched:
@@ -157,24 +138,22 @@ def stop(name: str, commands: Gcloud, view: View) -> None:
     with watching(name):
         ending = follow_to_end(workers, view)
         view.say(ending.text)
-        finish(node, workers, view, ending.status)
+        _finish(workers, view, ending.status)
 
 
 def delete(name: str, commands: Gcloud, view: View, *, force: bool) -> None:
     """Deletes the node of a launch. Without `force`, raises `UserError` if it runs, or if no launch created it."""
     record = known(name)
-    node = TpuNode(commands, record, view.say)
+    workers = Workers(commands, record, view.say)
     if not force:
         if not record.created:
             raise UserError(f"{name} was not created by trm launch; --force deletes it all the same")
-        if record.phase == "running" and node.state() == "READY":
-            workers = Workers(commands, node, view.say)
-            if "running" in workers.states():
-                raise UserError(f"a run is going on {name}; end it with `trm launch stop {name}`, or give --force")
-    node.change(stop_asked=True)  # before, so that nobody creates it again
-    node.delete()
-    node.change(phase=node.record.phase if node.record.over else "stopped")
-    view.say(f"deleted {name}: {node.record.cost()}")
+        if record.phase == "running" and workers.state() == "READY" and "running" in workers.states():
+            raise UserError(f"a run is going on {name}; end it with `trm launch stop {name}`, or give --force")
+    workers.change(stop_asked=True)  # before, so that nobody creates it again
+    workers.delete()
+    workers.change(phase=workers.record.phase if workers.record.over else "stopped")
+    view.say(f"deleted {name}: {workers.record.cost()}")
 
 
 def watch_in_background(name: str) -> Path:
@@ -182,8 +161,6 @@ def watch_in_background(name: str) -> Path:
 
     Raises `UserError` if the process ends with an error before it watches.
     """
-    import subprocess
-
     log = local_folder(name) / "watch.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
@@ -199,3 +176,53 @@ def watch_in_background(name: str) -> Path:
     if watcher.returncode:
         raise UserError(f"`trm launch watch {name}` ended with status {watcher.returncode}; see {log}")
     return log
+
+
+# ---- the list
+
+
+def overview(commands: Gcloud, zones: Sequence[str], project: str) -> list[str]:
+    """Returns a table of the launches of this machine, and of the nodes in their zones and in `zones` that carry the
+    label of a launch; below each of them what is wrong with it."""
+    launches = records()
+    places = {(record.zone, record.project) for record in launches if not record.over or record.ready_since}
+    nodes: dict[tuple[str, str], dict[str, Any]] = {}
+    for zone, owner in sorted(places | {(zone, project) for zone in zones}):
+        for node in commands.json(list_nodes(zone, owner)) or []:
+            nodes[node["name"].rpartition("/")[2], zone] = node
+    rows, remarks = [("tpu", "zone", "type", "node", "launch", "hours")], [""]
+    for record in launches:
+        state = nodes.pop((record.tpu, record.zone), {}).get("state", "")
+        phase = record.phase if record.status is None else f"{record.phase} ({record.status})"
+        rows.append((record.tpu, record.zone, record.request.type, state or "none", phase, record.cost()))
+        remarks.append(_remark(record, state, commands))
+    for (name, zone), node in nodes.items():
+        if LABEL in node.get("labels", {}):
+            kind = node.get("acceleratorType", "").rpartition("/")[2]
+            rows.append((name, zone, kind, node.get("state", ""), "", ""))
+            remarks.append("orphaned: created by a launch that is not known here")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row, remark in zip(rows, remarks, strict=True):
+        lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        lines += [f"  {remark}"] if remark else []
+    return lines
+
+
+def _remark(record: Record, state: str, commands: Gcloud) -> str:
+    """Returns what is wrong: a node that nobody uses or watches."""
+    name = record.tpu
+    if state in ("", "PREEMPTED", "TERMINATED"):
+        gone = not record.over and record.phase != "new" and not record.is_watched()
+        return f"its node is gone: `trm launch watch {name}` goes on" if gone else ""
+    if record.over:
+        return f"idle: the run is over; {f'`trm launch delete {name}`' if record.created else 'it was there before'}"
+    if record.deadline is not None and time.time() > record.deadline + 600:
+        return f"past --max-hours; `trm launch delete {name}`"
+    if record.is_watched():
+        return ""
+    if record.phase == "running" and state == "READY":
+        states = Workers(commands, record, lambda _: None).states()
+        if "running" not in states:
+            return f"idle: no host runs anything; `trm launch watch {name}` ends it"
+    return f"orphaned: nobody would start it again or delete it; `trm launch watch {name}`"

@@ -1,4 +1,5 @@
-"""What is known of a launch, in one JSON file for each, so that any terminal can list, follow and end it."""
+"""What is known of a launch, in one JSON file for each, so that any terminal can list, follow and end it; and the code
+that a launch copies: what git knows of this checkout."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ import fcntl
 import json
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from train_jax.errors import UserError
 from train_jax.pod.launch.gcloud import Node, Request
 from train_jax.run.files import write_text
+
+WORKER_SCRIPT = "train_jax/pod/launch/worker.sh"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Record:
 
     @property
     def node(self) -> Node:
-        return Node(self.tpu, self.zone, self.project)
+        return Node(self.tpu, self.zone, self.project, self.request.internal_ip)
 
     @property
     def id(self) -> str:
@@ -79,43 +83,42 @@ class Record:
     def over(self) -> bool:
         return self.phase in ("done", "failed", "stopped")
 
-    def node_hours(self, now: float | None = None) -> float:
-        """How long nodes were there for this launch."""
-        now = time.time() if now is None else now
-        return (self.seconds_before + (now - self.ready_since if self.ready_since is not None else 0.0)) / 3600
+    def node_seconds(self) -> float:
+        """Returns how long nodes were there for this launch."""
+        return self.seconds_before + (time.time() - self.ready_since if self.ready_since is not None else 0.0)
 
     def cost(self) -> str:
-        """Hours and, at the stated price, what they cost."""
-        hours = self.node_hours()
+        """Returns the hours and, at the stated price, what they cost."""
+        hours = self.node_seconds() / 3600
         if not self.price_per_hour:
             return f"{hours:.2f} h"
         return f"{hours:.2f} h, {hours * self.price_per_hour:.2f} at {self.price_per_hour:g} an hour"
 
     def is_watched(self) -> bool:
-        """Whether a process of this machine watches the run; on another machine it is taken to be alive."""
-        if self.watcher is None:
-            return False
-        return self.watcher[0] != platform.node() or _lock_is_held(_file(self.tpu, ".watch"))
+        """Returns whether a process of this machine watches the run; on another machine it is taken to be alive."""
+        if self.watcher is None or self.watcher[0] != platform.node():
+            return self.watcher is not None
+        try:
+            with _locked(self.tpu, ".watch", fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return False
+        except BlockingIOError:
+            return True
 
 
 def state_folder() -> Path:
-    """Where the files of launches are."""
+    """Returns the folder with the files of launches."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "trm" / "launches"
 
 
 def local_folder(name: str) -> Path:
-    """For the logs of all hosts, and what is sent to them."""
+    """Returns the folder for the logs of all hosts, and for what is sent to them."""
     return state_folder() / name
-
-
-def _file(name: str, suffix: str) -> Path:
-    return state_folder() / f"{name}{suffix}"
 
 
 def read_record(name: str) -> Record | None:
     """Returns a launch by the name of its TPU; None if there is none. Raises `UserError` for a damaged file."""
-    path = _file(name, ".json")
+    path = state_folder() / f"{name}.json"
     try:
         fields: dict[str, Any] = json.loads(path.read_text())
         fields |= {field: tuple(value) for field, value in fields.items() if isinstance(value, list)}
@@ -127,40 +130,45 @@ def read_record(name: str) -> Record | None:
         raise UserError(f"{path} cannot be read ({error!r}); remove it, and look for nodes in the console") from error
 
 
+def known(name: str) -> Record:
+    """Returns a launch by the name of its TPU. Raises `UserError` if there is none."""
+    record = read_record(name)
+    if record is None:
+        raise UserError(f"no launch {name} is known on this machine; see `trm launch list`")
+    return record
+
+
 def records() -> list[Record]:
-    """Every launch."""
+    """Returns every launch."""
     names = sorted(path.stem for path in state_folder().glob("*.json"))
     return [record for record in map(read_record, names) if record is not None]
 
 
 def write_record(record: Record) -> None:
-    """Not while another process is changing the record that is there."""
-    with _locked(_file(record.tpu, ".lock"), fcntl.LOCK_EX):
+    """Writes the record of a new launch, not while another process is changing the one that is there."""
+    with _locked(record.tpu, ".lock", fcntl.LOCK_EX):
         _write(record)
-
-
-def _write(record: Record) -> None:
-    write_text(_file(record.tpu, ".json"), json.dumps(dataclasses.asdict(record), indent=1))
 
 
 def update(name: str, **changes: Any) -> Record:
     """Changes fields of a launch; several processes may do so."""
-    with _locked(_file(name, ".lock"), fcntl.LOCK_EX):
-        record = read_record(name)
-        if record is None:
-            raise UserError(f"no launch {name} is known here; see `trm launch list`")
-        record = record.replaced(**changes)
+    with _locked(name, ".lock", fcntl.LOCK_EX):
+        record = known(name).replaced(**changes)
         _write(record)
         return record
 
 
+def _write(record: Record) -> None:
+    write_text(state_folder() / f"{record.tpu}.json", json.dumps(dataclasses.asdict(record), indent=1))
+
+
 @contextlib.contextmanager
 def watching(name: str) -> Iterator[None]:
-    """The only process that watches a launch. Raises `UserError` if there is another one."""
+    """Makes this process the only one that watches a launch. Raises `UserError` if there is another one."""
     with contextlib.ExitStack() as stack:
         for _ in range(100):
             with contextlib.suppress(BlockingIOError):  # `is_watched` of another process holds the lock for a moment
-                stack.enter_context(_locked(_file(name, ".watch"), fcntl.LOCK_EX | fcntl.LOCK_NB))
+                stack.enter_context(_locked(name, ".watch", fcntl.LOCK_EX | fcntl.LOCK_NB))
                 break
             time.sleep(0.01)
         else:
@@ -171,16 +179,57 @@ def watching(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, how: int) -> Iterator[None]:
+def _locked(name: str, suffix: str, how: int) -> Iterator[None]:
+    path = state_folder() / f"{name}{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, how)
         yield
 
 
-def _lock_is_held(path: Path) -> bool:
+# ---- code
+
+
+class Source(NamedTuple):
+    """A state of a checkout."""
+
+    root: Path
+    tree: str
+    """A commit of all tracked files as they are now."""
+    name: str
+    """Commit, and `-dirty` if files differ from it."""
+    untracked: int
+    """Files that git neither knows nor ignores."""
+
+    @staticmethod
+    def here() -> Source:
+        """Returns the checkout around the working folder. Raises `UserError` if there is none."""
+        try:
+            root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
+        except UserError:
+            raise UserError(
+                f"{Path.cwd()} is in no git checkout; start trm launch in one of this project: it copies the code"
+            ) from None
+        if not (root / WORKER_SCRIPT).is_file() or not (root / "environment.sh").is_file():
+            raise UserError(
+                f"{root} is no checkout of this project; start trm launch in one, because it copies the code"
+            )
+        author = ["-c", "user.name=trm", "-c", "user.email=trm@localhost"]
+        commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, *author, "stash", "create")
+        untracked = _git(root, "ls-files", "--others", "--exclude-standard").splitlines()
+        return Source(root, changed or commit, f"{commit[:12]}{'-dirty' * bool(changed)}", len(untracked))
+
+    def archive(self, path: Path) -> None:
+        """Writes the tracked files as a .tar.gz."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _git(self.root, "archive", "--format=tar.gz", f"--output={path.absolute()}", self.tree)
+
+
+def _git(folder: Path, *arguments: str) -> str:
     try:
-        with _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            return False
-    except BlockingIOError:
-        return True
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=120)
+    except FileNotFoundError:
+        raise UserError("git is not installed; trm launch copies the files that git knows") from None
+    if done.returncode:
+        raise UserError(f"git {arguments[0]} in {folder}: {done.stderr.strip() or done.returncode}")
+    return done.stdout.strip()

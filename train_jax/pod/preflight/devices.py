@@ -1,9 +1,11 @@
-"""Whether the devices are there, compute right, and are fast enough to reach."""
+"""Checks of the devices: they are there, compute right and are fast enough to reach; the run's model on them beside
+PyTorch on the host, and the memory of its compiled step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,9 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from train_jax.core.reduction import AXIS
-from train_jax.pod.preflight.row import Row, row
+from train_jax.pod.compile import first_line, memory_of, train_step_arguments
+from train_jax.pod.preflight.rows import Row, row
+from train_jax.run.comparison import TOLERANCE, compared
+from train_jax.run.config import RunConfig
 from train_jax.runtime.backend import Choice
 from train_jax.runtime.devices import Devices
+from train_jax.start import Training, assemble
+from train_jax.task import Task
 
 GIGABYTE = 1e9
 HOST_TO_DEVICE_WARN = {"tpu": 1.0, "gpu": 2.0}
@@ -27,19 +34,23 @@ PRODUCT_SIZE = 512
 FLOAT32_FAIL, BFLOAT16_FAIL, DEFAULT_FAIL = 1e-5, 1e-4, 2e-2
 """Largest error of a product, relative to its largest entry. bfloat16 inputs have exact products, summed in float32;
 the default precision of float32 products on a TPU is that of bfloat16."""
+_NO_STATE: tuple[dict, dict] = {}, {}
+"""Parameters and buffers of a function that has none."""
+MEMORY_WARN = 0.9
+_MEMINFO = Path("/proc/meminfo")
 
 
 def check_processes(count: int, expected: int) -> Row:
-    """Whether as many processes came as the user expects; 0 for any number."""
+    """Checks that as many processes came as the user expects; 0 for any number."""
     several = f"{count} process{'es' * (count > 1)}"
     wrong = bool(expected) and count != expected
     limit = f"{expected} expected" if expected else ""
     remedy = "start the same command on every host (`gcloud … --worker=all`), or set the JAX_* variables of all"
-    return row("processes", several, fail=wrong, limit=limit, remedy=remedy)
+    return row(several, fail=wrong, limit=limit, remedy=remedy)
 
 
 def check_devices(choice: Choice, expected: int) -> Row:
-    """Whether the backend is the chosen one, and has as many devices as the user expects. Initializes the backend."""
+    """Checks that the backend is the chosen one and has as many devices as the user expects. Initializes it."""
     platform, devices = jax.default_backend(), jax.devices()
     kind = jax.local_devices()[0].device_kind
     text = f"{len(devices)} x {kind}, {jax.local_device_count()} of this process; {platform}: {choice.reason}"
@@ -50,7 +61,7 @@ def check_devices(choice: Choice, expected: int) -> Row:
     other = platform != choice.platform
     tolerated = choice.may_fall_back and jax.process_count() == 1
     wrong = bool(expected) and len(devices) != expected
-    return row("devices", text, fail=wrong or (other and not tolerated), warn=other, limit=limit, remedy=remedy)
+    return row(text, fail=wrong or (other and not tolerated), warn=other, limit=limit, remedy=remedy)
 
 
 def check_collective(devices: Devices) -> Row:
@@ -59,15 +70,14 @@ def check_collective(devices: Devices) -> Row:
     first = jax.process_index() * local
     entries = np.eye(count, dtype=np.float32)[first : first + local] * np.arange(1, count + 1, dtype=np.float32)
     total = devices.parallel_map(lambda _, __, x: jax.lax.psum(x, AXIS))
-    results = np.asarray(devices.to_host(total(*_no_state(devices), devices.shard(entries))))
+    results = np.asarray(devices.to_host(total(*_NO_STATE, devices.shard(entries))))
     expected = np.arange(1, count + 1, dtype=np.float32)
     wrong = [index for index in range(count) if (results[:, index] != expected[index]).any()]
-    named = (
-        f"; wrong are those of device {wrong[0]}" + f" and {len(wrong) - 1} more" * (len(wrong) > 1) if wrong else ""
-    )
-    text = f"sum over {count} devices is {results[0].sum():g}{named}"
+    text = f"sum over {count} devices is {results[0].sum():g}"
+    if wrong:
+        text += f"; wrong are those of device {wrong[0]}" + f" and {len(wrong) - 1} more" * (len(wrong) > 1)
     remedy = "replace the slice: a device or a link between devices is broken"
-    return row("collective", text, fail=bool(wrong), limit=f"{expected.sum():g}", remedy=remedy)
+    return row(text, fail=bool(wrong), limit=f"{expected.sum():g}", remedy=remedy)
 
 
 def check_products(devices: Devices) -> Row:
@@ -87,7 +97,6 @@ def check_products(devices: Devices) -> Row:
         parts.append(f"{name} {worst:.0e}")
         failed += [name] * (not worst <= limit)
     return row(
-        "matrix product",
         f"error of {PRODUCT_SIZE} x {PRODUCT_SIZE}: {', '.join(parts)}",
         fail=bool(failed),
         limit=f"{FLOAT32_FAIL:.0e}, {BFLOAT16_FAIL:.0e}, {DEFAULT_FAIL:.0e}",
@@ -111,8 +120,7 @@ def check_host_to_device(devices: Devices) -> Row:
         rates.append(host.nbytes / seconds / GIGABYTE)
     low = HOST_TO_DEVICE_WARN.get(platform, 0.1)
     return row(
-        "host to device",
-        f"{min(rates):.1f} GB/s to the slowest device of a process, {_megabytes(host.nbytes)}",
+        f"{min(rates):.1f} GB/s to the slowest device of a process, {host.nbytes / 2**20:.0f} MiB",
         warn=min(rates) < low,
         limit=f"WARN below {low:g} GB/s",
         remedy="is the host busy? see `other processes`",
@@ -123,17 +131,15 @@ def check_all_reduce(devices: Devices) -> Row:
     """Sums an array over all devices. Collective."""
     platform, count = devices.local[0].platform, devices.count
     if count == 1:
-        return Row("all-reduce", "PASS", "one device: nothing to send")
+        return row("one device: nothing to send")
     size = TRANSFER_BYTES.get(platform, 2**24) // 4
     array = devices.shard(np.ones((len(devices.local), size), np.float32))
     total = devices.parallel_map(lambda _, __, x: jax.lax.psum(x, AXIS))
-    state = _no_state(devices)
-    seconds = _best_seconds(lambda: total(*state, array))
+    seconds = _best_seconds(lambda: total(*_NO_STATE, array))
     rate = 2 * (count - 1) / count * 4 * size / seconds / GIGABYTE
     low = ALL_REDUCE_WARN.get(platform, 0.01)
     return row(
-        "all-reduce",
-        f"{rate:.2f} GB/s over {count} devices, {_megabytes(4 * size)} of float32 in {seconds * 1e3:.1f} ms",
+        f"{rate:.2f} GB/s over {count} devices, {4 * size / 2**20:.0f} MiB of float32 in {seconds * 1e3:.1f} ms",
         warn=rate < low,
         limit=f"WARN below {low:g} GB/s",
         remedy="are all hosts in one slice and one zone? are they busy?",
@@ -150,10 +156,89 @@ def _best_seconds(call: Callable[[], Any]) -> float:
     return max(min(times), 1e-9)
 
 
-def _no_state(devices: Devices) -> Sequence[Any]:
-    """Parameters and buffers of a function that has none."""
-    return {}, {}
+# ---- the model
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"
+def batch_row(training: Training) -> Row:
+    """That the run's configuration can be trained, and its batches on these devices."""
+    config, devices = training.config, training.devices
+    local = devices.local_batch_size(config.global_batch_size)
+    text = f"{config.global_batch_size} examples, {local} on a device; evaluation {config.eval_batch_size}"
+    return row(text, limit=f"multiples of {devices.count} devices")
+
+
+def check_model(config: RunConfig, task: Task) -> Row:
+    """`bridge.verify` of the module's call in the first training step: outputs, gradients and buffers, in float32."""
+    report = compared(config, task)
+    beyond, worst, where = report.count("beyond tolerance"), report.worst, report.environment
+    text = f"largest error {max((each.error for each in report.rows), default=0.0):.0e}"
+    if beyond:
+        text = f"{beyond} differ, most {worst.kind} {worst.name} by {worst.error:.0e}"
+    return row(
+        f"{len(report.rows)} leaves in float32, products {where.matmul_precision}, on {where.device}; {text}",
+        fail=bool(beyond) or not report.rows,
+        limit=f"{TOLERANCE:.0e}, or 8 x PyTorch's own rounding",
+        remedy="do not train here: does it pass with --platform cpu? then the device computes wrongly",
+    )
+
+
+# ---- memory
+
+
+def check_memory(training: Training) -> Row:
+    """Compiles the train step for shapes alone and compares its memory with that of a device.
+
+    With several processes it is compiled under `shard_map`: `pmap` cannot do it ahead of time.
+    """
+    devices = training.devices
+    if devices.compiles_for_arrays:
+        devices = Devices(runner="shard_map")
+        training = assemble(training.config, training.task, devices)
+    begin = time.perf_counter()
+    lowered = training.parallel_step().lower(*train_step_arguments(training))
+    try:
+        memory = memory_of(lowered.compile())
+    except jax.errors.JaxRuntimeError as error:
+        return row(f"the compiler refuses the train step: {first_line(error)[:300]}", fail=True, remedy=_REMEDY)
+    seconds = time.perf_counter() - begin
+    limit, of_what = memory_limit(devices)
+    if limit is None:
+        return row(f"train step {_size(memory.peak)} on a device", warn=True, remedy="the limit is not known")
+    share = memory.peak / limit
+    return row(
+        f"train step {_size(memory.peak)} of {_size(limit)} {of_what}, compiled in {seconds:.1f} s",
+        fail=share > 1,
+        warn=share > MEMORY_WARN,
+        limit=f"WARN above {MEMORY_WARN:.0%}, FAIL above 100%",
+        remedy=_REMEDY,
+    )
+
+
+_REMEDY = (
+    "--compute.remat blocks, a larger --compute.accumulation-steps, or a smaller --global-batch-size; "
+    "`trm compile-pod` shows what takes the memory"
+)
+
+
+def memory_limit(devices: Devices) -> tuple[int | None, str]:
+    """Bytes that a device has, and what they are; None if nobody says."""
+    statistics = devices.local[0].memory_stats() or {}
+    if statistics.get("bytes_limit"):
+        return int(statistics["bytes_limit"]), "on a device"
+    if devices.local[0].platform != "cpu":
+        return None, ""
+    try:
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024 // len(devices.local), "of the host for each device"
+    except (OSError, KeyError, ValueError):
+        return None, ""
+
+
+def state_bytes(training: Training) -> int:
+    """Bytes of everything in a checkpoint's model and optimizer."""
+    shapes = jax.eval_shape(training.initial_state)
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def _size(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

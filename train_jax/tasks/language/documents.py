@@ -56,6 +56,17 @@ class Skipped:
     documents: int = 0
     """All that were read, skipped ones included."""
 
+    @classmethod
+    def total(cls, parts: Iterable[Skipped]) -> Skipped:
+        """Returns the sums of several, with the names of the first three files."""
+        parts = list(parts)
+        return cls(
+            not_utf8=sum(each.not_utf8 for each in parts),
+            empty=sum(each.empty for each in parts),
+            names=[name for each in parts for name in each.names][:3],
+            documents=sum(each.documents for each in parts),
+        )
+
     @property
     def note(self) -> str:
         """What to add to an error about too few documents; empty if all are UTF-8."""

@@ -171,16 +171,17 @@ def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, r
             for tokens in parts.tokens(number, split):
                 writer.add(tokens)
         content[split] = writer.close([record.splits[split] for record in records])
+    skipped = Skipped.total(record.skipped for record in records)
     for split, each in content.items():
         if not each.tokens:
             raise UserError(
                 f"the {split} split has no documents; use more --source (a .txt file is one document) or another "
-                "--test-share"
+                f"--test-share{skipped.note}"
             )
     findings: dict[str, Any] = {
-        "skipped_empty": sum(each.skipped.empty for each in records),
-        "skipped_not_utf8": sum(each.skipped.not_utf8 for each in records),
-        "not_utf8": [name for each in records for name in each.skipped.names][:3],
+        "skipped_empty": skipped.empty,
+        "skipped_not_utf8": skipped.not_utf8,
+        "not_utf8": skipped.names,
     }
     if content["test"].bytes <= _COMPRESSED_BYTES:
         findings |= compressed_bits_per_byte(_held_out(parts, tokenizer))

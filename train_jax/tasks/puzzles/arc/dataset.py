@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.runtime.cores import cores
+from train_jax.runtime.backend import cores
 from train_jax.tasks.puzzles.arc.canvas import Places, place, place_as_published, render
 from train_jax.tasks.puzzles.arc.grid import CELLS, PAD_TOKEN, UNKNOWN, VOCAB_SIZE, Example, Puzzle
 from train_jax.tasks.puzzles.arc.json import Subset, read_subset

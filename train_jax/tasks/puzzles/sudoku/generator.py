@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Integer, UInt8
 
 from train_jax.errors import UserError
-from train_jax.runtime.cores import cores
+from train_jax.runtime.backend import cores
 from train_jax.tasks.progress import Progress
 from train_jax.tasks.puzzles.hashing import first_of_each
 from train_jax.tasks.puzzles.sudoku.grid import Geometry

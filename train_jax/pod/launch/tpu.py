@@ -1,0 +1,367 @@
+"""A TPU of a launch: its node, created, waited for, created again after a preemption, deleted; and its workers as the
+hosts of a run, `worker.sh` on each of them by ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from train_jax.errors import UserError
+from train_jax.pod.launch import gcloud
+from train_jax.pod.launch.gcloud import Gcloud, GcloudError
+from train_jax.pod.launch.life import process_variables
+from train_jax.pod.launch.record import WORKER_SCRIPT, Record, local_folder, read_record, update
+
+POLL_SECONDS = 15.0
+"""Between looks at a node that is being created."""
+READY_SECONDS = 3600.0
+"""How long a node may take to be ready; a queued one waits for its turn without a limit."""
+CAPACITY_SECONDS = 24 * 3600.0
+"""How long a node is asked for again after a preemption, while there is none."""
+
+_LASTING = {"READY", "STOPPED", "PREEMPTED", "TERMINATED", "SUSPENDED", "FAILED", "HIDDEN"}
+"""States that end only if somebody acts; the others are on the way to one of these, or to no node."""
+_GONE = _LASTING - {"READY"} | {"", "STOPPING", "SUSPENDING", "DELETING"}
+_UNPACK = (
+    'set -e; cd "$1"; find code -mindepth 1 -maxdepth 1 ! -name .venv ! -name data ! -name runs -exec rm -rf {} +; '
+    'tar -xzf code.tar.gz -C code; script=$2; shift 2; exec bash "code/$script" install "$@"'
+)
+"""Replaces the code of an earlier launch, without its environment, data and runs."""
+PORT = 8476
+"""Of JAX's coordinator, on the first worker."""
+AGAIN_SECONDS = 5.0
+"""Before a lost connection is made again."""
+SILENT_SECONDS = 900.0
+"""A worker that cannot be reached for so long, although its node is ready, is given up."""
+LOG_ATTEMPTS = 10
+"""How often the rest of the log of a run that has ended is asked for if the connection breaks each time."""
+
+
+class TpuNode:
+    """The node of a record, which it updates."""
+
+    def __init__(self, commands: Gcloud, record: Record, say: Callable[[str], None]):
+        self.gcloud, self.record, self.say = commands, record, say
+
+    def change(self, **changes: Any) -> None:
+        if self.gcloud.dry:
+            self.record = self.record.replaced(**changes)
+        else:
+            self.record = update(self.record.tpu, **changes)
+
+    def state(self, *, queued: bool = False) -> str:
+        """Returns READY, another state of Google Cloud, or nothing for a node that does not exist.
+
+        `queued`: of the request for the node.
+        """
+        described = self.gcloud.json(gcloud.describe(self.record.node, queued=queued)) or {}
+        state = described.get("state", "")  # of a request an object
+        return state.get("state", "") if isinstance(state, dict) else state
+
+    def addresses(self) -> list[str]:
+        """Returns the internal addresses of the workers, in their order."""
+        described = self.gcloud.json(gcloud.describe(self.record.node)) or {}
+        return [endpoint["ipAddress"] for endpoint in described.get("networkEndpoints", [])]
+
+    def make_ready(self) -> bool:
+        """Creates the node, or starts it, unless it is there; returns whether it is another machine than before.
+
+        Raises `UserError` for a node that is not there and must not be created.
+        """
+        fresh = self.record.ready_since is None
+        if self.state() != "READY":
+            fresh, requested = True, False
+            self._account()
+            while (state := self._settled(requested)) != "READY":
+                if requested and (not self._again or state == "FAILED"):
+                    raise GcloudError(f"{self.record.tpu} is {state}, and was to be READY")
+                self._request(state)
+                requested = True
+        if fresh:
+            now = time.time()
+            self.change(ready_since=now, begun=self.record.begun or now)
+        return fresh
+
+    @property
+    def _again(self) -> bool:
+        """True after a node of this launch was ready: a new one is waited for, also if it is preempted before it is."""
+        return self.record.begun is not None
+
+    def _request(self, state: str) -> None:
+        """Starts or creates a node that is in no state to be used."""
+        record = self.record
+        if state == "STOPPED":
+            self.gcloud.run(gcloud.start_node(record.node))
+            return
+        if state:
+            if not record.created:
+                raise UserError(
+                    f"{record.tpu} is {state} and was not created by a launch; delete it, or use another name"
+                )
+            self.say(f"{record.tpu} is {state}: deleting it")
+            self.delete()
+        if not record.request.type:
+            raise UserError(f"{record.tpu} does not exist in {record.zone}; give --type, such as v4-64, to create it")
+        self.change(phase="creating", created=True)
+        self.say(f"creating {record.tpu}, {record.request.type}, {record.request.capacity}")
+        self._create()
+
+    def _create(self) -> None:
+        until, pause = time.time() + (CAPACITY_SECONDS if self._again else 0.0), POLL_SECONDS
+        while True:
+            try:
+                self.gcloud.run(gcloud.create(self.record.node, self.record.request))
+                return
+            except GcloudError as error:
+                if time.time() > min(until, self.record.deadline or until):
+                    raise
+                self.check_not_stopped()
+                self.say(f"no node yet: {error}")
+            time.sleep(pause)
+            pause = min(2 * pause, 40 * POLL_SECONDS)
+
+    def _settled(self, requested: bool) -> str:
+        """Waits while the node changes its state; returns a state that lasts. `requested`: it is to exist soon.
+
+        A queued request is waited for without a limit, a node for `READY_SECONDS`.
+        """
+        queued, said, until = requested and self.record.request.queued and self.record.created, "", 0.0
+        while True:
+            request = self.state(queued=True) if queued else "ACTIVE"
+            if request in ("FAILED", "SUSPENDED"):
+                return request
+            state = self.state() if request == "ACTIVE" else request
+            if request == "ACTIVE":
+                until = until or time.time() + READY_SECONDS
+                if state in _LASTING or not (state or requested):
+                    return state
+                if time.time() > until:
+                    raise GcloudError(f"{self.record.tpu} is {state or 'not there'}, and was to be READY")
+            self.check_not_stopped()
+            if state != said:
+                self.say(f"{self.record.tpu} is {state or 'not there yet'}")
+            said = state
+            time.sleep(POLL_SECONDS)
+
+    def check_not_stopped(self) -> None:
+        """Raises `GcloudError` if somebody asked for an end before the run could be started."""
+        if self.stops():
+            raise GcloudError(f"the launch {self.record.tpu} was stopped before the run was started")
+
+    def stops(self) -> bool:
+        """Returns whether somebody asked the run to stop."""
+        if not self.gcloud.dry:
+            self.record = read_record(self.record.tpu) or self.record
+        return self.record.stop_asked
+
+    def is_gone(self) -> bool:
+        """Returns whether the machines of the run are not there any more."""
+        return self.state() in _GONE
+
+    def delete(self) -> None:
+        """Deletes the node, and the request for it if it was queued. One that is not there is no error."""
+        queued = self.record.request.queued and self.record.created
+        try:
+            self.gcloud.run(gcloud.delete(self.record.node, queued=queued))
+        except GcloudError as error:
+            if "NOT_FOUND" not in str(error):
+                raise
+        self._account()
+
+    def _account(self) -> None:
+        """Adds the time of a node that is gone."""
+        self.change(ready_since=None, seconds_before=self.record.node_seconds())
+
+
+class Workers(TpuNode):
+    """The workers of a node as the hosts of a run; `count` is known when the node is there."""
+
+    def __init__(self, commands: Gcloud, record: Record, say: Callable[[str], None], *, keeps_logs: bool = True):
+        """`keeps_logs`: in the local folder of the launch, so that a log that was followed before is continued."""
+        super().__init__(commands, record, say)
+        self.count, self._keeps_logs = 0, keeps_logs and not commands.dry
+        self._bytes: dict[tuple[str, int], int] = {}
+        self._adopt = record.phase == "running"
+
+    @property
+    def deadline(self) -> float | None:
+        return self.record.deadline
+
+    def find(self) -> None:
+        """Finds the workers of a node that is there."""
+        self.count = len(self.addresses())
+
+    # ---- the run
+
+    def start(self) -> None:
+        """The first call leaves a run alone that is there already; it is only to be followed."""
+        fresh = self.make_ready()
+        addresses = self.addresses()
+        self.count, adopts, self._adopt = len(addresses), self._adopt and not fresh, False
+        if adopts:
+            return
+        if self.count > 1 and self.record.collect:
+            raise not_shared(self.record.collect)
+        try:
+            if fresh:
+                self._install()
+            self.check_not_stopped()
+            self._send_secrets()
+            self._begin(addresses)
+        except GcloudError as error:
+            if not self.is_gone():
+                raise
+            self.say(f"{self.record.tpu} went away: {error}")  # `follow` says the same of every host
+
+    def _begin(self, addresses: Sequence[str]) -> None:
+        self.change(starts=self.record.starts + 1, phase="running")
+        record = self.record
+        seconds = max(1, round(record.deadline - time.time())) if record.deadline is not None else 0
+        address = f"{addresses[0]}:{PORT}"
+
+        def begin(worker: int) -> None:
+            variables = [f"{name}={value}" for name, value in process_variables(address, self.count, worker).items()]
+            command = list(record.command) if record.command[0] == "bash" else ["trm", *record.command]
+            self.script(worker, "start", record.id, str(seconds), *variables, *record.env, "--", *command)
+
+        self._on_all(begin)
+        self.say(f"started on {self.count} hosts as {record.id}")
+
+    def follow(self, host: int, line: Callable[[str], None]) -> int | None:
+        record, silent_since, attempts = self.record, time.time(), 0
+        while True:
+            code = self._receive(host, record.id, line)
+            try:
+                state = self.script(host, "status", record.id).split()
+                silent_since = time.time()
+                if state[0] in ("none", "lost"):
+                    return None
+                if state[0] == "ended":
+                    attempts += 1
+                    if code == 0 or attempts == LOG_ATTEMPTS:
+                        return int(state[1])
+            except GcloudError:
+                if self._is_lost(silent_since):
+                    return None
+            if not self.gcloud.dry:
+                time.sleep(AGAIN_SECONDS)
+
+    def _receive(self, host: int, id: str, line: Callable[[str], None]) -> int:
+        """Follows a log, behind what was received of it; returns the exit status of the connection.
+
+        gcloud repeats an ssh command whose connection breaks, from its beginning. Each time the output begins with a
+        mark, so that the repetition is seen and ended: the next call continues in the right place.
+        """
+        log = local_folder(self.record.tpu) / id / f"host-{host:02}.log"
+        if self._keeps_logs:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab", buffering=0) if self._keeps_logs else contextlib.nullcontext() as copy:
+            begin = copy.tell() if copy is not None else self._bytes.get((id, host), 0)
+            self._bytes[id, host] = begin
+            mark, marks = secrets.token_hex(8), 0
+
+            def receive(raw: bytes) -> bool:
+                nonlocal marks
+                if raw.endswith(f"{mark}\n".encode()):  # behind half a line if the connection broke within it
+                    marks += 1
+                    return marks == 1
+                if copy is not None:
+                    copy.write(raw)
+                self._bytes[id, host] += len(raw)
+                line(raw.decode(errors="backslashreplace").rstrip("\r\n"))
+                return True
+
+            return self.gcloud.stream(self._script(host, "follow", id, str(begin), mark), receive)
+
+    def _is_lost(self, silent_since: float) -> bool:
+        try:
+            return self.is_gone() or time.time() - silent_since > SILENT_SECONDS
+        except GcloudError:  # this machine has no network
+            return False
+
+    def stop(self) -> None:
+        self._on_all(lambda worker: self.script(worker, "stop", self.record.id))
+
+    def states(self) -> list[str]:
+        """The first word of `worker.sh status` for every worker; `unreachable` without an answer."""
+
+        def ask(worker: int) -> str:
+            try:
+                return self.script(worker, "status", self.record.id).split()[0]
+            except GcloudError:
+                return "unreachable"
+
+        self.find()
+        return self._on_all(ask)
+
+    # ---- files
+
+    def _install(self) -> None:
+        record, folder = self.record, self._folder
+        archive = str(local_folder(record.tpu) / "code.tar.gz")
+        self.change(phase="installing")
+        self.say(f"copying and installing on {self.count} hosts")
+        make = ["mkdir", "-p", "-m", "700", folder, f"{folder}/code"]  # the mode is that of the last part of each
+        self._command(0, make)  # alone, because the first connection makes the keys for all
+
+        def copy(worker: int) -> None:
+            if worker:
+                self._command(worker, make)
+            self.gcloud.run(gcloud.scp(record.node, worker, archive, f"{record.tpu}:{folder}/code.tar.gz"))
+            self._command(worker, ["bash", "-c", _UNPACK, "unpack", folder, WORKER_SCRIPT, *record.extras])
+
+        self._on_all(copy)
+
+    def _send_secrets(self) -> None:
+        """The file is for its owner alone before it has contents; the run removes it when it has read it."""
+        path, name = self.record.worker_env_file, f"{self._folder}/environment"
+
+        def send(worker: int) -> None:
+            self._command(worker, ["install", "-m", "600", "/dev/null", name])
+            self.gcloud.run(gcloud.scp(self.record.node, worker, path, f"{self.record.tpu}:{name}"))
+
+        if path:
+            self._on_all(send)
+
+    def collect(self, run_folder: str, target: Path) -> None:
+        """Copies a folder of the first worker, as a .tar file, so that its name is never part of a remote path."""
+        self.script(0, "pack", run_folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = f"{self.record.tpu}:{self._folder}/results.tar"
+        self.gcloud.run(gcloud.scp(self.record.node, 0, source, str(target)))
+
+    # ---- commands
+
+    @property
+    def _folder(self) -> str:
+        """The folder of the launch, in the home folder of every worker."""
+        return f"trm-launches/{self.record.tpu}"
+
+    def script(self, worker: int, *words: str) -> str:
+        """Runs `worker.sh` and returns its output."""
+        return self.gcloud.run(self._script(worker, *words))
+
+    def _script(self, worker: int, *words: str) -> list[str]:
+        return gcloud.ssh(self.record.node, worker, ["bash", f"{self._folder}/code/{WORKER_SCRIPT}", *words])
+
+    def _command(self, worker: int, words: Sequence[str]) -> None:
+        self.gcloud.run(gcloud.ssh(self.record.node, worker, words))
+
+    def _on_all(self, act: Callable[[int], Any]) -> list[Any]:
+        """Calls it for every worker at once, in a dry run one after the other. Raises the first error."""
+        if self.gcloud.dry:
+            return [act(worker) for worker in range(self.count)]
+        with ThreadPoolExecutor(max_workers=max(self.count, 1)) as pool:
+            return list(pool.map(act, range(self.count)))
+
+
+def not_shared(run_folder: str) -> UserError:
+    """Returns the error for a run folder that only one of several hosts would see."""
+    return UserError(
+        f"run folder {run_folder} is on one host only; give --run-dir gs://bucket/folder, which all hosts share"
+    )
