@@ -16,7 +16,7 @@ from train_jax.run.config import RunConfig
 from train_jax.run.presets import all_presets
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
-from train_jax.tasks.language.unbuilt import UnbuiltText
+from train_jax.tasks.language.task import UnbuiltText
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.damage import damage
 from train_jax.errors import UserError
-from train_jax.report.built import build_summary, inspected, samples
+from train_jax.report.terminal import build_summary, inspected, samples
 from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.batches import load_mixture
 from train_jax.tasks.puzzles.format import load_split

@@ -23,8 +23,7 @@ import bridge
 from models_torch import registry
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.generation import Generator, Row, Sizes
-from train_jax.tasks.language.sampling import Sampling
+from train_jax.tasks.language.generation import Generator, PromptSample, Sampling, Sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +65,7 @@ def main(options: Options) -> None:
     idx = jnp.asarray(prompt, jnp.int32)[None]
     rounds = []
     for _ in range(options.rounds + 1):
-        tokens = generator.tokens([Row(prompt)])
+        tokens = generator.tokens([PromptSample(prompt)])
         next(tokens)  # of the prompt: the next ones depend on it and are computed after it
         cached = seconds(lambda tokens=tokens: list(tokens), CACHED)
         uncached = seconds(

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from train_jax.kernels.attention import fused_mix_by_attention
+from train_jax.kernels.attention import fused_mix_by_attention, heads_of
 from train_jax.kernels.blocks import blocks_of
-from train_jax.kernels.heads import heads_of
 from train_jax.kernels.mix_positions import examples_of, fused_mix_positions
 from train_jax.kernels.normed_mlp import fused_normed_mlp
 from train_jax.pod.compile import topology, use_host_backend

@@ -16,7 +16,7 @@ import jax
 
 from support.small_gpt import generator_of, rows_of, small_gpt
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.sampling import Sampling
+from train_jax.tasks.language.generation import Sampling
 
 SAMPLING = Sampling(temperature=0.8, top_k=20, top_p=0.9)
 compiled: list[str] = []

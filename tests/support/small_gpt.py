@@ -7,8 +7,7 @@ import torch
 import bridge
 from models_torch import registry
 from models_torch.kv_cache import CachedModel
-from train_jax.tasks.language.generation import Generator, Row, Sizes
-from train_jax.tasks.language.sampling import Sampling
+from train_jax.tasks.language.generation import Generator, PromptSample, Sampling, Sizes
 
 GREEDY = Sampling(temperature=0.0)
 VOCAB_SIZE = 61
@@ -35,7 +34,9 @@ def small_gpt(name="gpt", *, seed=0, **sizes):
 def rows_of(lengths, vocab_size=VOCAB_SIZE):
     """Random prompts of these lengths."""
     generator = torch.Generator().manual_seed(1)
-    return [Row(tuple(torch.randint(vocab_size, (length,), generator=generator).tolist())) for length in lengths]
+    return [
+        PromptSample(tuple(torch.randint(vocab_size, (length,), generator=generator).tolist())) for length in lengths
+    ]
 
 
 def generator_of(module, devices, *, rows, prompt_tokens, new_tokens, sampling=GREEDY, **options):

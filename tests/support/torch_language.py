@@ -19,7 +19,7 @@ from train_jax.run.model import build_module
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 from train_jax.tasks.language.batches import count_rows, eval_batches
-from train_jax.tasks.language.evaluation import figures_of
+from train_jax.tasks.language.task import figures_of
 
 
 @dataclasses.dataclass(frozen=True)

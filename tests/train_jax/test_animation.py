@@ -8,11 +8,21 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from train_jax.report.boards import board, board_at
-from train_jax.report.pixels import CAPTION, COLOUR_OF, LAST_MS, MARGIN, STEP_MS, animation, caption, frame
-from train_jax.report.player import player
+from train_jax.report.boards import (
+    CAPTION,
+    COLOUR_OF,
+    LAST_STEPS,
+    MARGIN,
+    STEP_MS,
+    animation,
+    board,
+    board_at,
+    caption,
+    frame,
+    player,
+)
+from train_jax.report.render import CELLS, COLOURS
 from train_jax.report.terminal import as_text, grid_text, progress
-from train_jax.report.theme import CELLS, COLOURS
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import Trace
@@ -52,7 +62,7 @@ def test_every_step_is_a_frame(name):
         for step, each in enumerate(ImageSequence.Iterator(image)):
             delays.append(each.info["duration"])
             assert (np.asarray(each.convert("RGB")) == np.asarray(frame(trace, step).convert("RGB"))).all()
-    assert delays == [STEP_MS] * trace.act_steps + [LAST_MS]
+    assert delays == [STEP_MS] * trace.act_steps + [LAST_STEPS * STEP_MS]
     assert animation(trace) == data
 
 

@@ -14,7 +14,7 @@ from support.scripts import run_script
 
 from models_torch.blocks import mix_by_attention
 from models_torch.layers import Attention, RotaryEmbedding
-from train_jax.kernels import attention, heads
+from train_jax.kernels import attention
 from train_jax.run.config import ComputeConfig
 from train_jax.run.kernels import kernels
 
@@ -61,7 +61,7 @@ CASES = {
 @pytest.mark.parametrize("case", slow_unless(["examples that are not there"].__contains__, CASES))
 def test_as_exact_as_the_plain_path(case):
     *shape, head_dim, _ = CASES[case]
-    assert heads.heads_of(jax.ShapeDtypeStruct(shape, jnp.bfloat16), np.empty((3 * shape[2], shape[2])), head_dim)
+    assert attention.heads_of(jax.ShapeDtypeStruct(shape, jnp.bfloat16), np.empty((3 * shape[2], shape[2])), head_dim)
     for ours, theirs in zip(*errors(arrays(*CASES[case]), head_dim), strict=True):
         assert ours < 1.1 * theirs < 0.02
 
@@ -107,12 +107,12 @@ OTHERS = {
 @pytest.mark.parametrize("case", OTHERS)
 def test_what_the_kernels_do_not_serve(case):
     shape, dtype, rows, head_dim = OTHERS[case]
-    assert heads.heads_of(jax.ShapeDtypeStruct(shape, dtype), np.empty((rows, shape[2])), head_dim) is None
+    assert attention.heads_of(jax.ShapeDtypeStruct(shape, dtype), np.empty((rows, shape[2])), head_dim) is None
 
 
 def test_examples_of_a_step():
     def of(batch, positions=97, hidden=512):
-        blocks = heads.heads_of(
+        blocks = attention.heads_of(
             jax.ShapeDtypeStruct((batch, positions, hidden), jnp.bfloat16), np.empty((3 * hidden, hidden)), 64
         ).blocks
         return blocks.examples, blocks.steps
@@ -121,7 +121,7 @@ def test_examples_of_a_step():
     assert of(96) == (3, 32) and of(128) == (2, 64), "an even number of steps keeps both cores busy"
     assert of(4) == (2, 2) and of(7) == (2, 4) and of(1) == (1, 1) and of(3) == (2, 2)
     assert of(192, hidden=640) == (1, 192)
-    assert heads.heads_of(jax.ShapeDtypeStruct((0, 97, 128), jnp.bfloat16), np.empty((384, 128)), 64) is None
+    assert attention.heads_of(jax.ShapeDtypeStruct((0, 97, 128), jnp.bfloat16), np.empty((384, 128)), 64) is None
 
 
 def test_tables_of_another_length_are_an_error_as_on_the_plain_path():

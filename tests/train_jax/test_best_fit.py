@@ -14,9 +14,8 @@ import pytest
 
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
-from train_jax.tasks.language.best_fit import BestFit
-from train_jax.tasks.language.config import LanguageConfig
-from train_jax.tasks.language.task import LanguageTask
+from train_jax.tasks.language.batches import BestFit
+from train_jax.tasks.language.task import LanguageConfig, LanguageTask
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import TextSet, TokenStream, shard_name
 

@@ -20,8 +20,7 @@ from train_jax.errors import UserError
 from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.core_evaluation import DeviceScorer, task_verdicts
-from train_jax.tasks.language.core_items import CoreTask, ask, is_right, read_bundle
+from train_jax.tasks.language.core_evaluation import CoreTask, DeviceScorer, ask, is_right, read_bundle, task_verdicts
 from train_jax.tasks.language.task import LanguageTask
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept", "well"]

@@ -9,11 +9,9 @@ import pytest
 from support.documents import Balanced, words
 
 from train_jax.errors import UserError
-from train_jax.report.failure_section import failure_section
-from train_jax.report.failures import Failures, Share, failures_of, shares, spread
-from train_jax.report.measured import Answers, by_act_step, measure
-from train_jax.report.page import page
-from train_jax.report.picture import picture
+from train_jax.report.answers import Answers, Failures, Share, by_act_step, failures_of, read_results, shares, spread
+from train_jax.report.puzzle_page import failure_section, page, picture
+from train_jax.report.run_page import read_run_files
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
@@ -234,7 +232,7 @@ def test_a_page_in_every_state(run_dir):
     folder = RunFolder(run_dir)
     early = {"threshold": 0.9, "exact_accuracy": 0.75, "steps": 2.0, "computed_steps": 3.5, "step": 1200}
     folder.halted_early("test").write_text(json.dumps(early))
-    document = page(measure(str(run_dir)))
+    document = page(read_run_files(str(run_dir)))
     text = words(document)
     assert "script" not in Balanced(document).tags
     assert "At 0.5, where training halts, 62.50% are solved after 1.50 steps on average." in text
@@ -244,28 +242,31 @@ def test_a_page_in_every_state(run_dir):
     assert "4 of 6 test puzzles are not solved" in text
     early |= {"trajectories": 8, "noise": 0.2, "depth": 16}
     folder.halted_early("test").write_text(json.dumps(early))
-    text = words(page(measure(str(run_dir))))
+    text = words(page(read_run_files(str(run_dir))))
     assert "threshold 0.9, up to 8 trajectories of 16 ACT steps with noise 0.2: 75.00% exact" in text
     folder.halted_early("test").write_text("{}")
     folder.halting_curve("test").unlink()
-    text = words(page(measure(str(run_dir))))
+    text = words(page(read_run_files(str(run_dir))))
     assert (
         "Not shown: it needs an evaluation on the whole test set" in text and "Measured with early halting" not in text
     )
     with np.load(folder.predictions("test")) as arrays:
         predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
     np.savez(folder.predictions("test"), predictions=predictions[-1:], q_halt_logits=logits[-1:])
-    text = words(page(measure(str(run_dir))))
+    text = words(page(read_run_files(str(run_dir))))
     assert "only the answers after ACT step 2 are kept" in text and "4 of 6 test puzzles are not solved" in text
     with pytest.raises(UserError, match="not kept for large test sets"):
-        picture(measure(str(run_dir)))
+        picture(read_run_files(str(run_dir)))
     config = json.loads(folder.config.read_text())
     folder.config.write_text(json.dumps(config | {"data_dir": f"{config['data_dir']},{config['data_dir']}"}))
-    assert words(page(measure(str(run_dir)))).count("Not shown: answers are shown only for runs on one data set") == 2
+    assert (
+        words(page(read_run_files(str(run_dir)))).count("Not shown: answers are shown only for runs on one data set")
+        == 2
+    )
     folder.config.write_text(json.dumps(config))
     folder.predictions("test").unlink()
-    text = words(page(measure(str(run_dir))))
+    text = words(page(read_run_files(str(run_dir))))
     assert text.count("Not shown: the run has not been evaluated on its whole test set") == 2
     folder.halting_curve("test").write_text("[]")
     with pytest.raises(UserError, match=r"halting_curve.json is invalid \(no halting curve.*; remove it"):
-        measure(str(run_dir))
+        read_results(read_run_files(str(run_dir)))

@@ -13,7 +13,7 @@ from train_jax.__main__ import STAGES, main
 from train_jax.optim.config import OptimConfig
 from train_jax.run.config import ComputeConfig, RunConfig
 from train_jax.stages import build_data, evaluate, solve, sweep, tokenizer
-from train_jax.tasks.language.config import LanguageConfig
+from train_jax.tasks.language.task import LanguageConfig
 from train_jax.tasks.puzzles.task import PuzzleConfig
 
 VALUES = ("0", "-5", "nan", "inf", "1e400", str(10**30), "")

@@ -11,7 +11,7 @@ from train_jax import load_run
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
-from train_jax.tasks.language.prompts import encode_prompts, read_prompts
+from train_jax.tasks.language.generation import encode_prompts, read_prompts
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.tokenizer import Tokenizer
 

@@ -13,8 +13,7 @@ from support.small_gpt import GREEDY, generator_of, greedy_ties, rows_of, small_
 
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language import generation
-from train_jax.tasks.language.generation import Row
-from train_jax.tasks.language.sampling import Sampling, choose_token, stream_key
+from train_jax.tasks.language.generation import PromptSample, Sampling, choose_token, stream_key
 
 NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
 LOGITS = jnp.log(jnp.array([0.15, 0.5, 0.1, 0.25]))
@@ -141,6 +140,6 @@ def test_greedy_tokens_of_the_published_module(n_kv_head, capsys):
 
 def test_rows_beyond_the_sizes_are_refused(small):
     _, rows, generator = small
-    for wrong in ([Row((1,) * 9)], [*rows, rows[0]]):
+    for wrong in ([PromptSample((1,) * 9)], [*rows, rows[0]]):
         with pytest.raises(ValueError, match="use at most 3 of 8"):
             next(generator.tokens(wrong))

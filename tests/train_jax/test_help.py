@@ -6,7 +6,7 @@ import pytest
 
 from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import STAGES, main
-from train_jax.help_pages import leaf_fields, page_of
+from train_jax.command_line import leaf_fields, page_of
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import preset
 from train_jax.stages import build_data, sweep, tokenizer

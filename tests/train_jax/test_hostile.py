@@ -12,7 +12,7 @@ from support.small_set import METADATA, RECIPE, arrays, rewrite_json
 from benchmarks.fuzz_data import fuzz
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError, brief
-from train_jax.report.built import build_summary, inspected
+from train_jax.report.terminal import build_summary, inspected
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.stages.build_data import COMMANDS
 from train_jax.tasks.new_dataset import is_built

@@ -12,10 +12,8 @@ from support.small_set import RECIPE, rewrite_json, splits
 
 from train_jax.errors import UserError
 from train_jax.plugins import load_plugin
-from train_jax.report.built import samples
-from train_jax.report.failures import failures_of
-from train_jax.report.measured import Answers
-from train_jax.report.terminal import verdict
+from train_jax.report.answers import Answers, failures_of
+from train_jax.report.terminal import samples, verdict
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
 from train_jax.tasks.puzzles import kinds
 from train_jax.tasks.puzzles.arc.kind import ArcKind

@@ -19,9 +19,7 @@ from train_jax.run.presets import preset
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
-from train_jax.tasks.language.evaluation import figures_of
-from train_jax.tasks.language.loss import token_sums
-from train_jax.tasks.language.task import LanguageTask
+from train_jax.tasks.language.task import LanguageTask, figures_of, token_sums
 from train_jax.tasks.language.text_building import TextData
 
 RUNS = {"whole 1": (1,), "continued 1": (1, 10), "whole 8": (8,), "continued 8": (8, 10)}

@@ -18,8 +18,7 @@ from train_jax.run.status import read_status
 from train_jax.stages.evaluate import Evaluate
 from train_jax.task import TASKS, commands_of
 from train_jax.tasks.commands import Commands
-from train_jax.tasks.language.commands import ExportCheck
-from train_jax.tasks.language.sample_file import Sample, write_samples
+from train_jax.tasks.language.commands import ExportCheck, Sample, write_samples
 from train_jax.tasks.language.text_building import TextData
 
 PUZZLE_WORDS = ("puzzle", "ACT ", "halt", "exact", "cell", "Sudoku", "maze", "trajector")

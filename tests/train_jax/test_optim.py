@@ -14,9 +14,8 @@ from support.torch_optimizers import SHAPES
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer
 from train_jax.optim.config import OptimConfig
-from train_jax.optim.ema import update_ema
+from train_jax.optim.rules import sparse_sign_sgd, sum_by_row, update_ema
 from train_jax.optim.schedule import learning_rate
-from train_jax.optim.sparse import sparse_sign_sgd, sum_by_row
 
 STEPS = 50
 BASE = OptimConfig(lr=1e-2, warmup_steps=5, lr_min_ratio=0.1, weight_decay=0.3)

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from train_jax.report.figures import number, spelled
 from train_jax.report.plots import Band, Series, heat_map, plot
+from train_jax.report.render import number, spelled
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES

@@ -14,9 +14,9 @@ from train_jax.optim.chain import group_labels
 from train_jax.optim.muon import muon_labels
 from train_jax.run.config import from_json, to_json
 from train_jax.run.presets import preset
-from train_jax.tasks.language.published_presets import PRESETS, scaling_parameters
+from train_jax.tasks.language.presets import PRESETS, scaling_parameters
+from train_jax.tasks.language.task import UnbuiltText
 from train_jax.tasks.language.text_building import TextData
-from train_jax.tasks.language.unbuilt import UnbuiltText
 
 PUBLISHED = {"d20": (560_988_160, 21_400), "d32": (1_879_048_192, 71_680), "d24-2026": (1_384_122_122, 5_568)}
 """Parameters and steps."""

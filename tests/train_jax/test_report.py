@@ -15,13 +15,11 @@ from support.documents import Balanced, words
 from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
 from train_jax.optim.config import ParameterGroup
+from train_jax.report.answers import Answers, by_act_step, first_unsolved, read_results, slowest_solved, stayed_solved
 from train_jax.report.boards import board, strip
-from train_jax.report.measured import Answers, by_act_step, first_unsolved, measure, slowest_solved, stayed_solved
-from train_jax.report.page import page
-from train_jax.report.picture import chosen_steps, picture
 from train_jax.report.plots import Series, plot
-from train_jax.report.run_files import read_run_files
-from train_jax.report.run_page import SIZED_BY_DATA, learning
+from train_jax.report.puzzle_page import chosen_steps, page, picture
+from train_jax.report.run_page import SIZED_BY_DATA, learning, read_run_files
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.machine import write_machine
@@ -137,9 +135,9 @@ def test_text_of_the_run_is_never_markup(run_dir, data_dir):
     folder = RunFolder(run_dir)
     rewrite(folder.config, wandb_project=HOSTILE)
     rewrite(folder.machine, processor=HOSTILE, versions={HOSTILE: HOSTILE})
-    assert words(page(measure(str(run_dir)))).count(HOSTILE) == 5
+    assert words(page(read_run_files(str(run_dir)))).count(HOSTILE) == 5
     rewrite(folder.config, data_dir=HOSTILE)
-    document = page(measure(str(run_dir)))
+    document = page(read_run_files(str(run_dir)))
     assert "script" not in Balanced(document).tags
     assert "<script" not in document
     hostile = plot([Series(HOSTILE, [(1, 2)], marks=True), Series("b", [])], title=HOSTILE, x_label=HOSTILE)
@@ -152,24 +150,24 @@ def test_missing_pieces_leave_gaps_not_inventions(run_dir):
     folder = RunFolder(run_dir)
     for path in (folder.export_check, folder.machine, folder.finished, folder.predictions("test")):
         path.unlink()
-        Balanced(page(measure(str(run_dir))))
-    text = words(page(measure(str(run_dir))))
+        Balanced(page(read_run_files(str(run_dir))))
+    text = words(page(read_run_files(str(run_dir))))
     assert "not finished" in text and "Not shown: the run has not been evaluated" in text
     about_the_machine = text.replace("cpu_devices", "")  # a field of the configuration
     assert not [word for word in ("PyTorch", "parameters", "devices", "Machine") if word in about_the_machine]
     assert "20 s with compilation" in text
     folder.evaluation("test").unlink()
-    assert "25.00%" in words(page(measure(str(run_dir))))
+    assert "25.00%" in words(page(read_run_files(str(run_dir))))
     folder.metrics.write_text(folder.metrics.read_text().splitlines()[0] + "\n")
-    assert "held-out puzzles" not in words(page(measure(str(run_dir))))
+    assert "held-out puzzles" not in words(page(read_run_files(str(run_dir))))
     folder.metrics.unlink()
     with pytest.raises(UserError, match="has no metrics yet; train it with `trm train`"):
-        measure(str(run_dir))
+        read_results(read_run_files(str(run_dir)))
 
 
 def test_a_run_with_answers_but_no_metrics_is_reported(run_dir):
     RunFolder(run_dir).metrics.unlink()
-    text = words(page(measure(str(run_dir))))
+    text = words(page(read_run_files(str(run_dir))))
     assert "91.67%" in text and "A puzzle solved" in text and "Learning" not in text
 
 
@@ -187,23 +185,24 @@ def test_a_run_with_answers_but_no_metrics_is_reported(run_dir):
 )
 def test_answers_are_shown_only_beside_the_set_they_belong_to(run_dir, data_dir, spoil, reason):
     spoil(RunFolder(run_dir), *answers_of(data_dir))
-    text = words(page(measure(str(run_dir))))
+    text = words(page(read_run_files(str(run_dir))))
     assert "Not shown: " in text and reason in text
     assert "A puzzle solved" not in text
     with pytest.raises(UserError, match="--picture needs the answers"):
-        picture(measure(str(run_dir)))
+        picture(read_run_files(str(run_dir)))
 
 
 def test_accuracy_after_each_act_step_is_counted_as_in_the_loss_head(run_dir):
-    measured = measure(str(run_dir))
-    assert measured.answers is not None and measured.test is not None
-    act_steps = by_act_step(measured.answers)
+    files = read_run_files(str(run_dir))
+    answers = read_results(files).answers
+    assert answers is not None and files.test is not None
+    act_steps = by_act_step(answers)
     np.testing.assert_allclose(act_steps.exact_accuracy, np.array([10, 9, 10, 11]) / 12)
     np.testing.assert_allclose(act_steps.token_accuracy, 1 - np.array([2, 3, 2, 1]) * 2 / 16 / 12)
     np.testing.assert_allclose(act_steps.halting, 11 / 12)
     assert stayed_solved(act_steps.solved).sum() == 10
     assert slowest_solved(act_steps.solved) == 1
-    assert first_unsolved(measured.answers, act_steps.solved) == 0
+    assert first_unsolved(answers, act_steps.solved) == 0
 
 
 def test_tokens_without_a_label_count_for_nothing(data_dir):
@@ -233,9 +232,9 @@ def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
 
 def test_the_weights_that_were_evaluated_are_named(run_dir):
     config = RunFolder(run_dir).config
-    assert "EMA weights" in words(page(measure(str(run_dir))))
+    assert "EMA weights" in words(page(read_run_files(str(run_dir))))
     rewrite(config, optim=json.loads(config.read_text())["optim"] | {"ema_decay": 0.0})
-    text = words(page(measure(str(run_dir))))
+    text = words(page(read_run_files(str(run_dir))))
     assert "held out, raw weights" in text and "EMA weights" not in text
 
 

@@ -19,7 +19,7 @@ from train_jax.run.performance import model_flops
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import assemble
-from train_jax.tasks.language.unbuilt import UnbuiltText
+from train_jax.tasks.language.task import UnbuiltText
 from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 BATCH, CELLS, PUZZLE_POSITIONS, HIDDEN = 4, 81, 16, 32

@@ -8,7 +8,7 @@ import pytest
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.tasks.language import text_parts
+from train_jax.tasks.language import text_building
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import TextSet
 from train_jax.tasks.language.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     """Thirty documents in parts of about three."""
-    monkeypatch.setattr(text_parts, "PART_BYTES", 600)
+    monkeypatch.setattr(text_building, "PART_BYTES", 600)
     rng, folder = np.random.default_rng(0), tmp_path / "source"
     folder.mkdir()
     for number in range(30):
@@ -53,8 +53,8 @@ def test_a_build_that_was_interrupted_goes_on(source, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         data(source, tmp_path / "set").build(stops_at(4))
     encoded = []
-    encode = text_parts.Parts._encode
-    monkeypatch.setattr(text_parts.Parts, "_encode", lambda *a: encoded.append(a[1]) or encode(*a))
+    encode = text_building.Parts._encode
+    monkeypatch.setattr(text_building.Parts, "_encode", lambda *a: encoded.append(a[1]) or encode(*a))
     again = built(source, tmp_path / "set")
     assert encoded == list(range(4, encoded[-1] + 1)) and len(encoded) > 3
     assert again.fingerprint == whole.fingerprint and again.record == whole.record
@@ -75,7 +75,7 @@ def test_several_machines_share_the_work(source, tmp_path, capsys):
     options = {"tokenizer": str(tmp_path / "one"), "parts_dir": str(tmp_path / "parts")}
     lines = [data(source, tmp_path / "set", part=f"{n}/3", **options).encode_part(lambda *_: None) for n in (1, 2, 3)]
     counts = [int(line.split()[0]) for line in lines]
-    total = len(text_parts.Parts(tmp_path, data(source, tmp_path), Tokenizer.load(str(tmp_path / "one"))))
+    total = len(text_building.Parts(tmp_path, data(source, tmp_path), Tokenizer.load(str(tmp_path / "one"))))
     assert sum(counts) == total and min(counts) >= total // 3 > 1
     for count, line in zip(counts, lines, strict=True):
         assert f"of {total} parts are in {tmp_path / 'parts'}, {count} of them" in line

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.documents import Balanced, words
 
-from train_jax.report import trajectory_section as section
-from train_jax.report.measured import Answers
+from train_jax.report import puzzle_page as section
+from train_jax.report.answers import Answers, PuzzleResults
 from train_jax.run.folder import RunFolder
 from train_jax.tasks.puzzles.maze.generator import generate
 from train_jax.tasks.puzzles.metadata import Metadata
@@ -17,11 +17,6 @@ COUNT, SIZE = 40, 6
 MAZES = generate(COUNT, SIZE, 6, "corridors", np.random.default_rng(0), lambda *_: None)
 METADATA = Metadata(SIZE**2, 6, 0, 0, 0, 1, COUNT, 1.0, COUNT, ("all",), kind=f"maze-{SIZE}")
 NAMES = [f"{chooser}/{keep}" for chooser in ("halting", "vote", "both", "pass") for keep in ("best", "last")]
-
-
-class Run:
-    def __init__(self, trajectories=None, answers=None):
-        self.trajectories, self.answers = trajectories, answers
 
 
 @pytest.fixture
@@ -52,7 +47,7 @@ def answers() -> Answers:
 
 
 def test_the_section_shows_the_curve_and_the_loss_of_the_choice(folder):
-    shown = section.trajectory_section(Run(load(folder, "test"), answers()))  # pyright: ignore[reportArgumentType]
+    shown = section.trajectory_section(PuzzleResults(answers(), trajectories=load(folder, "test")))
     assert shown is not None
     Balanced(shown)
     text = words(shown)
@@ -66,7 +61,7 @@ def test_the_section_shows_the_curve_and_the_loss_of_the_choice(folder):
 def test_each_range_of_difficulty_has_its_own_shares(folder):
     results = load(folder, "test")
     assert results is not None
-    ((name, _, rows),) = section._by_difficulty(answers(), results)
+    ((name, _, rows),) = section._solved_by_difficulty(answers(), results)
     steps = (MAZES.solutions == 5).sum(axis=1) + 1
     assert name == "steps of the path" and len(rows) == section.GROUPS
     for label, count, one, both in rows:
@@ -78,12 +73,12 @@ def test_each_range_of_difficulty_has_its_own_shares(folder):
 
 
 def test_without_results_or_with_others_nothing_is_shown_by_difficulty(folder):
-    assert section.trajectory_section(Run()) is None  # pyright: ignore[reportArgumentType]
+    assert section.trajectory_section(PuzzleResults()) is None
     folder.trajectories_solved("test").write_bytes(b"no archive")
     results = load(folder, "test")
     assert results is not None and results.solved is None
-    assert section._by_difficulty(answers(), results) == []
-    assert section.trajectory_section(Run(results)) is not None  # pyright: ignore[reportArgumentType]
+    assert section._solved_by_difficulty(answers(), results) == []
+    assert section.trajectory_section(PuzzleResults(trajectories=results)) is not None
 
 
 @pytest.mark.parametrize("change", [{"points": []}, {"points": 3}, {"noise": "x"}, {"chooser": "other"}])

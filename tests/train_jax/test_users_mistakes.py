@@ -31,7 +31,7 @@ from train_jax.run.untrusted import DamagedError, map_array, read_arrays, read_w
 from train_jax.start import _check_keep_best
 from train_jax.tasks.evaluate import EvaluateOptions, lines_of
 from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
-from train_jax.tasks.language.prompts import read_prompts
+from train_jax.tasks.language.generation import read_prompts
 from train_jax.tasks.language.task import LanguageTask
 from train_jax.tasks.new_dataset import _difference
 from train_jax.tasks.puzzles.building import chunks_of

@@ -12,7 +12,7 @@ from scipy import stats
 
 from train_jax.analysis.records import Run, Study
 from train_jax.experiments.table import CONFOUNDED, TWINS, twins_of
-from train_jax.report.figures import number, percent
+from train_jax.report.render import number, percent
 
 ENOUGH = 0.85
 """The accuracy that groups 4a, 4b, 9 and contribution 1 ask for."""

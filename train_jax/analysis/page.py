@@ -16,9 +16,8 @@ from train_jax.analysis.answers import Answer, Point, answer, band, differing_fi
 from train_jax.analysis.records import Run, Study
 from train_jax.errors import UserError
 from train_jax.experiments.table import GROUPS
-from train_jax.report.figures import number, percent, spelled
 from train_jax.report.plots import Band, Series, plot
-from train_jax.report.render import render_document
+from train_jax.report.render import number, percent, render_document, spelled
 from train_jax.run.files import write_bytes
 
 HEADINGS = ("experiment", "seeds", "final", "95 % interval", "peak", "steps", "time", "parameters", "PFLOP",

@@ -21,9 +21,8 @@ from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
 from train_jax.optim.chain import learning_rates, trainable
 from train_jax.optim.config import OptimConfig
-from train_jax.optim.ema import update_ema
+from train_jax.optim.rules import RowGradients, sparse_sign_sgd, sum_by_row, update_ema
 from train_jax.optim.schedule import learning_rate
-from train_jax.optim.sparse import RowGradients, sparse_sign_sgd, sum_by_row
 
 TrainStep = Callable[[TrainState, Any, Batch, jax.Array], tuple[TrainState, Any, Metrics]]
 

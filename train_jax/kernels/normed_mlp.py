@@ -13,8 +13,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from train_jax.kernels.blocks import Blocks, blocks_of, chunk_of, place_of, rows_of, write_rows
-from train_jax.kernels.registers import LANES, Latent, dot, gated, gated_gradients, once
+from train_jax.kernels.blocks import (
+    LANES,
+    Blocks,
+    Latent,
+    blocks_of,
+    chunk_of,
+    dot,
+    gated,
+    gated_gradients,
+    once,
+    place_of,
+    rows_of,
+    write_rows,
+)
 
 
 def normed_mlp(
@@ -29,6 +41,10 @@ def normed_mlp(
     """Returns `rms_norm(y + swiglu(y))` of `y = rms_norm(x, dim)` by operations of JAX; `joined` as in `swiglu`."""
     x = _rms_norm(x, epsilon, dim)
     return _rms_norm(x + swiglu(x, gate_up, down, joined=joined), epsilon, -1)
+
+
+joined_normed_mlp = functools.partial(normed_mlp, joined=True)
+"""In the order of operations that XLA's compiler for CPUs does best; see `mix_positions.joined_mix_positions`."""
 
 
 def swiglu(

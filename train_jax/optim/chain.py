@@ -11,12 +11,10 @@ from jax.typing import ArrayLike
 
 from train_jax.core.state import Arrays
 from train_jax.errors import UserError
-from train_jax.optim.adam_atan2 import scale_by_adam_atan2
 from train_jax.optim.config import OptimConfig
-from train_jax.optim.muon import muon_labels, scale_by_muon, scale_by_muon_2025, scale_by_shape
-from train_jax.optim.muon_2026 import scale_by_muon_2026
+from train_jax.optim.muon import muon_labels, scale_by_muon, scale_by_muon_2025, scale_by_muon_2026, scale_by_shape
+from train_jax.optim.rules import decayed_weights, scale_by_adam_atan2
 from train_jax.optim.schedule import learning_rate, momentum
-from train_jax.optim.weight_decay import decayed_weights
 from train_jax.plugins import is_plugin, load_plugin
 
 Norm = Callable[[Arrays], jax.Array]

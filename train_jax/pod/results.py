@@ -10,8 +10,7 @@ from typing import Any
 from train_jax.pod.compile import Compiled, Topology
 from train_jax.pod.hlo import Schedules
 from train_jax.pod.yardsticks import Cost, Yardsticks, yardsticks
-from train_jax.report.figures import percent
-from train_jax.report.render import render_document
+from train_jax.report.render import percent, render_document
 from train_jax.run.performance import model_flops
 from train_jax.start import Training
 

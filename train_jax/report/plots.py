@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from train_jax.report.figures import number, percent
-from train_jax.report.theme import COLOURS
+from train_jax.report.render import COLOURS, number, percent
 from train_jax.tasks.puzzles.kind import Drawing
 
 COLOUR = {name: colour.light for name, colour in COLOURS.items()}

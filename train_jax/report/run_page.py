@@ -1,19 +1,25 @@
-"""The report of a run of any task, and the parts that the reports of all tasks have."""
+"""The report of a run of any task, of which the reports of puzzles and language models have sections, and its files."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from train_jax.report.figures import percent, spelled
+from train_jax.errors import UserError
 from train_jax.report.plots import Series, plot
-from train_jax.report.render import render_document
-from train_jax.report.run_files import RunFiles
+from train_jax.report.render import percent, render_document, spelled
 from train_jax.run.config import RunConfig
+from train_jax.run.events import Goodput, read_goodput
+from train_jax.run.folder import RunFolder, read_run
+from train_jax.run.tracking import read_metrics
+from train_jax.tasks.language.commands import ExportCheck, Sample, perplexity_of, printable, read_samples
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
 """Fields of an architecture that the data set and the devices determine; their values in config.json are not used."""
@@ -37,25 +43,24 @@ def page(files: RunFiles) -> str:
     """Renders the report of a run of a task of the user: curves of all metrics that were evaluated."""
     names = dict.fromkeys(n.removeprefix("eval/") for r in files.records for n in r if n.startswith("eval/"))
     curves = [Curve(name.replace("_", " "), name) for name in names if name != "count"]
-    return render_document(
-        "run_report.html.j2",
-        **run_values(files),
-        curves=learning(files, curves),
-        groups=configuration(files.config),
-        unit="examples",
-        unit_size=1,
-    )
+    return render_run("run_report.html.j2", files, curves)
 
 
-def run_values(files: RunFiles) -> dict[str, Any]:
-    """Returns the values that the templates of all reports need."""
-    return {
+def render_run(template: str, files: RunFiles, curves: Sequence[Curve], **values: Any) -> str:
+    """Renders a template that extends that of all runs; `values` are for its sections, or replace common ones."""
+    common = {
         "title": files.title,
         "goodput": goodput_rows(files),
         "measured": files,
         "config": files.config,
         "facts": {n: v for n, v in (files.machine or {}).items() if n not in ("versions", "parameters")},
+        "curves": learning(files, curves),
+        "groups": configuration(files.config),
+        "unit": "examples",
+        "unit_size": 1,
+        "parameters_note": "",
     }
+    return render_document(template, **(common | values))
 
 
 def learning(files: RunFiles, curves: Sequence[Curve]) -> list[Markup]:
@@ -98,11 +103,148 @@ def goodput_rows(files: RunFiles) -> list[tuple[str, str, str]]:
     return [(name, spelled(seconds), percent(seconds / goodput.wall_seconds)) for name, seconds in parts]
 
 
-def configuration(config: RunConfig, sized_by_data: set[str] | None = None) -> dict[str, dict[str, Any]]:
+def configuration(config: RunConfig, sized_by_data: set[str] = SIZED_BY_DATA) -> dict[str, dict[str, Any]]:
     """Returns the fields by group, without those of the architecture that the data determine."""
     fields = dataclasses.asdict(config)
     groups = {"run": {name: value for name, value in fields.items() if not isinstance(value, dict)}}
     groups |= {name: value for name, value in fields.items() if isinstance(value, dict)}
-    omitted = SIZED_BY_DATA if sized_by_data is None else sized_by_data
-    groups["arch"] = {name: value for name, value in groups["arch"].items() if name not in omitted}
+    groups["arch"] = {name: value for name, value in groups["arch"].items() if name not in sized_by_data}
     return groups
+
+
+# ---- language models
+
+
+def language_page(files: RunFiles) -> str:
+    """Renders the report of a run of a language model."""
+    test, core = files.held_out_by("bits_per_byte"), read_json(files.folder.evaluation("core"))
+    samples = [Sample(each.name, printable(each.prompt), printable(each.text)) for each in read_samples(files.folder)]
+    seq_len = files.config.arch.seq_len
+    return render_run(
+        "language.html.j2",
+        files,
+        (Curve("bits per byte", "bits_per_byte"), Curve("loss per token, nats", "loss")),
+        unit="tokens",
+        unit_size=seq_len,
+        groups=configuration(files.config, {"batch_size", "vocab_size"}),
+        test=test,
+        perplexity=perplexity_of(test["loss"]) if "loss" in test else None,
+        tokens_seen=files.steps * files.config.global_batch_size * seq_len,
+        compressed=_compressed(test),
+        samples=samples,
+        core=core,
+        core_rows=_core_rows(core, files),
+        check=None if files.export_check is None else ExportCheck(**files.export_check),
+    )
+
+
+def _compressed(test: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows of bits per byte, lowest first; none if the compressors were not applied to the same text."""
+    if not test.get("compressed"):
+        return []
+    values = {"this model": test["bits_per_byte"], **test["compressed"]}
+    return [(name, f"{value:.4f}") for name, value in sorted(values.items(), key=lambda item: item[1])]
+
+
+def _core_rows(core: Any, files: RunFiles) -> list[tuple[str, str, str, str]]:
+    if core is None:
+        return []
+    try:
+        return [
+            (name, f"{each['items']:,}", f"{each['accuracy']:.4f}", f"{each['centered']:.4f}")
+            for name, each in core["tasks"].items()
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        path = files.folder.evaluation("core")
+        raise UserError(f"{path} cannot be read ({error!r}); write it again with `trm core`") from error
+
+
+# ---- files
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFiles:
+    """What the report of any task may show."""
+
+    folder: RunFolder
+    config: RunConfig
+    records: list[dict[str, float]]
+    test: dict[str, Any] | None
+    """Figures of the last evaluation on the whole test set."""
+    finished: dict[str, Any] | None
+    export_check: dict[str, Any] | None
+    machine: dict[str, Any] | None
+    goodput: Goodput | None
+    """Where the wall time went; None for runs of older versions."""
+
+    @property
+    def title(self) -> str:
+        return " ".join([self.folder.path.resolve().name, self.folder.weights_of]).strip()
+
+    def curve(self, name: str, over: str = "step") -> list[tuple[float, float]]:
+        return [(r[over], r[name]) for r in self.records if name in r and over in r]
+
+    @property
+    def train_seconds(self) -> float | None:
+        seconds = [r["train_seconds"] for r in self.records if "train_seconds" in r]
+        return (self.finished or {}).get("train_seconds", seconds[-1] if seconds else None)
+
+    @property
+    def steps(self) -> int:
+        """The last recorded optimizer step."""
+        return int((self.finished or {}).get("train_steps", max((r["step"] for r in self.records), default=0)))
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """The median over the records of metrics."""
+        seconds = [r["step_seconds"] for r in self.records if r.get("step_seconds", 0) > 0]
+        return self.config.global_batch_size / statistics.median(seconds) if seconds else None
+
+    @property
+    def weights(self) -> str:
+        """The name of the weights that are evaluated."""
+        return "EMA weights" if self.config.optim.ema_decay else "raw weights"
+
+    def held_out_by(self, metric: str) -> dict[str, Any]:
+        """The figures of the evaluation on the whole test set, or of the last one during training with `metric`."""
+        if self.test is not None:
+            return self.test
+        during = [r for r in self.records if f"eval/{metric}" in r]
+        return {name.removeprefix("eval/"): value for name, value in during[-1].items()} if during else {}
+
+
+def read_run_files(run_dir: str, step: str = "newest") -> RunFiles:
+    """Reads a run with the results of a checkpoint: `newest`, `best`, or its step.
+
+    Raises `UserError` if it does not exist, has no metrics yet, or if the chosen checkpoint has not been evaluated.
+    """
+    folder, config = read_run(run_dir)
+    if step != "newest":
+        from train_jax.run.restore import results_folder  # imports JAX, which a report needs only for this
+
+        folder = results_folder(run_dir, step)
+    records, test = read_metrics(folder), read_json(folder.evaluation("test"))
+    if not records and test is None:
+        raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for the first metrics")
+    if test is None and folder.weights_of:
+        raise UserError(f"{folder.evaluation('test')} is missing; run `trm evaluate {run_dir} --step {step}` first")
+    return RunFiles(
+        folder=folder,
+        config=config,
+        records=records,
+        test=test,
+        finished=read_json(folder.finished),
+        export_check=read_json(folder.export_check),
+        machine=read_json(folder.machine),
+        goodput=read_goodput(folder),
+    )
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file; None if it does not exist. Raises `UserError` if it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); remove it and run the stage that writes it again") from error

@@ -12,9 +12,9 @@ import tyro
 from models_torch import outside, registry
 from models_torch.config import ModelConfig
 from models_torch.ranges import Range, check_ranges
+from train_jax.command_line import HelpPage
 from train_jax.core.reduction import Reduction
 from train_jax.errors import UserError
-from train_jax.help_pages import HelpPage
 from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
 from train_jax.runtime.backend import Platform, cores

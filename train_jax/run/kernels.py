@@ -14,9 +14,8 @@ import bridge
 from bridge.lowerings.registry import METAS
 from models_torch.layers import Attention, CosSin, SwiGLU
 from train_jax.kernels.attention import fused_mix_by_attention, mix_by_attention
-from train_jax.kernels.mix_positions import fused_mix_positions, mix_positions
-from train_jax.kernels.normed_mlp import fused_normed_mlp, normed_mlp
-from train_jax.kernels.on_cpu import joined_mix_positions, joined_normed_mlp
+from train_jax.kernels.mix_positions import fused_mix_positions, joined_mix_positions, mix_positions
+from train_jax.kernels.normed_mlp import fused_normed_mlp, joined_normed_mlp, normed_mlp
 from train_jax.run.config import ComputeConfig
 
 _LIBRARY = torch.library.Library("trm", "DEF")

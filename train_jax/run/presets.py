@@ -7,7 +7,6 @@ from train_jax.run.config import RunConfig
 PRESETS = (
     "train_jax.tasks.puzzles.presets:PRESETS",
     "train_jax.tasks.language.presets:PRESETS",
-    "train_jax.tasks.language.published_presets:PRESETS",
 )
 """The presets of each task, as `package.module:NAME`: a dict of `RunConfig` by name. Imported in this order, until one
 has the name that is asked for."""

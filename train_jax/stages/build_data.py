@@ -12,7 +12,7 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse_subcommand
-from train_jax.report.built import build_summary, inspected, samples
+from train_jax.report.terminal import build_summary, inspected, samples
 from train_jax.run.storage import path_of
 from train_jax.tasks.language import text_building
 from train_jax.tasks.language.text_building import TextData

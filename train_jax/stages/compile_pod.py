@@ -33,7 +33,7 @@ from train_jax.run.storage import path_of
 from train_jax.run_arguments import parse_run, split_arguments
 from train_jax.runtime.compilation import save_program
 from train_jax.task import Task, task_class
-from train_jax.tasks.language.unbuilt import UnbuiltText
+from train_jax.tasks.language.task import UnbuiltText
 from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +15,7 @@ from train_jax.run.restore import NEWEST, restore
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
-from train_jax.tasks.language.core_items import read_bundle
-from train_jax.tasks.language.core_scores import save_scores, score
+from train_jax.tasks.language.core_evaluation import read_bundle, save_scores, score
 from train_jax.tasks.language.task import language_task
 
 
@@ -59,7 +57,3 @@ def main(config: Core) -> None:
 
 def cli(argv: list[str]) -> None:
     main(parse(Core, argv, prog="trm core"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -1,19 +1,17 @@
 """`trm evaluate RUN_DIR`: evaluates a checkpoint of a run on its test set, with its averaged weights."""
 
 import dataclasses
-import sys
 from typing import ClassVar
 
-from train_jax.command_line import parse
+from train_jax.command_line import HelpPage, parse
 from train_jax.errors import UserError
-from train_jax.help_pages import HelpPage
 from train_jax.report.terminal import progress
 from train_jax.run.restore import NEWEST, restore
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import join_processes
 from train_jax.task import commands_of
 from train_jax.tasks.commands import Console
-from train_jax.tasks.language.evaluate_options import LanguageEvaluateOptions
+from train_jax.tasks.language.evaluate import LanguageEvaluateOptions
 from train_jax.tasks.puzzles.evaluate import PuzzleEvaluateOptions
 
 
@@ -40,7 +38,3 @@ def main(config: Evaluate) -> None:
 
 def cli(argv: list[str]) -> None:
     main(parse(Evaluate, argv, prog="trm evaluate"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from typing import Annotated
 
 import tyro
@@ -78,7 +77,3 @@ def _steps(text: str) -> tuple[int, ...]:
 
 def cli(argv: list[str]) -> None:
     main(parse(Export, argv, prog="trm export"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

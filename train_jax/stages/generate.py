@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from typing import Annotated
 
 import tyro
@@ -14,10 +13,7 @@ from train_jax.run.restore import restore
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.generation import Generator
-from train_jax.tasks.language.prompts import Prompts, encode_prompts, read_prompts
-from train_jax.tasks.language.sampling import Sampling
-from train_jax.tasks.language.text_model import TextModel
+from train_jax.tasks.language.generation import Generator, Prompts, Sampling, TextModel, encode_prompts, read_prompts
 from train_jax.tasks.language.tokenizer import Tokenizer
 
 
@@ -97,7 +93,3 @@ def _print_samples(config: Generate, generator: Generator, prompts: Prompts, tok
 
 def cli(argv: list[str]) -> None:
     main(parse(Generate, argv, prog="trm generate"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

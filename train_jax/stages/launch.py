@@ -12,9 +12,8 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.__main__ import STAGES
-from train_jax.command_line import parse
+from train_jax.command_line import HelpPage, parse
 from train_jax.errors import UserError
-from train_jax.help_pages import HelpPage
 from train_jax.pod.launch import manage
 from train_jax.pod.launch.gcloud import DryRun, Gcloud, Request, check_names, check_type, worker_count
 from train_jax.pod.launch.life import View, rehearsal, run_to_end

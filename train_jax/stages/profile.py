@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -68,7 +67,3 @@ def _lines(figures: Measured, config: Profile) -> Iterator[str]:
 
 def cli(argv: list[str]) -> None:
     main(parse(Profile, argv, prog="trm profile"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -1,7 +1,6 @@
 """`trm report RUN_DIR`: writes the HTML report of a run, and a picture for a README."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.report.run_files import read_run_files
+from train_jax.report.run_page import read_run_files
 from train_jax.run.files import write_text
 from train_jax.run.storage import is_folder
 from train_jax.runtime.backend import Platform
@@ -51,7 +50,3 @@ def main(config: Report) -> None:
 
 def cli(argv: list[str]) -> None:
     main(parse(Report, argv, prog="trm report"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

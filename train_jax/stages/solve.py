@@ -12,8 +12,7 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.report.pixels import animation
-from train_jax.report.player import player
+from train_jax.report.boards import animation, player
 from train_jax.report.terminal import trace_text, verdict
 from train_jax.run.files import write_bytes, write_text
 from train_jax.run.restore import Restored, restore

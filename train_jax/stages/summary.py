@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +59,3 @@ def relative(path: Path) -> Path:
 
 def cli(argv: list[str]) -> None:
     main(parse(Summary, argv, prog="trm summary"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -3,96 +3,119 @@
 import dataclasses
 import time
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
 
+import tyro
+
+from models_torch.ranges import Range
 from train_jax.command_line import parse_subcommand
 from train_jax.errors import UserError
 from train_jax.run.storage import path_of
-from train_jax.tasks.language.documents import STANDARD_LIBRARY, Skipped
-from train_jax.tasks.language.options import EvaluateTokenizer, InspectTokenizer, TrainTokenizer
+from train_jax.tasks.language.documents import STANDARD_LIBRARY, Skipped, TextSource, VocabSize
 from train_jax.tasks.language.text_set import TextSet, read_record
-from train_jax.tasks.language.tokenizer import JSON_NAME, RANKS_NAME, Tokenizer
-from train_jax.tasks.language.tokenizer_evaluation import measure
-from train_jax.tasks.language.tokenizer_training import tokenizer_of
+from train_jax.tasks.language.tokenizer import JSON_NAME, RANKS_NAME, Tokenizer, measure
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainTokenizer(TextSource):
+    """Trains a byte-level BPE tokenizer on the documents of the train split."""
+
+    output_dir: Path = Path("data/tokenizer")
+    """Folder for tokenizer.json and tokenizer.tiktoken (text ranks), or gs://bucket/folder."""
+    vocab_size: VocabSize = 4096
+    """Number of tokens, including 256 bytes and 9 special tokens."""
+    max_characters: Annotated[int, Range(0, 10**12)] = 2 * 10**9
+    """Characters to train on; 0 for all."""
+
+    def run(self) -> None:
+        started = time.monotonic()
+        tokenizer = self.train_tokenizer(self.vocab_size, self.max_characters)
+        folder = path_of(self.output_dir)
+        tokenizer.save(folder)
+        print(f"{folder / JSON_NAME} and {RANKS_NAME}: {_size(tokenizer)}, in {time.monotonic() - started:.1f} s")
+        print(f"  sha256 {tokenizer.sha256}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateTokenizer(TextSource):
+    """Prints bytes per token on both splits, and compares every document with its decoded tokens and, if the package
+    `tokenizers` is installed, its tokens with those of tokenizer.json."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder with tokenizer.json: of a tokenizer or of a data set."""
+    source: tuple[str, ...] = ()
+    """Documents to measure, as of `trm tokenizer train`; by default the held-out text of a data set, and
+    standard-library for a tokenizer."""
+
+    def run(self) -> None:
+        tokenizer = Tokenizer.load(self.folder)
+        name, documents = self._documents()
+        figures, compared = measure(tokenizer, documents)
+        print(f"{name}:")
+        print(f"{'split':<6} {'documents':>10} {'bytes':>14} {'tokens':>14} {'bytes/token':>12}")
+        for split, each in figures.items():
+            if not each.documents:
+                continue
+            ratio = each.bytes / max(each.tokens, 1)
+            print(f"{split:<6} {each.documents:>10,} {each.bytes:>14,} {each.tokens:>14,} {ratio:>12.3f}")
+        checks = {"differ from their decoded tokens": sum(each.not_restored for each in figures.values())}
+        if compared:
+            checks[f"have other tokens by {JSON_NAME}"] = sum(each.not_equal for each in figures.values())
+        else:
+            print(f"{JSON_NAME} was not compared: the package tokenizers is not installed")
+        for text, count in checks.items():
+            print(f"{count} documents {text}")
+        if any(checks.values()):
+            raise UserError(f"{self.folder} does not restore every document; train the tokenizer again")
+
+    def _documents(self) -> tuple[str, Iterable[tuple[str, str]]]:
+        """Returns what is measured, in words, and the split and text of each document."""
+        if not self.source and read_record(self.folder) is not None:
+            texts = TextSet(self.folder).documents("test")
+            return f"held-out text of {self.folder}", (("test", text) for text in texts)
+        chosen = self if self.source else dataclasses.replace(self, source=(STANDARD_LIBRARY,))
+        return f"documents of {', '.join(chosen.source)}", chosen.documents(Skipped())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InspectTokenizer:
+    """Prints size, special tokens, hash and longest tokens of a tokenizer, and the tokens of a text."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder with tokenizer.json: of a tokenizer or of a data set."""
+    text: str = ""
+    """Text to encode."""
+    longest: Annotated[int, Range(0, 1000)] = 10
+    """Number of longest tokens to show."""
+
+    def run(self) -> None:
+        tokenizer = Tokenizer.load(self.folder)
+        print(f"{self.folder}: {_size(tokenizer)}, sha256 {tokenizer.sha256}")
+        print("special tokens: " + ", ".join(f"{name} {number}" for name, number in tokenizer.specials.items()))
+        for token in sorted(tokenizer.ranks, key=len, reverse=True)[: self.longest]:
+            print(f"  {tokenizer.ranks[token]:>8}  {len(token):>4} bytes  {_shown(token)}")
+        if self.text:
+            try:
+                ids = tokenizer.encode(self.text)
+            except UnicodeEncodeError:
+                raise UserError("--text is not valid UTF-8; correct it") from None
+            for number in ids:
+                print(f"  {number:>8}  {_shown(tokenizer.bytes_of(number))}")
+            print(f"{len(self.text.encode())} bytes, {len(ids)} tokens")
+
 
 COMMANDS = {"train": TrainTokenizer, "evaluate": EvaluateTokenizer, "inspect": InspectTokenizer}
 
 
 def main(config: TrainTokenizer | EvaluateTokenizer | InspectTokenizer) -> None:
-    match config:
-        case TrainTokenizer():
-            train(config)
-        case EvaluateTokenizer():
-            evaluate(config)
-        case InspectTokenizer():
-            inspect(config)
-
-
-def train(config: TrainTokenizer) -> None:
-    started = time.monotonic()
-    tokenizer = tokenizer_of(config.train_documents, config.vocab_size, config.max_characters)
-    folder = path_of(config.output_dir)
-    tokenizer.save(folder)
-    print(f"{folder / JSON_NAME} and {RANKS_NAME}: {_size(tokenizer)}, in {time.monotonic() - started:.1f} s")
-    print(f"  sha256 {tokenizer.sha256}")
-
-
-def evaluate(config: EvaluateTokenizer) -> None:
-    tokenizer = Tokenizer.load(config.folder)
-    name, documents = _documents(config)
-    figures, compared = measure(tokenizer, documents)
-    print(f"{name}:")
-    print(f"{'split':<6} {'documents':>10} {'bytes':>14} {'tokens':>14} {'bytes/token':>12}")
-    for split, each in figures.items():
-        if not each.documents:
-            continue
-        ratio = each.bytes / max(each.tokens, 1)
-        print(f"{split:<6} {each.documents:>10,} {each.bytes:>14,} {each.tokens:>14,} {ratio:>12.3f}")
-    checks = {"differ from their decoded tokens": sum(each.not_restored for each in figures.values())}
-    if compared:
-        checks[f"have other tokens by {JSON_NAME}"] = sum(each.not_equal for each in figures.values())
-    else:
-        print(f"{JSON_NAME} was not compared: the package tokenizers is not installed")
-    for text, count in checks.items():
-        print(f"{count} documents {text}")
-    if any(checks.values()):
-        raise UserError(f"{config.folder} does not restore every document; train the tokenizer again")
-
-
-def _documents(config: EvaluateTokenizer) -> tuple[str, Iterable[tuple[str, str]]]:
-    """Returns what is measured, in words, and the split and text of each document."""
-    if not config.source and read_record(config.folder) is not None:
-        return f"held-out text of {config.folder}", (
-            ("test", text) for text in TextSet(config.folder).documents("test")
-        )
-    chosen = config if config.source else dataclasses.replace(config, source=(STANDARD_LIBRARY,))
-    return f"documents of {', '.join(chosen.source)}", chosen.documents(Skipped())
-
-
-def inspect(config: InspectTokenizer) -> None:
-    tokenizer = Tokenizer.load(config.folder)
-    print(f"{config.folder}: {_size(tokenizer)}, sha256 {tokenizer.sha256}")
-    print("special tokens: " + ", ".join(f"{name} {number}" for name, number in tokenizer.specials.items()))
-    longest = sorted(tokenizer.ranks, key=len, reverse=True)[: config.longest]
-    for token in longest:
-        print(f"  {tokenizer.ranks[token]:>8}  {len(token):>4} bytes  {_shown(token)}")
-    if config.text:
-        ids = _encoded(tokenizer, config.text)
-        for number in ids:
-            print(f"  {number:>8}  {_shown(tokenizer.bytes_of(number))}")
-        print(f"{len(config.text.encode())} bytes, {len(ids)} tokens")
+    config.run()
 
 
 def _shown(token: bytes) -> str:
     """Formats a token; bytes that are a part of a character are `<0xF0>`."""
     text = token.decode(errors="surrogateescape")
     return repr("".join(f"<0x{ord(each) - 0xDC00:02X}>" if 0xDC80 <= ord(each) <= 0xDCFF else each for each in text))
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    try:
-        return tokenizer.encode(text)
-    except UnicodeEncodeError:
-        raise UserError("--text is not valid UTF-8; correct it") from None
 
 
 def _size(tokenizer: Tokenizer) -> str:

@@ -66,7 +66,3 @@ def cli(argv: list[str]) -> None:
         main(config, verify=False)
     else:
         main(config)
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

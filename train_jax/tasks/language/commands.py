@@ -1,4 +1,4 @@
-"""What `trm evaluate`, `export`, `report`, `summary` and `status` do with runs of language models.
+"""What `trm evaluate`, `export`, `report`, `summary` and `status` do with runs of language models, and their samples.
 
 Importing this module imports neither JAX nor PyTorch.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.run.folder import RunFolder
+from train_jax.run.folder import RunFolder, write_text
 from train_jax.tasks import commands
 from train_jax.tasks.commands import Commands, Console, Metric
 
@@ -54,7 +54,7 @@ class LanguageCommands(Commands):
     checks_exports = True
 
     def model(self, run: Any) -> Any:
-        from train_jax.tasks.language.text_model import TextModel
+        from train_jax.tasks.language.generation import TextModel
 
         return TextModel(run)
 
@@ -83,11 +83,49 @@ class LanguageCommands(Commands):
         return check_export(run, weights, console)
 
     def page(self, files: Any) -> str:
-        from train_jax.report.language_page import page
+        from train_jax.report.run_page import language_page
 
-        return page(files)
+        return language_page(files)
 
 
 def perplexity_of(loss: float) -> float:
     """Returns the exponential of a mean loss in nats; infinity where it is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf
+
+
+# ---- samples
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A prompt, which may be empty, and what the model wrote after it."""
+
+    name: str
+    """Such as `test document 12` or `without a prompt`."""
+    prompt: str
+    text: str
+
+
+def write_samples(folder: RunFolder, step: int, samples: list[Sample]) -> None:
+    content = {"step": step, "samples": [dataclasses.asdict(sample) for sample in samples]}
+    write_text(folder.samples, json.dumps(content, indent=1))
+
+
+def read_samples(folder: RunFolder) -> list[Sample]:
+    """Returns no samples if there is no file. Raises `UserError` for a damaged one."""
+    if not folder.samples.is_file():
+        return []
+    try:
+        samples = [Sample(**each) for each in json.loads(folder.samples.read_text())["samples"]]
+        if not all(isinstance(value, str) for each in samples for value in dataclasses.astuple(each)):
+            raise TypeError("expected text")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder.samples} cannot be read ({error}); remove it and run `trm evaluate` to write it again"
+        ) from error
+    return samples
+
+
+def printable(text: str) -> str:
+    """Replaces control characters, which a model may write, by U+FFFD, except for line ends and tabs."""
+    return "".join(x if x.isprintable() or x in "\n\t " else "\ufffd" for x in text)

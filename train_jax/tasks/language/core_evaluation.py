@@ -1,8 +1,28 @@
-"""Evaluates a language model on the tasks of CORE, on all devices of a process."""
+"""CORE: the tasks of a bundle on disk, their prompts and verdicts, and the score of a language run.
+
+```text
+DIR/core.yaml             icl_tasks: label, icl_task_type, dataset_uri, num_fewshot, continuation_delimiter
+DIR/eval_meta_data.csv    columns `Eval Task` and `Random baseline`, in per cent
+DIR/eval_data/…           one JSON object in each line
+```
+
+References:
+  Li et al., "DataComp-LM: In search of the next generation of training sets for language models", 2024,
+  https://arxiv.org/abs/2406.11794
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import csv
+import dataclasses
+import io
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jax
@@ -11,15 +31,226 @@ import numpy as np
 
 from train_jax.core.objective import Batch, Objective
 from train_jax.core.state import TrainState
+from train_jax.errors import UserError
+from train_jax.run.cache import local_folder
+from train_jax.run.files import write_text
+from train_jax.run.restore import Restored
+from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.core_items import CoreTask, Encode, Tokens, ask, is_right
+from train_jax.tasks.language.task import LanguageTask
+from train_jax.tasks.language.tokenizer import Tokenizer, text_package
 
+SHUFFLE_SEED = 1337
+FEWSHOT_SEED = 1234
+"""The published seeds: of the order of the items, and, plus the number of an item, of the examples of its prompt."""
+
+Item = Mapping[str, Any]
+Tokens = list[int]
+Encode = Callable[[Sequence[str]], list[Tokens]]
 Scores = list[tuple[np.ndarray, np.ndarray]]
 """Of each sequence: the loss of the token after each position, and the most likely one."""
 Scorer = Callable[[Sequence[Tokens]], Scores]
 
+_FIELDS = {
+    "multiple_choice": {"query": str, "choices": list, "gold": int},
+    "schema": {"context_options": list, "continuation": str, "gold": int},
+    "language_modeling": {"context": str, "continuation": str},
+}
+"""The fields of an item of each kind of task."""
+_OPTIONS = {"multiple_choice": "choices", "schema": "context_options"}
+_LARGEST_BYTES = 2**30
 _ITEMS_AT_ONCE = 256
 _SHORTEST = 64
+
+
+@dataclass(frozen=True)
+class CoreTask:
+    """A task of the bundle."""
+
+    label: str
+    kind: str
+    fewshot: int
+    """Number of examples before the question."""
+    delimiter: str
+    """Between a question and its answer."""
+    baseline: float
+    """Accuracy of a random answer."""
+    items: tuple[Item, ...]
+    """In the published random order."""
+
+    def first(self, limit: int) -> CoreTask:
+        """Returns the task with only its first items (0: all). Raises `UserError` if they are too few for a prompt."""
+        if limit and limit <= self.fewshot:
+            raise UserError(
+                f"{self.label} has {self.fewshot} examples in a prompt, not only {limit} items; use more items"
+            )
+        return dataclasses.replace(self, items=self.items[: limit or None])
+
+    def centered(self, accuracy: float) -> float:
+        """Returns the accuracy on a scale from 0, a random answer, to 1."""
+        return (accuracy - self.baseline) / (1 - self.baseline)
+
+
+@dataclass(frozen=True)
+class Question:
+    """An item as sequences of tokens, one for each possible answer."""
+
+    rows: list[Tokens]
+    starts: list[int]
+    ends: list[int]
+    """The tokens from `starts` to `ends` of each row decide."""
+    gold: int | None
+    """The number of the right row; None if the model must predict the tokens of the only row."""
+
+
+# ---- the bundle
+
+
+def read_bundle(directory: str | Path) -> list[CoreTask]:
+    """Reads all tasks. Raises `UserError` for a missing or invalid file."""
+    folder, yaml = local_folder(directory), text_package("yaml")
+    try:
+        listed = yaml.safe_load(_read(folder, "core.yaml"))["icl_tasks"]
+        table = csv.DictReader(io.StringIO(_read(folder, "eval_meta_data.csv")))
+        baselines = {row["Eval Task"]: 0.01 * float(row["Random baseline"]) for row in table}
+        tasks = [_task(folder, entry, baselines) for entry in listed]
+    except (yaml.YAMLError, csv.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:100]
+        raise UserError(f"{path_of(directory)} is not a CORE bundle ({reason}); give the unpacked folder") from None
+    if not tasks:
+        raise UserError(f"{path_of(directory)} is a CORE bundle without tasks; give the unpacked folder")
+    return tasks
+
+
+def _read(folder: Path, name: str) -> str:
+    try:
+        return read_whole(folder / name, largest_bytes=_LARGEST_BYTES).decode()
+    except FileNotFoundError:
+        raise UserError(f"{folder / name} does not exist; give the unpacked folder of a CORE bundle") from None
+    except (DamagedError, UnicodeDecodeError) as error:
+        raise UserError(f"{folder / name} cannot be read ({error}); download the CORE bundle again") from None
+
+
+def _task(folder: Path, entry: Mapping[str, Any], baselines: Mapping[str, float]) -> CoreTask:
+    kind, uri = entry["icl_task_type"], PurePosixPath(str(entry["dataset_uri"]))
+    if kind not in _FIELDS:
+        raise ValueError(f"icl_task_type {kind!r} is not one of {', '.join(_FIELDS)}")
+    if uri.is_absolute() or ".." in uri.parts:
+        raise ValueError(f"dataset_uri {uri} leaves the folder")
+    name, fewshot = f"eval_data/{uri}", int(entry["num_fewshot"][0])
+    lines = io.StringIO(_read(folder, name), newline=None)  # only line feeds end a line
+    items = [_item(kind, json.loads(line), f"{name}, line {number}") for number, line in enumerate(lines, 1)]
+    if len(items) <= fewshot:
+        raise ValueError(f"{name} has {len(items)} items for {fewshot} examples and a question")
+    random.Random(SHUFFLE_SEED).shuffle(items)
+    delimiter = str(entry.get("continuation_delimiter", " "))
+    return CoreTask(str(entry["label"]), kind, fewshot, delimiter, baselines[entry["label"]], tuple(items))
+
+
+def _item(kind: str, item: Any, where: str) -> Item:
+    """Raises ValueError for an item that cannot be asked."""
+    for name, expected in _FIELDS[kind].items():
+        if type(item.get(name)) is not expected:
+            raise ValueError(f"{where}: {name} is not a {expected.__name__}")
+    if kind in _OPTIONS:
+        options = item[_OPTIONS[kind]]
+        if not all(isinstance(option, str) for option in options) or not 0 <= item["gold"] < len(options):
+            raise ValueError(f"{where}: gold {item['gold']} or an option is not valid")
+    return item
+
+
+# ---- prompts
+
+
+def ask(task: CoreTask, number: int, encode: Encode, limit: int) -> Question:
+    """Returns an item of the task as tokens, with its examples in front.
+
+    `encode` puts the token that begins a document in front of each text. Of longer prompts, the last `limit` tokens are
+    kept. Raises `UserError` if what decides is longer.
+    """
+    rows = encode(_prompts(task, task.items[number], _examples(task, number)))
+    gold = None if task.kind == "language_modeling" else int(task.items[number]["gold"])
+    ends = [len(row) for row in rows]
+    if task.kind == "multiple_choice":
+        starts = [_common(rows)] * len(rows)
+    elif task.kind == "schema":
+        shared = _common([row[::-1] for row in rows])
+        starts = [end - shared for end in ends]
+    else:
+        without, row = rows
+        if row[: len(without)] != without or len(row) == len(without):
+            raise UserError(
+                f"{task.label}: the tokens of an item do not begin with those of the item without its answer; use "
+                "another tokenizer"
+            )
+        rows, starts, ends = [row], [len(without)], [len(row)]
+    cut = [max(0, len(row) - limit) for row in rows]
+    if any(start < c for start, c in zip(starts, cut, strict=True)):
+        raise UserError(
+            f"{task.label}: an answer is longer than the {limit} positions of the model; use a longer model"
+        )
+    return Question(
+        [row[c:] for row, c in zip(rows, cut, strict=True)],
+        [start - c for start, c in zip(starts, cut, strict=True)],
+        [end - c for end, c in zip(ends, cut, strict=True)],
+        gold,
+    )
+
+
+def _examples(task: CoreTask, number: int) -> list[Item]:
+    if not task.fewshot:
+        return []
+    others = [n for n in range(len(task.items)) if n != number]
+    return [task.items[n] for n in random.Random(FEWSHOT_SEED + number).sample(others, task.fewshot)]
+
+
+def _prompts(task: CoreTask, item: Item, examples: Sequence[Item]) -> list[str]:
+    """Returns a text for each possible answer; in language modeling one without and one with the answer."""
+    render = {"multiple_choice": _choice, "schema": _context, "language_modeling": _continued}[task.kind]
+    front = "".join(render(task, example, example.get("gold")) + "\n\n" for example in examples)
+    if task.kind == "language_modeling":
+        without = front + item["context"].strip() + task.delimiter
+        return [without.strip(), front + render(task, item, None)]
+    return [front + render(task, item, number) for number in range(len(item[_OPTIONS[task.kind]]))]
+
+
+def _choice(task: CoreTask, item: Item, number: Any) -> str:
+    return item["query"] + task.delimiter + item["choices"][number]
+
+
+def _context(task: CoreTask, item: Item, number: Any) -> str:
+    return item["context_options"][number] + task.delimiter + item["continuation"]
+
+
+def _continued(task: CoreTask, item: Item, number: Any) -> str:
+    return item["context"].strip() + task.delimiter + item["continuation"]
+
+
+def _common(rows: Sequence[Tokens]) -> int:
+    """Returns the number of first tokens that all rows have in common."""
+    length = min(map(len, rows))
+    return next((n for n in range(length) if len({row[n] for row in rows}) > 1), length)
+
+
+# ---- verdicts
+
+
+def is_right(asked: Question, losses: Sequence[np.ndarray], predictions: Sequence[np.ndarray]) -> bool:
+    """Returns whether the model answers a question rightly.
+
+    For each row, `losses` has the loss of the token after each position, and `predictions` the most likely one. The
+    answer is the row with the lowest mean loss, the first of equal ones.
+    """
+    spans = [slice(start - 1, end - 1) for start, end in zip(asked.starts, asked.ends, strict=True)]
+    if asked.gold is None:
+        expected = asked.rows[0][asked.starts[0] : asked.ends[0]]
+        return bool(np.array_equal(predictions[0][spans[0]], expected))
+    means = [float(row[span].mean()) if row[span].size else math.nan for row, span in zip(losses, spans, strict=True)]
+    return means.index(min(means)) == asked.gold
+
+
+# ---- losses and predictions
 
 
 def task_verdicts(task: CoreTask, scorer: Scorer, encode: Encode, *, positions: int) -> list[bool]:
@@ -86,3 +317,45 @@ class DeviceScorer:
             for first in range(0, len(numbers), rows):
                 part = numbers[first : first + rows]
                 yield length, part + [None] * (rows - len(part))
+
+
+# ---- scores
+
+
+def score(run: Restored, task: LanguageTask, tasks: Sequence[CoreTask], say: Callable[[str], None]) -> dict[str, Any]:
+    """Says a line for each task. Returns the score, and accuracies and verdicts of the tasks."""
+    encode, positions = partial(_encode, task.data.tokenizer()), _positions(run)
+    tokens = run.config.eval_batch_size * run.config.arch.seq_len
+    scorer = DeviceScorer(run.objective, run.state, Devices(), positions=positions, tokens_at_once=tokens)
+    figures: dict[str, Any] = {"tasks": {}, "verdicts": {}}
+    say(f"{run.folder.path} at step {run.step}, {run.weights}:")
+    say(f"  {'task':<40} {'examples':>8} {'items':>7} {'accuracy':>9} {'centered':>9}")
+    for each in tasks:
+        verdicts = task_verdicts(each, scorer, encode, positions=positions)
+        accuracy = sum(verdicts) / len(verdicts)
+        centered = each.centered(accuracy)
+        say(f"  {each.label:<40} {each.fewshot:>8} {len(verdicts):>7} {accuracy:>9.4f} {centered:>9.4f}")
+        figures["tasks"][each.label] = {"items": len(verdicts), "accuracy": accuracy, "centered": centered}
+        figures["verdicts"][each.label] = verdicts
+    figures["core"] = sum(values["centered"] for values in figures["tasks"].values()) / len(tasks)
+    say(f"  {'CORE':<40} {'':>8} {'':>7} {'':>9} {figures['core']:>9.4f}")
+    return figures
+
+
+def _positions(run: Restored) -> int:
+    """Returns the length of the longest sequence: that of the tables of rotary positions, if there are any."""
+    table = run.objective.buffers.get("cos")
+    return run.config.arch.seq_len if table is None else table.shape[1]
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+    try:
+        return [[tokenizer.bos, *ids] for ids in tokenizer.encode_batch(texts)]
+    except UnicodeEncodeError:
+        raise UserError("an item of the bundle is not valid UTF-8; download the CORE bundle again") from None
+
+
+def save_scores(run: Restored, figures: dict[str, Any]) -> None:
+    """Writes the scores of all items, without the verdicts."""
+    kept = {name: figure for name, figure in figures.items() if name != "verdicts"}
+    write_text(run.folder.evaluation("core"), json.dumps(kept | {"step": run.step}, indent=1))

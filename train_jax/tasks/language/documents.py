@@ -1,4 +1,4 @@
-"""Documents: the texts of folders and of .txt, .jsonl and .parquet files, and their division into splits.
+"""Documents: the texts of folders and of .txt, .jsonl and .parquet files, their splits, and the options that name them.
 
 A text file is one document; a line of .jsonl and a row of .parquet are one each. Files are read one after the other in
 an order that depends on the seed, and a document goes to the test split by a hash of its text and the seed, so that
@@ -15,15 +15,17 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from models_torch.ranges import Range
 from train_jax.errors import UserError
 from train_jax.run.cache import local_folder
 from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import POINTER, is_lfs_pointer
-from train_jax.tasks.language.tokenizer import text_package
+from train_jax.tasks.language.tokenizer import Tokenizer, text_package, train_tokenizer
 
 STANDARD_LIBRARY = "standard-library"
 """The source that stands for the modules and documentation of the running Python, without its tests."""
@@ -221,3 +223,56 @@ def is_test(text: str, seed: int, share: float) -> bool:
     """Returns whether a document belongs to the test split: a function of its text, the seed and the share."""
     digest = hashlib.sha256(f"{seed}\n".encode() + text.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+VocabSize = Annotated[int, Range(265, 2**24)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource:
+    """Documents and their splits."""
+
+    source: tuple[str, ...] = (STANDARD_LIBRARY,)
+    """Folders and .txt, .md, .rst, .py, .jsonl, .parquet files, also gs://bucket/…; hf://OWNER/NAME[/FOLDER] is a data
+    set of the Hugging Face hub, standard-library the source code of the running Python, without its tests."""
+    column: str = "text"
+    """Field of .jsonl and column of .parquet files with the text."""
+    test_share: Annotated[float, Range(0, 0.5, low_excluded=True)] = 0.05
+    """Share of the documents in the test split, chosen by a hash of their text."""
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    """Seed of the order of the files and of the splits."""
+
+    def files(self) -> list[TextFile]:
+        """The files in the order in which they are read."""
+        return shuffled(list_files(self.source), self.seed)
+
+    def split(self, documents: Iterator[str]) -> Iterator[tuple[str, str]]:
+        """Yields the split and the text of every document."""
+        for text in documents:
+            yield "test" if is_test(text, self.seed, self.test_share) else "train", text
+
+    def documents(self, skipped: Skipped) -> Iterator[tuple[str, str]]:
+        """Yields the split and the text of every document of the sources."""
+        return self.split(read_documents(self.files(), self.column, skipped))
+
+    def train_tokenizer(self, vocab_size: int, max_characters: int) -> Tokenizer:
+        """Returns a tokenizer trained on the first characters of the train split, on all with 0.
+
+        Raises `UserError` as `train_tokenizer` does, with what was skipped.
+        """
+        skipped = Skipped()
+        texts = (text for split, text in self.documents(skipped) if split == "train")
+        try:
+            return train_tokenizer(_first_characters(texts, max_characters), vocab_size)
+        except UserError as error:
+            raise UserError(f"{error}{skipped.note}") from None
+
+
+def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
+    """Yields texts until they have `limit` characters; 0 yields all."""
+    total = 0
+    for text in texts:
+        yield text
+        total += len(text)
+        if limit and total >= limit:
+            return

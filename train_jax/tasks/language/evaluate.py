@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
 import jax
 
+from models_torch.ranges import Range
+from train_jax.command_line import HelpPage
 from train_jax.errors import UserError
-from train_jax.report.figures import printable
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
 from train_jax.tasks.commands import Console
-from train_jax.tasks.evaluate import lines_of, refuse_other_options, with_chosen_weights
-from train_jax.tasks.language.core_items import read_bundle
-from train_jax.tasks.language.core_scores import save_scores, score
-from train_jax.tasks.language.evaluate_options import LanguageEvaluateOptions
-from train_jax.tasks.language.sample_file import Sample, write_samples
-from train_jax.tasks.language.samples import sample_texts
-from train_jax.tasks.language.task import LanguageTask, language_task
+from train_jax.tasks.evaluate import EvaluateOptions, lines_of, refuse_other_options, with_chosen_weights
+from train_jax.tasks.language.commands import perplexity_of, printable, write_samples
 from train_jax.tasks.language.text_set import TextSet
+
+if TYPE_CHECKING:
+    from train_jax.tasks.language.task import LanguageTask
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageEvaluateOptions(EvaluateOptions):
+    """Bits per byte, samples and CORE."""
+
+    samples: bool = True
+    """Also continue the beginnings of some held-out documents."""
+    core: str | None = None
+    """Also compute the CORE score with this evaluation bundle, as `trm core` does: a folder, or gs://bucket/folder."""
+    core_items: Annotated[int, Range(0, 10**9)] = 0
+    """Items of each task of CORE, the first ones of the random order; 0 uses all."""
+
+    LANGUAGE_PAGE: ClassVar[dict[str, HelpPage]] = {
+        "language": HelpPage("samples and CORE of a language model", ("samples", "core", "core_items"))
+    }
+
+    def refuse_conflicts(self) -> None:
+        super().refuse_conflicts()
+        if self.core_items and self.core is None:
+            raise UserError(f"--core-items {self.core_items} is for --core BUNDLE; omit it, or give the bundle")
 
 
 def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
     """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
+    from train_jax.tasks.language.core_evaluation import read_bundle, save_scores, score
+    from train_jax.tasks.language.generation import sample_texts
+    from train_jax.tasks.language.task import language_task
+
     task = language_task(run)
     refuse_other_options(options, LanguageEvaluateOptions, run)
     if options.core is not None and jax.process_count() > 1:
@@ -37,7 +64,8 @@ def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, 
     if is_main_process():
         if options.belongs_to_run:
             evaluation.save(run.folder, options.split)
-        console.say(lines_of(options, run, evaluation.metrics | {"perplexity": evaluation.perplexity}))
+        metrics = evaluation.metrics | {"perplexity": perplexity_of(evaluation.metrics["loss"])}
+        console.say(lines_of(options, run, metrics))
         for name, value in evaluation.compressed.items():
             console.say(f"  {name:<16} {value:.4f} bits per byte")
     if options.samples and jax.process_count() == 1:
@@ -45,7 +73,8 @@ def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, 
             samples = sample_texts(run, data, devices)
         if options.belongs_to_run:
             write_samples(run.folder, run.step, samples)
-        console.say(_shown(samples))
+        for each in samples:  # `|` is between the prompt and the text of the model
+            console.say(f"\n--- {each.name}\n{printable(each.prompt)}|{printable(each.text)}")
     if tasks:
         console.say("")
         figures = score(run, task, tasks, console.say)
@@ -61,11 +90,6 @@ def _text(options: LanguageEvaluateOptions, task: LanguageTask) -> TextSet:
     if data.record.get("tokenizer_sha256") != task.data.record.get("tokenizer_sha256"):
         raise UserError(
             f"{options.data_dir} was built with another tokenizer than the data of the training; build it with "
-            f"`trm build-data text --tokenizer {task.data_dir}`"
+            f"`trm build-data text --tokenizer {task.config.data_dir}`"
         )
     return data
-
-
-def _shown(samples: list[Sample]) -> str:
-    """Formats samples; `|` is between the prompt and the text of the model."""
-    return "\n".join(f"\n--- {each.name}\n{printable(each.prompt)}|{printable(each.text)}" for each in samples)

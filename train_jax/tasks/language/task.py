@@ -1,30 +1,63 @@
-"""The language task: next-token prediction on a stream of tokens."""
+"""The language task: next-token prediction on a stream of tokens, evaluated by loss per token and bits per byte."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from models_torch import outside, registry
+from models_torch.gpt import IGNORED_TARGET
 from models_torch.outside_language import OutsideLanguageConfig
+from models_torch.ranges import check_ranges
 from train_jax.core.objective import Batch, Call, LossSums, Objective
+from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
+from train_jax.run.files import write_text
+from train_jax.run.folder import RunFolder
 from train_jax.runtime.devices import Devices
-from train_jax.task import Task
-from train_jax.tasks.language.batches import ShuffledRows, stream_batch, tokens_per_step
-from train_jax.tasks.language.best_fit import BestFit
-from train_jax.tasks.language.config import LanguageConfig
-from train_jax.tasks.language.evaluation import Evaluator, figures_of
-from train_jax.tasks.language.loss import token_sums
+from train_jax.runtime.processes import process_shard
+from train_jax.task import Evaluation, Task, TaskConfig
+from train_jax.tasks.language.batches import (
+    BestFit,
+    ShuffledRows,
+    count_rows,
+    eval_batches,
+    stream_batch,
+    tokens_per_step,
+)
 from train_jax.tasks.language.text_set import TextSet, TokenStream
 
 if TYPE_CHECKING:
     from train_jax.run.restore import Restored
+
+Packing = Literal["stream", "shuffled", "bestfit"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageConfig(TaskConfig):
+    """Batches of a language run."""
+
+    packing: Packing = "stream"
+    """Which tokens a row has: stream takes every token of the data in turn; shuffled takes the same rows in a random
+    order, so that the rows of a long document do not share a batch; bestfit begins every row with a document,
+    and fills it with whole documents and the start of one, whose other tokens are not used."""
+
+    def __post_init__(self):
+        try:
+            check_ranges(self)
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
 
 class LanguageTask(Task):
@@ -75,10 +108,6 @@ class LanguageTask(Task):
         return self.data.tokenizer().token_bytes
 
     @property
-    def data_dir(self) -> str:
-        return self.config.data_dir
-
-    @property
     def sizes(self) -> Mapping[str, int]:
         """The length of a row is a choice of the run, `arch.seq_len`."""
         return {"vocab_size": self._vocab_size}
@@ -104,13 +133,7 @@ class LanguageTask(Task):
         rows = self.config.global_batch_size
         if self.packed is not None:
             return self.packed.batch(step=step, rows=rows, shard=shard)
-        return stream_batch(
-            self.train_stream,
-            step=step,
-            rows=rows,
-            seq_len=self.config.arch.seq_len,
-            shard=shard,
-        )
+        return stream_batch(self.train_stream, step=step, rows=rows, seq_len=self.config.arch.seq_len, shard=shard)
 
     def check(self, config: RunConfig, devices: Devices) -> None:
         if config.model not in registry.LANGUAGE_MODELS and not outside.is_outside(config.model):
@@ -136,29 +159,9 @@ class LanguageTask(Task):
     def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
         return figures_of(sums)
 
-    def evaluator(
-        self,
-        objective: Objective,
-        devices: Devices,
-        *,
-        data: TextSet | None = None,
-        split: str = "test",
-        rows: int = 0,
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Evaluator:
-        """Returns an evaluator of a split of `data`, by default of the run's; `rows` are those of a batch (0: as in
-        training)."""
-        data = data or self.data
-        return Evaluator(
-            objective,
-            data.stream(split),
-            self.token_bytes,
-            devices,
-            rows=rows or self.config.eval_batch_size,
-            seq_len=self.config.arch.seq_len,
-            compressed=data.compressed if split == "test" else {},
-            progress=progress,
-        )
+    def evaluator(self, objective: Objective, devices: Devices, **options: Any) -> LanguageEvaluator:
+        """Returns an evaluator; `options` are those of `LanguageEvaluator`."""
+        return LanguageEvaluator(self, objective, devices, **options)
 
 
 def language_task(run: Restored) -> LanguageTask:
@@ -166,3 +169,119 @@ def language_task(run: Restored) -> LanguageTask:
     if not isinstance(run.task, LanguageTask):
         raise UserError(f"{run.folder.path} is a run of task {run.config.task}, expected language; give a language run")
     return run.task
+
+
+class UnbuiltText(LanguageTask):
+    """Enough of a language task to compile its train step, without a data set."""
+
+    def __init__(self, config: RunConfig):
+        super().__init__(config, {"vocab_size": config.arch.vocab_size})
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        return np.ones(self._vocab_size, np.int32)
+
+    @property
+    def examples_per_epoch(self) -> float:
+        return float(self.config.global_batch_size)
+
+    def batch(self, step: int, shard: tuple[int, int], state: Any = None) -> dict[str, np.ndarray]:
+        tokens = np.zeros((self.config.global_batch_size // shard[1], self.config.arch.seq_len), np.int32)
+        return {"inputs": tokens, "targets": tokens}
+
+    def check(self, config: Any, devices: Any) -> None:
+        """There is no data to check."""
+
+
+# ---- evaluation
+
+
+def token_sums(losses: jax.Array, targets: Int[Array, "batch seq"], token_bytes: np.ndarray) -> dict[str, jax.Array]:
+    """Returns `loss` and `tokens`, over targets that count, and `nats` and `bytes`, also without special tokens.
+
+    `losses` are flat, one for each target. `token_bytes` is the number of bytes of each token, 0 for special ones. All
+    sums are float32; the bytes of a batch are exact up to 2**24.
+    """
+    flat = targets.reshape(-1)
+    counts = flat != IGNORED_TARGET
+    sizes = jnp.where(counts, jnp.asarray(token_bytes)[jnp.where(counts, flat, 0)], 0)
+    return {
+        "loss": jnp.where(counts, losses, 0).sum(),
+        "tokens": counts.sum().astype(jnp.float32),
+        "nats": jnp.where(sizes > 0, losses, 0).sum(),
+        "bytes": sizes.sum().astype(jnp.float32),
+    }
+
+
+def figures_of(sums: Mapping[str, Any]) -> dict[str, float]:
+    """Converts sums to `loss`, the mean over tokens in nats, and `bits_per_byte`, which leaves special tokens out."""
+    loss = float(sums["loss"]) / max(float(sums["tokens"]), 1)
+    size = float(sums["bytes"])
+    bits_per_byte = float(sums["nats"]) / (math.log(2) * size) if size else math.nan
+    return {"loss": loss, "bits_per_byte": bits_per_byte, "tokens": float(sums["tokens"])}
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageEvaluation(Evaluation):
+    """The result of an evaluation, equal on every process."""
+
+    metrics: dict[str, float]
+    """`loss`, `bits_per_byte`, `tokens` (targets that count), and `count`, the number of rows."""
+    compressed: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Bits per byte of compressors on the same documents, by name; empty if the evaluation uses only a part of them."""
+
+    @property
+    def summary(self) -> str:
+        compressed = ", ".join(f"{name} {value:.4f}" for name, value in self.compressed.items())
+        return (
+            f"{self.metrics['bits_per_byte']:.4f} bits per byte, loss {self.metrics['loss']:.4f} on "
+            f"{self.metrics['tokens']:,.0f} held-out tokens"
+        ) + (f" ({compressed})" if compressed else "")
+
+    def save(self, folder: RunFolder, split: str) -> None:
+        content = self.metrics | ({"compressed": dict(self.compressed)} if self.compressed else {})
+        write_text(folder.evaluation(split), json.dumps(content, indent=1))
+
+
+class LanguageEvaluator:
+    """Evaluates a module on a stream of tokens; compiled at the first call."""
+
+    def __init__(
+        self,
+        task: LanguageTask,
+        objective: Objective,
+        devices: Devices,
+        *,
+        data: TextSet | None = None,
+        split: str = "test",
+        rows: int = 0,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ):
+        """Evaluates on a split of `data`, by default of the run's; `rows` are those of a batch on all devices together
+        (0: as in training)."""
+        data, token_bytes = data or task.data, task.token_bytes
+        self._stream, self._devices, self._progress = data.stream(split), devices, progress
+        self._rows, self._seq_len = rows or task.config.eval_batch_size, task.config.arch.seq_len
+        self._compressed = data.compressed if split == "test" else {}  # bits per byte of the whole split
+        devices.local_batch_size(self._rows)
+
+        def eval_step(state: TrainState, batch: Batch) -> tuple[Any, Any]:
+            call = objective.call(state.eval_params, state.buffers, train=False)
+            losses, _ = call(batch["inputs"], batch["targets"], loss_reduction="none")
+            return jax.lax.psum(token_sums(losses, batch["targets"], token_bytes), AXIS), {}
+
+        self._step = devices.parallel_eval_step(eval_step)
+
+    def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> LanguageEvaluation:
+        state = self._devices.replicate(state)  # otherwise every batch would transfer it again
+        sums: dict[str, float] = {}
+        batches = eval_batches(self._stream, rows=self._rows, seq_len=self._seq_len, limit=limit, shard=process_shard())
+        available = count_rows(self._stream, self._seq_len)
+        count = min(limit or available, available)
+        for number, batch in enumerate(batches, start=1):
+            metrics, _ = self._step(state, self._devices.shard(self._devices.split_batch(batch)))
+            for name, value in self._devices.to_host(metrics).items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            self._progress(min(number * self._rows, count), count)
+        metrics = figures_of(sums) | {"count": float(count)}
+        return LanguageEvaluation(metrics, self._compressed if count == available else {})

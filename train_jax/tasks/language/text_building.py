@@ -1,41 +1,66 @@
-"""Builds a text data set: documents are encoded in parts, which are joined to shards, with bounded memory."""
+"""Builds a text data set: documents are encoded in parts, which are joined to shards, with bounded memory.
+
+A part has the documents of consecutive files, about `PART_BYTES` of them, which are not encoded again by a build that
+goes on, or by another machine. In the folder of the parts,
+
+```text
+00007.train.bin, 00007.test.bin   token ids, one document after the other
+00007.json                        counts and hashes; written last
+```
+
+The folder belongs to one tokenizer, one list of files and one way to divide documents into splits.
+"""
 
 from __future__ import annotations
 
 import bz2
+import contextlib
 import dataclasses
 import gzip
 import hashlib
 import json
 import lzma
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from tyro.conf import arg
 
 from models_torch.ranges import Range, check_ranges
 from train_jax.errors import UserError, option_error
+from train_jax.run.files import local_copy, remove_folder, whole_file, write_text
 from train_jax.run.storage import is_remote, path_of
-from train_jax.tasks.language.documents import Skipped, source_facts
-from train_jax.tasks.language.options import TextSource, VocabSize
-from train_jax.tasks.language.text_parts import Counts, Parts, held_out, part_of
+from train_jax.run.untrusted import DamagedError, read_whole
+from train_jax.tasks.language.documents import (
+    Skipped,
+    TextFile,
+    TextSource,
+    VocabSize,
+    read_documents,
+    source_facts,
+)
 from train_jax.tasks.language.text_set import (
     KIND,
     LAYOUT,
     SPLITS,
     SplitRecord,
     TextSet,
+    decoded,
     shard_name,
     token_dtype,
 )
 from train_jax.tasks.language.tokenizer import Tokenizer
-from train_jax.tasks.language.tokenizer_training import tokenizer_of
 from train_jax.tasks.new_dataset import Progress, new_dataset
 
+PART_BYTES = 2**26
+_CHARACTERS_AT_ONCE = 2**22
+_TOKENS_AT_ONCE = 2**24
+_LARGEST_RECORD = 2**24
 _TOKENIZER_CHARACTERS = 2 * 10**9
+_T = TypeVar("_T")
 _COMPRESSED_BYTES = 2**26
 """Held-out text up to this size is also compressed, for comparison."""
 
@@ -122,7 +147,7 @@ def _write(
     tokenizer = given
     if tokenizer is None:
         progress("training the tokenizer", 0, 0)
-        tokenizer = tokenizer_of(options.train_documents, options.vocab_size, _TOKENIZER_CHARACTERS)
+        tokenizer = options.train_tokenizer(options.vocab_size, _TOKENIZER_CHARACTERS)
     tokenizer.save(folder)
     parts = Parts(options.parts_folder(folder), options, tokenizer)
     try:
@@ -138,14 +163,14 @@ def _write(
 
 def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, recipe: dict[str, Any]) -> None:
     """Writes the shards and the record."""
-    content = {}
+    records, content = [parts.record(number) for number in range(len(parts))], {}
     for split in SPLITS:
-        writer = _SplitWriter(folder / split, token_dtype(tokenizer.vocab_size), options.shard_tokens)
+        writer = _SplitWriter(folder / split, options.shard_tokens)
         for number in range(len(parts)):
             for tokens in parts.tokens(number, split):
                 writer.add(tokens)
-        content[split] = writer.close([parts.record(number).splits[split] for number in range(len(parts))])
-    skipped = Skipped.total(parts.record(number).skipped for number in range(len(parts)))
+        content[split] = writer.close([record.splits[split] for record in records])
+    skipped = Skipped.total(record.skipped for record in records)
     for split, each in content.items():
         if not each.tokens:
             raise UserError(
@@ -157,9 +182,8 @@ def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, r
         "skipped_not_utf8": skipped.not_utf8,
         "not_utf8": skipped.names,
     }
-    text = held_out(parts, tokenizer, _COMPRESSED_BYTES)
-    if text is not None:
-        findings |= compressed_bits_per_byte(text)
+    if content["test"].bytes <= _COMPRESSED_BYTES:
+        findings |= compressed_bits_per_byte(_held_out(parts, tokenizer))
     record = {
         "recipe": recipe,
         "kind": KIND,
@@ -174,9 +198,9 @@ def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, r
 class _SplitWriter:
     """Writes a stream of tokens in files of equal size."""
 
-    def __init__(self, folder: Path, dtype: np.dtype, shard_tokens: int):
+    def __init__(self, folder: Path, shard_tokens: int):
         folder.mkdir(parents=True)
-        self._folder, self._dtype, self._shard_tokens = folder, dtype, shard_tokens
+        self._folder, self._shard_tokens = folder, shard_tokens
         self._waiting: list[np.ndarray] = []
         self._shards: list[int] = []
         self._digest = hashlib.sha256()
@@ -231,3 +255,144 @@ def build_summary(directory: Path, built: bool, seconds: float) -> str:
         f"  {name}: {' '.join(str(value).split())[:200]}" for name, value in facts.items() if value not in ("", [])
     ]
     return "\n".join([*lines, f"  sha256 {data.fingerprint}"])
+
+
+@dataclasses.dataclass
+class Counts:
+    """Of the documents of one split in a part."""
+
+    documents: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    sha256: str = ""
+    """Of the token ids."""
+
+
+@dataclasses.dataclass
+class Part:
+    """The record of a part."""
+
+    source: str
+    """SHA-256 of the files that it was made from."""
+    splits: dict[str, Counts]
+    skipped: Skipped
+
+
+class Parts:
+    """The parts of the documents of `options`, encoded by one tokenizer."""
+
+    def __init__(self, folder: str | Path, options: TextSource, tokenizer: Tokenizer):
+        self._options, self._tokenizer = options, tokenizer
+        self._dtype = token_dtype(tokenizer.vocab_size)
+        self._groups = list(_in_groups(options.files(), lambda file: file.path.stat().st_size, PART_BYTES))
+        names = [[file.name for file in group] for group in self._groups]
+        identity = [tokenizer.sha256, options.column, options.test_share, options.seed, names]
+        self.root = path_of(folder)
+        self._folder = self.root / hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def encode(self, numbers: Sequence[int], progress: Progress) -> int:
+        """Encodes the parts that are not there; returns how many."""
+        encoded, tokens = 0, 0
+        for number in numbers:
+            source = _hash_of(self._groups[number])
+            part = self._record(number)
+            if part is None or part.source != source:
+                part, encoded = self._encode(number, source), encoded + 1
+            tokens += sum(counts.tokens for counts in part.splits.values())
+            progress("tokens", tokens, 0)
+        return encoded
+
+    def _encode(self, number: int, source: str) -> Part:
+        part = Part(source, {split: Counts() for split in SPLITS}, Skipped())
+        digests = {split: hashlib.sha256() for split in SPLITS}
+        with contextlib.ExitStack() as stack:
+            paths = {split: stack.enter_context(whole_file(self._tokens(number, split))) for split in SPLITS}
+            files = {split: stack.enter_context(path.open("wb")) for split, path in paths.items()}
+            documents = self._options.split(read_documents(self._groups[number], self._options.column, part.skipped))
+            for some in _in_groups(documents, lambda document: len(document[1]), _CHARACTERS_AT_ONCE):
+                encoded = self._tokenizer.encode_batch([text for _, text in some], threads=os.cpu_count() or 1)
+                for (split, text), ids in zip(some, encoded, strict=True):
+                    content, counts = np.asarray([self._tokenizer.bos, *ids], self._dtype).tobytes(), part.splits[split]
+                    files[split].write(content)
+                    digests[split].update(content)
+                    counts.documents += 1
+                    counts.bytes += len(text.encode())
+                    counts.tokens += 1 + len(ids)
+        for split, digest in digests.items():
+            part.splits[split].sha256 = digest.hexdigest()
+        write_text(self._folder / f"{number:05}.json", json.dumps(dataclasses.asdict(part)))
+        return part
+
+    def _tokens(self, number: int, split: str) -> Path:
+        return self._folder / f"{number:05}.{split}.bin"
+
+    def _record(self, number: int) -> Part | None:
+        """The record of a part; None if there is none that is valid."""
+        try:
+            record = json.loads(read_whole(self._folder / f"{number:05}.json", largest_bytes=_LARGEST_RECORD))
+            splits = {split: Counts(**record["splits"][split]) for split in SPLITS}
+            return Part(record["source"], splits, Skipped(**record["skipped"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, DamagedError):
+            return None
+
+    def record(self, number: int) -> Part:
+        """Raises `UserError` if the part is not there."""
+        part = self._record(number)
+        if part is None:
+            raise UserError(f"{self._folder} has no part {number:05}; run the command again")
+        return part
+
+    def tokens(self, number: int, split: str) -> Iterator[np.ndarray]:
+        """Yields the token ids of a part. Raises `UserError` if they are not what was written."""
+        path, digest = self._tokens(number, split), hashlib.sha256()
+        with local_copy(path) as local, local.open("rb") as file:
+            while content := file.read(_TOKENS_AT_ONCE * self._dtype.itemsize):
+                digest.update(content)
+                yield np.frombuffer(content, self._dtype)
+        if digest.hexdigest() != self.record(number).splits[split].sha256:
+            raise UserError(f"{path} is damaged; remove it and {number:05}.json, and run the command again")
+
+    def remove(self) -> None:
+        remove_folder(self.root)
+
+
+def _in_groups(items: Iterable[_T], size_of: Callable[[_T], int], size: int) -> Iterator[list[_T]]:
+    """Yields lists of consecutive items that have together at least `size`, except the last one."""
+    group: list[_T] = []
+    total = 0
+    for item in items:
+        group.append(item)
+        total += size_of(item)
+        if total >= size:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
+
+
+def _hash_of(files: Sequence[TextFile]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with local_copy(file.path) as path, path.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Reads `N/M`: part N, from 1, of M. Raises `UserError`."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise UserError(f"--part {text}: expected N/M with N from 1 to M, such as 1/8")
+    return int(number), int(count)
+
+
+def _held_out(parts: Parts, tokenizer: Tokenizer) -> bytes:
+    """Returns the held-out documents one after the other."""
+    content = bytearray()
+    for number in range(len(parts)):
+        for text in decoded(tokenizer, np.concatenate([np.zeros(0, np.int64), *parts.tokens(number, "test")])):
+            content += text.encode()
+    return bytes(content)

@@ -172,11 +172,9 @@ class TextSet:
         return TokenStream(self.folder / split, self.splits[split].shards, self.vocab_size)
 
     def documents(self, split: str) -> Iterator[str]:
-        """Yields the text of each document of a split, of which all tokens are read at once."""
+        """Returns the text of each document of a split, of which all tokens are read at once."""
         tokenizer, stream = self.tokenizer(), self.stream(split)
-        tokens = stream.take(0, len(stream))
-        for document in np.split(tokens, np.flatnonzero(tokens == tokenizer.bos))[1:]:
-            yield tokenizer.decode(document[1:].tolist())
+        return decoded(tokenizer, stream.take(0, len(stream)))
 
     def tokenizer(self) -> Tokenizer:
         """Reads the tokenizer. Raises `UserError` if it is not the one with which the tokens were made."""
@@ -187,6 +185,12 @@ class TextSet:
                 f"({brief(self.record.get('tokenizer_sha256'))}); {REBUILD}"
             )
         return tokenizer
+
+
+def decoded(tokenizer: Tokenizer, tokens: np.ndarray) -> Iterator[str]:
+    """Yields the text of each document in a stream of tokens."""
+    for document in np.split(tokens, np.flatnonzero(tokens == tokenizer.bos))[1:]:
+        yield tokenizer.decode(document[1:].tolist())
 
 
 def stream_hash(stream: TokenStream) -> str:

@@ -1,16 +1,20 @@
-"""A byte-level BPE tokenizer: encoding by tiktoken, stored as `tokenizer.json` and as text ranks.
+"""A byte-level BPE tokenizer: encoding by tiktoken, training by rustbpe, `tokenizer.json` and text ranks.
 
 Special tokens have ids after those of the merges. `encode` never returns one, whatever the text contains; a program
-adds them by id. Training does not import tiktoken: it needs only the number of bytes of each token.
+adds them by id. Training a model does not import tiktoken: it needs only the number of bytes of each token.
 """
 
 from __future__ import annotations
 
+import base64
 import codecs
 import hashlib
 import importlib
+import importlib.util
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,14 +25,6 @@ from train_jax.errors import UserError
 from train_jax.run.files import write_text
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, read_whole
-from train_jax.tasks.language.byte_level import (
-    Ranks,
-    check_ranks,
-    from_characters,
-    merges_of,
-    ranks_to_text,
-    to_characters,
-)
 
 BOS = "<|bos|>"
 SPECIAL_TOKENS = (
@@ -45,6 +41,10 @@ SPLIT_PATTERN = (
 JSON_NAME = "tokenizer.json"
 RANKS_NAME = "tokenizer.tiktoken"
 _LARGEST_BYTES = 2**28
+_DOCUMENTS_AT_ONCE = 64
+
+Ranks = dict[bytes, int]
+"""Maps the bytes of a token to its id; a pair of tokens merges before another if the id of the result is lower."""
 
 
 def text_package(name: str) -> Any:
@@ -190,3 +190,132 @@ def _from_json(content: Any) -> Tokenizer:
     if BOS not in tokenizer.specials:
         raise ValueError(f"it has no {BOS}")
     return tokenizer
+
+
+# ---- training and evaluation
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Returns a tokenizer with `vocab_size` tokens, including the special ones.
+
+    Raises `UserError` if the texts have too few different pairs for that many tokens.
+    """
+    smallest = 256 + len(SPECIAL_TOKENS)
+    if vocab_size < smallest:
+        raise UserError(f"--vocab-size is {vocab_size}; use at least {smallest}")
+    trainer = text_package("rustbpe").Tokenizer()
+    trainer.train_from_iterator(iter(texts), vocab_size - len(SPECIAL_TOKENS), pattern=SPLIT_PATTERN)
+    tokenizer = Tokenizer({bytes(token): rank for token, rank in trainer.get_mergeable_ranks()})
+    if tokenizer.vocab_size != vocab_size:
+        raise UserError(
+            f"the texts give only {tokenizer.vocab_size} tokens, --vocab-size is {vocab_size}; use more text or at "
+            f"most --vocab-size {tokenizer.vocab_size}"
+        )
+    return tokenizer
+
+
+@dataclass
+class SplitFigures:
+    """Sums over the documents of a split."""
+
+    documents: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    not_restored: int = 0
+    """Documents that differ from their decoded tokens."""
+    not_equal: int = 0
+    """Documents with other tokens by `tokenizer.json`."""
+
+
+def measure(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]]) -> tuple[dict[str, SplitFigures], bool]:
+    """Returns the figures of each split, and whether `tokenizer.json` was compared."""
+    figures = {"train": SplitFigures(), "test": SplitFigures()}
+    reference = _reference(tokenizer)
+    documents = iter(documents)
+    while part := list(itertools.islice(documents, _DOCUMENTS_AT_ONCE)):
+        encoded = tokenizer.encode_batch([text for _, text in part])
+        for (split, text), ids in zip(part, encoded, strict=True):
+            of_split = figures[split]
+            of_split.documents += 1
+            of_split.bytes += len(text.encode())
+            of_split.tokens += len(ids)
+            of_split.not_restored += tokenizer.decode(ids) != text
+            of_split.not_equal += reference is not None and reference(text) != ids
+    return figures, reference is not None
+
+
+def _reference(tokenizer: Tokenizer) -> Callable[[str], list[int]] | None:
+    if importlib.util.find_spec("tokenizers") is None:
+        return None
+    other: Any = text_package("tokenizers").Tokenizer.from_str(tokenizer.to_json())
+    other.encode_special_tokens = True  # special tokens in a text are text
+    return lambda text: other.encode(text, add_special_tokens=False).ids
+
+
+# ---- bytes, merges and ranks
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """Returns the character of each byte in `tokenizer.json`: printable ones stand for themselves, others follow."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+_CHARACTERS = _byte_alphabet()
+_BYTES = {character: byte for byte, character in _CHARACTERS.items()}
+
+
+def to_characters(token: bytes) -> str:
+    """Writes the bytes of a token in the alphabet of `tokenizer.json`."""
+    return "".join(_CHARACTERS[byte] for byte in token)
+
+
+def from_characters(text: str) -> bytes:
+    """Reads the bytes of a token. Raises ValueError for a character outside the alphabet."""
+    try:
+        return bytes(_BYTES[character] for character in text)
+    except KeyError as error:
+        raise ValueError(f"{error.args[0]!r} stands for no byte") from None
+
+
+def merges_of(ranks: Ranks) -> list[tuple[bytes, bytes]]:
+    """Returns the pair of tokens that each token of several bytes consists of, in the order of the merges.
+
+    Raises ValueError for a token that no merge of two earlier tokens gives.
+    """
+    merges = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        if len(token) > 1:
+            parts = _merged(token, ranks, rank)
+            if len(parts) != 2:
+                raise ValueError(f"token {rank} ({token!r}) is not a merge of two earlier tokens")
+            merges.append((parts[0], parts[1]))
+    return merges
+
+
+def _merged(token: bytes, ranks: Ranks, limit: int) -> list[bytes]:
+    """Merges the bytes of a token, lowest rank first, with ranks below `limit`."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 1:
+        pairs = [ranks.get(a + b, limit) for a, b in itertools.pairwise(parts)]
+        lowest = min(pairs)
+        if lowest >= limit:
+            break
+        i = pairs.index(lowest)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts
+
+
+def check_ranks(ranks: Ranks) -> None:
+    """Raises ValueError unless all 256 bytes are tokens and the ids are 0, 1, 2, …"""
+    if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
+        raise ValueError(f"byte {missing[0]} is not a token")
+    if any(type(rank) is not int for rank in ranks.values()) or sorted(ranks.values()) != list(range(len(ranks))):
+        raise ValueError(f"the ids of {len(ranks)} tokens are not 0 to {len(ranks) - 1}")
+
+
+def ranks_to_text(ranks: Ranks) -> str:
+    """Writes one line for each token, base64 and id, as tiktoken reads it."""
+    by_rank = sorted(ranks.items(), key=lambda item: item[1])
+    return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in by_rank)

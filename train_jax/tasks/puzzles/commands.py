@@ -82,14 +82,14 @@ class PuzzleCommands(Commands):
         return check_export(run, weights, console)
 
     def page(self, files: Any) -> str:
-        from train_jax.report.page import page_of
+        from train_jax.report.puzzle_page import page
 
-        return page_of(files)
+        return page(files)
 
     def picture(self, files: Any) -> str:
-        from train_jax.report.picture import picture_of
+        from train_jax.report.puzzle_page import picture
 
-        return picture_of(files)
+        return picture(files)
 
 
 def _with_trajectories(finished: dict[str, Any], folder: RunFolder) -> str:

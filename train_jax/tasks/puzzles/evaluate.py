@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from models_torch.ranges import Range
+from train_jax.command_line import HelpPage
 from train_jax.errors import UserError
-from train_jax.help_pages import HelpPage
 from train_jax.run.files import write_text
 from train_jax.run.restore import Restored
 from train_jax.run.storage import is_folder, path_of

@@ -1,28 +1,38 @@
-"""Reads the files of a run of puzzles: metrics and, if the test set exists, the answers after every ACT step."""
+"""Reads the results of a run of puzzles: the answers after every ACT step, how they halt, and how they fail."""
 
 import dataclasses
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from train_jax.errors import UserError
-from train_jax.report.run_files import RunFiles, read_json, read_run_files
+from train_jax.report.run_page import RunFiles, read_json
 from train_jax.run.config import RunConfig
 from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder
 from train_jax.tasks.puzzles.batches import data_dirs, loss_labels
-from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.format import Metadata, load_split
+from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import Trace, add_kind, kind_of, trace_of
-from train_jax.tasks.puzzles.metadata import Metadata, read_identifiers
+from train_jax.tasks.puzzles.metadata import read_identifiers
 from train_jax.tasks.puzzles.metrics import HaltingCurve, from_json, score_answers
 from train_jax.tasks.puzzles.trajectories import Results
 from train_jax.tasks.puzzles.trajectories import load as load_trajectories
 
+BLOCK = 16_384
+"""Puzzles compared at a time, to limit the memory."""
+EXAMPLES = 3
+"""Number of solved and of failed puzzles that are drawn."""
+RATED = 20_000
+"""Up to this number of puzzles, difficulties that need a solver are shown; the hardest puzzles take seconds."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True)
 class Answers:
     """A test set and the answers of the model, as tokens."""
 
@@ -61,7 +71,7 @@ class Answers:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ActSteps:
     """Metrics of the answers after each ACT step, with the definitions of the loss head; NaN if no puzzle has a
     public solution."""
@@ -75,9 +85,9 @@ class ActSteps:
     solved: Bool[np.ndarray, "steps examples"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured(RunFiles):
-    """Everything that the report of a run of puzzles may show."""
+@dataclass(frozen=True)
+class PuzzleResults:
+    """The results of a run of puzzles; what it does not have is None."""
 
     answers: Answers | None = None
     answers_missing: str = ""
@@ -89,36 +99,21 @@ class Measured(RunFiles):
     trajectories: Results | None = None
     """The last evaluation with several trajectories."""
 
-    @property
-    def halt_max_steps(self) -> int:
-        return getattr(self.config.arch, "halt_max_steps", 1)
 
-    @property
-    def held_out(self) -> dict[str, float]:
-        """The metrics of the evaluation on the whole test set, or of the last one during training."""
-        return self.held_out_by("exact_accuracy")
-
-
-def measure(run_dir: str, step: str = "newest") -> Measured:
-    """Reads a run of puzzles with the results of a checkpoint; see `read_run_files`."""
-    return measured(read_run_files(run_dir, step))
-
-
-def measured(files: RunFiles) -> Measured:
-    """Adds the answers and the evaluations of a run of puzzles."""
+def read_results(files: RunFiles) -> PuzzleResults:
+    """Reads the answers and the evaluations of a run."""
     folder, config = files.folder, files.config
     add_kind(getattr(config.task_config, "kind", ""))
     try:
         answers, missing = _answers(folder, config, files.test), ""
     except UserError as error:
         answers, missing = None, str(error)
-    return Measured(
-        **{field.name: getattr(files, field.name) for field in dataclasses.fields(RunFiles)},
-        answers=answers,
-        answers_missing=missing,
-        halting_curve=_curve(folder.halting_curve("test")),
-        halted_early=read_json(folder.halted_early("test")),
-        trajectories=_trajectories(folder),
+    return PuzzleResults(
+        answers,
+        missing,
+        _valid(folder.halting_curve("test"), _curve),
+        read_json(folder.halted_early("test")),
+        _valid(folder.trajectories("test"), lambda _: load_trajectories(folder, "test")),
     )
 
 
@@ -218,15 +213,128 @@ def _names(data_dir: str, data: Metadata) -> Sequence[str]:
 
 def _curve(path: Path) -> HaltingCurve | None:
     content = read_json(path)
+    return None if content is None else from_json(content)
+
+
+def _valid(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
-        return None if content is None else from_json(content)
+        return read(path)
     except ValueError as error:
         raise UserError(f"{path} is invalid ({error}); remove it and run `trm evaluate` to write it again") from error
 
 
-def _trajectories(folder: RunFolder) -> Results | None:
-    try:
-        return load_trajectories(folder, "test")
-    except ValueError as error:
-        path = folder.trajectories("test")
-        raise UserError(f"{path} is invalid ({error}); remove it and run `trm evaluate` to write it again") from error
+# ---- failures
+
+
+@dataclass(frozen=True)
+class Share:
+    """The number of puzzles and of failed puzzles in one range of difficulty."""
+
+    name: str
+    count: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Statistics of failed puzzles. A puzzle fails if its answer after the last ACT step differs from a label."""
+
+    count: int
+    failed: int
+    wrong_cells: Integer[np.ndarray, "failed"]
+    """Number of wrong cells of each failed puzzle."""
+    unknown_count: Integer[np.ndarray, "cells"]
+    """For each cell, the number of puzzles whose input does not give it."""
+    wrong_count: Integer[np.ndarray, "cells"]
+    """For each cell, the number of these puzzles in which it is wrong."""
+    by_difficulty: dict[str, list[Share]]
+    broken_rules: dict[str, int]
+    """For each rule, the number of failed answers that break it."""
+    no_rule_broken: int
+    """Number of failed answers that break no rule."""
+    solved_earlier: int
+    """Number of failed puzzles that were solved after an earlier ACT step."""
+    predicted_correct: int
+    """Number of failed puzzles with a halting logit above 0, which predicts a correct answer."""
+    solved_examples: list[int]
+    failed_examples: list[int]
+
+    @property
+    def error_rate(self) -> Float[np.ndarray, "cells"]:
+        """The error rate of each cell; NaN if every input gives it."""
+        return np.where(self.unknown_count > 0, self.wrong_count / np.maximum(self.unknown_count, 1), np.nan)
+
+
+def failures_of(answers: Answers, kind: Kind, solved: Bool[np.ndarray, "steps examples"]) -> Failures:
+    """Computes the statistics; `kind` is the kind of the data set, `solved` the result of `by_act_step`."""
+    labelled = np.any(counted_labels(answers.labels, answers.data.ignore_label_id), axis=1)
+    failed = labelled & ~solved[-1]
+    unknown_count, wrong_count = np.zeros((2, kind.drawing.rows * kind.drawing.cols), int)
+    wrong_cells = np.zeros(len(failed), int)
+    difficulties: dict[str, list[np.ndarray]] = {}
+    rules: dict[str, int] = {}
+    no_rule_broken = 0
+    for start in range(0, len(failed), BLOCK):
+        rows = slice(start, start + BLOCK)
+        inputs, answer, solution = (
+            kind.values(np.asarray(tokens[rows]))
+            for tokens in (answers.inputs, answers.predictions[-1], answers.labels)
+        )
+        differs = (answer != solution) & kind.checking.scored_cells(solution) & labelled[rows, None]
+        unknown = kind.checking.unknown_cells(inputs, solution) & labelled[rows, None]
+        unknown_count += unknown.sum(axis=0)
+        wrong_count += (differs & unknown).sum(axis=0)
+        wrong_cells[rows] = differs.sum(axis=1)
+        for name, values in kind.checking.difficulties(inputs, solution, thorough=len(failed) <= RATED).items():
+            difficulties.setdefault(name, []).append(values)
+        here = failed[rows]
+        broken = kind.checking.broken_rules(inputs[here], answer[here], solution[here])
+        for name, which in broken.items():
+            rules[name] = rules.get(name, 0) + int(which.sum())
+        no_rule_broken += int((~np.any(list(broken.values()), axis=0)).sum())
+    hard = {name: np.concatenate(parts) for name, parts in difficulties.items()}
+    hardest = next(iter(hard.values()))
+    return Failures(
+        count=int(labelled.sum()),
+        failed=int(failed.sum()),
+        wrong_cells=wrong_cells[failed],
+        unknown_count=unknown_count,
+        wrong_count=wrong_count,
+        by_difficulty={name: shares(values[labelled], failed[labelled]) for name, values in hard.items()},
+        broken_rules=rules,
+        no_rule_broken=no_rule_broken,
+        solved_earlier=int((failed & solved.any(axis=0)).sum()),
+        predicted_correct=int((failed & (answers.q_halt_logits[-1] > 0)).sum()),
+        solved_examples=spread(np.flatnonzero(solved[-1]), hardest),
+        failed_examples=spread(np.flatnonzero(failed), wrong_cells),
+    )
+
+
+def shares(values: Integer[np.ndarray, "n"], failed: Bool[np.ndarray, "n"], most: int = 8) -> list[Share]:
+    """Returns the shares of puzzles that failed by `ranges` of a difficulty."""
+    names, group = ranges(values, most)
+    inside = [group == number for number in range(len(names))]
+    return [Share(name, int(each.sum()), int(failed[each].sum())) for name, each in zip(names, inside, strict=True)]
+
+
+def ranges(values: Integer[np.ndarray, "n"], most: int) -> tuple[list[str], Integer[np.ndarray, "n"]]:
+    """Groups puzzles by value or, for more than `most` values, by ranges with about equally many puzzles.
+
+    Returns the names of the groups, and the group of each puzzle.
+    """
+    lows = np.unique(values)
+    if len(lows) > most:
+        lows = np.unique(np.quantile(values, np.arange(most) / most, method="higher"))
+    group = np.searchsorted(lows, values, side="right") - 1
+    highs = [int(values[group == number].max()) for number in range(len(lows))]
+    pairs = zip(lows.tolist(), highs, strict=True)
+    return [f"{low:,}" if high == low else f"{low:,} to {high:,}" for low, high in pairs], group
+
+
+def spread(examples: Integer[np.ndarray, "n"], values: Integer[np.ndarray, "all"], count: int = EXAMPLES) -> list[int]:
+    """Selects the examples with the lowest and the highest value, and others evenly spaced between them."""
+    if not len(examples):
+        return []
+    ordered = examples[np.argsort(values[examples], kind="stable")]
+    places = np.unique(np.round(np.linspace(0, len(ordered) - 1, min(count, len(ordered)))).astype(int))
+    return ordered[places].tolist()
