@@ -29,7 +29,7 @@ import tyro
 
 from benchmarks.trajectory_settings import Options, Setting, Study, write_evaluations
 from train_jax.analysis.answers import estimate, shown
-from train_jax.tasks.puzzles.choosing import STOPS, interval
+from train_jax.tasks.puzzles.trajectories import STOPS, interval
 
 
 class Point(NamedTuple):

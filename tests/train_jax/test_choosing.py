@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from train_jax.tasks.puzzles.choosing import (
+from train_jax.tasks.puzzles.trajectories import (
     CHOOSERS,
     KEEPS,
     Facts,
@@ -60,7 +60,7 @@ def test_every_chooser_equals_a_search():
     rng = np.random.default_rng(0)
     shape = (5, 6, 40)
     marks = rng.integers(0, 4, shape).astype(np.uint64) << np.uint64(61)
-    facts = Facts(rng.normal(size=shape).astype(np.float32), marks, marks == 0, rng.random(shape))
+    facts = Facts(rng.normal(size=shape).astype(np.float32), marks, marks == 0)
     trajectories, depths = milestones(5), milestones(6)
     assert (trajectories, depths) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6])
     solved = solved_at(facts, trajectories, depths)
@@ -85,7 +85,7 @@ def test_early_halting_equals_a_search():
     """Trajectory by trajectory, until a logit is above the threshold; otherwise the highest one."""
     rng = np.random.default_rng(1)
     logits, exact = rng.normal(size=(3, 4, 50)).astype(np.float32), rng.random((3, 4, 50)) < 0.5
-    facts = Facts(logits, np.zeros(logits.shape, np.uint64), exact, np.zeros(logits.shape))
+    facts = Facts(logits, np.zeros(logits.shape, np.uint64), exact)
     limits = (-math.inf, 0.0, 1.5, math.inf)
     stopped = stopped_at(facts, [1, 3], [2, 4], limits)
     for a, limit in enumerate(limits):

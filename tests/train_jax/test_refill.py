@@ -15,10 +15,10 @@ from train_jax.run.folder import RunFolder
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.puzzles import queues
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
-from train_jax.tasks.puzzles.choosing import STOPS
 from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.queues import queues_of, rows_of_queues
 from train_jax.tasks.puzzles.scan import TrajectoryOptions
+from train_jax.tasks.puzzles.trajectories import STOPS
 
 SAME = ("accuracy", "count", "exact_accuracy", "q_halt_accuracy", "steps")
 MANY = list(np.random.default_rng(0).integers(0, len(HALT), 200))

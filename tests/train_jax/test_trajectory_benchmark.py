@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.trajectories import Options, Point, Setting, Study, choose, choose_stopped, main, means, stopped
-from train_jax.tasks.puzzles.choosing import STOPS, milestones
+from train_jax.tasks.puzzles.trajectories import STOPS, milestones
 
 
 def result(trajectories, depth, accuracy):

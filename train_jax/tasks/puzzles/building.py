@@ -327,7 +327,7 @@ def subsample(available: int, size: int, rng: np.random.Generator) -> Integer[np
     return rng.choice(available, size, replace=False)
 
 
-def equivalents(train: UInt64[np.ndarray, "n"], test: UInt64[np.ndarray, "m"]) -> Mapping[str, Any]:
+def equivalents(train: UInt64[np.ndarray, "n"], test: UInt64[np.ndarray, "m"]) -> dict[str, Any]:
     """Counts leaks and repetitions by the fingerprints of two splits."""
     return {
         "test_puzzles_equivalent_to_a_train_puzzle": int(np.isin(test, train).sum()),
@@ -379,20 +379,20 @@ def write_dataset(
 
 @dataclass(frozen=True)
 class RuleSetData:
-    """Options of data sets whose puzzles all follow the same rules: generated or, with --source, from public tables."""
+    """The builder of a data set whose puzzles all follow the same rules: generated or, with --source, from tables."""
 
     output_dir: Path | None = None
     overwrite: bool = False
     """Replace an existing data set that has other options."""
     seed: Seed = 0
     """Random seed; the same options give the same bytes."""
-    source: str | None = None
-    subsample_size: Annotated[Puzzles | None, arg(help_behavior_hint="(default: all)")] = None
-    """Tables: number of train puzzles to draw."""
     num_train: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 500)")] = None
     """Generated: number of train puzzles."""
     num_test: Annotated[Puzzles | None, arg(help_behavior_hint="(default: 1000; of 4x4 250)")] = None
     """Generated: number of test puzzles."""
+    source: str | None = None
+    subsample_size: Annotated[Puzzles | None, arg(help_behavior_hint="(default: all)")] = None
+    """Tables: number of train puzzles to draw."""
 
     MAKER: ClassVar[str]
     """The name in recipes."""

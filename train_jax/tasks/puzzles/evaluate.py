@@ -18,14 +18,13 @@ from train_jax.runtime.processes import is_main_process
 from train_jax.tasks.commands import Console
 from train_jax.tasks.evaluate import EvaluateOptions, lines_of, refuse_other_options, with_chosen_weights
 from train_jax.tasks.puzzles.batches import Mixture, data_dirs, load_mixture, load_part
-from train_jax.tasks.puzzles.choosing import Chooser, interval
 from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation
 from train_jax.tasks.puzzles.kinds import describe
 from train_jax.tasks.puzzles.metadata import Metadata, dataset_folder
 from train_jax.tasks.puzzles.metrics import table
-from train_jax.tasks.puzzles.scan import TrajectoryOptions
+from train_jax.tasks.puzzles.scan import Chooser, TrajectoryOptions
 from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, results_of, settings
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, interval, results_of, settings
 from train_jax.tasks.puzzles.trajectories import save as save_trajectories
 from train_jax.tasks.puzzles.trajectories import table as trajectory_table
 from train_jax.tasks.puzzles.voting import Predictions, save_predictions, score_predictions, write_submission

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,12 @@ from train_jax.core.objective import Batch, Objective
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.choosing import Chooser
 from train_jax.tasks.puzzles.metrics import answer_sums, curve_sums, halting_logits, score_answers
 
 MARKS = (0x00000000, 0x9E3779B9)
 """The two hashes of an answer differ by this number."""
+Chooser = Literal["halting", "vote", "both"]
+"""How the answer of several trajectories is chosen (`trajectories.choose`)."""
 EvalStep = Callable[[TrainState, Batch], tuple[Metrics, dict[str, jax.Array]]]
 
 
@@ -74,8 +75,9 @@ class EvalModel:
         self._objective = objective
         self._call = objective.call(params, state.buffers, train=False)
         self._state = params, state.buffers
-        # The loss head ignores names of outputs that the model does not have.
-        self._return_keys = ("preds", "q_halt_logits", *["q_continue_logits"] * is_bootstrapped(objective))
+        self._return_keys = ("preds", "q_halt_logits")
+        if getattr(objective.task, "bootstrapped_halting", False):  # it halts if `q_halt` exceeds `q_continue`
+            self._return_keys += ("q_continue_logits",)
 
     def initial_carry(self, batch: Batch) -> Any:
         return self._objective.initial_carry(*self._state, batch)
@@ -85,11 +87,6 @@ class EvalModel:
         outputs, _ = self._call(carry=carry, batch=batch, return_keys=self._return_keys)
         carry, _, metrics, returned, _ = outputs
         return carry, metrics, returned
-
-
-def is_bootstrapped(objective: Objective) -> bool:
-    """Returns whether a sequence halts if `q_halt` exceeds `q_continue` instead of 0."""
-    return getattr(objective.task, "bootstrapped_halting", False)
 
 
 def without_mask(batch: Batch) -> tuple[Batch, jax.Array]:
@@ -117,7 +114,7 @@ def make_trajectory_step(objective: Objective, depth: int, noise: float, seed: i
     function of (`seed`, `number`, `trajectory`, ACT step), where `number` and `trajectory` are given in the batch for
     each row, so they do not depend on the batch and on the devices. `depth` may exceed the halt limit of the model.
 
-    Outputs belong to this replica. With a leading axis of ACT steps: `logits`, `accuracy` and `exact` of the answer,
+    Outputs belong to this replica. With a leading axis of ACT steps: `logits` and `exact` of the answer,
     and `marks`, two hashes of it. With a leading axis of two answers, the one with the highest halting logit so far (of
     equal ones the first) and the one after the last ACT step: `preds` and `q_halt_logits`.
     """
@@ -137,8 +134,7 @@ def make_trajectory_step(objective: Objective, depth: int, noise: float, seed: i
             better = (step == 0) | (answer.logits > best.logits)
             best = jax.tree.map(lambda new, old: jnp.where(beside(better, new), new, old), answer, best)
             scores = score_answers(answer.preds, batch["labels"])
-            facts = {"accuracy": scores.accuracy, "exact": scores.exact}
-            facts |= {"logits": answer.logits, "marks": answer_marks(answer.preds)}
+            facts = {"exact": scores.exact, "logits": answer.logits, "marks": answer_marks(answer.preds)}
             return (continued(with_noise(carry, keys, step, noise)), best, answer), facts
 
         carry = model.initial_carry(batch)

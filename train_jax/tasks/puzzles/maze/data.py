@@ -114,7 +114,7 @@ class MazeData(RuleSetData):
 
     def splits(self, tables: Mapping[str, Path], progress: Progress) -> tuple[Splits, dict[str, Any]]:
         mazes = self._from_tables(tables, progress) if tables else self._generated(progress)
-        findings = dict(equivalents(*(fingerprints(each.inputs) for each in mazes.values())))
+        findings = equivalents(*(fingerprints(each.inputs) for each in mazes.values()))
         for split, each in mazes.items():
             paths = search(each.inputs)
             findings[f"{split}_path_steps"] = f"{paths.steps.min()} to {paths.steps.max()}"
