@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,26 +27,6 @@ STATE_AXES: Any = TrainState(step=None, params=0, ema=0, opt_state=0, buffers=No
 """The device axis of each field of a sharded state; `pmap` with several processes needs axes that can be hashed."""
 
 
-class Sharding(Protocol):
-    """The methods that a training step calls. `Arrays` of parameters are those of the state on this device."""
-
-    def whole(self, params: Arrays) -> Arrays:
-        """Returns the parameters in their shapes, by their names."""
-        ...
-
-    def sum_gradients(self, gradients: Arrays, rest: Any) -> tuple[Arrays, Any]:
-        """Sums over all devices: gradients of whole parameters, returned like those of the state, and another tree."""
-        ...
-
-    def squares(self, arrays: Arrays) -> Arrays:
-        """Returns the sum of squares of each parameter by its name, equal on all devices."""
-        ...
-
-    def norm(self, arrays: Arrays) -> jax.Array:
-        """Returns the global norm, equal on all devices."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Replicated:
     """Every device has all parameters."""
@@ -55,15 +35,19 @@ class Replicated:
     """How gradients are summed over devices."""
 
     def whole(self, params: Arrays) -> Arrays:
+        """Returns the parameters in their shapes, by their names."""
         return params
 
     def sum_gradients(self, gradients: Arrays, rest: Any) -> tuple[Arrays, Any]:
+        """Sums over all devices: gradients of whole parameters, returned like those of the state, and another tree."""
         return sum_over_devices((gradients, rest), self.reduction)
 
     def squares(self, arrays: Arrays) -> Arrays:
+        """Returns the sum of squares of each parameter by its name, equal on all devices."""
         return {name: jnp.sum(jnp.square(array)) for name, array in arrays.items()}
 
     def norm(self, arrays: Arrays) -> jax.Array:
+        """Returns the global norm, equal on all devices."""
         return jnp.asarray(optax.tree.norm(arrays))
 
 
@@ -194,6 +178,9 @@ class Sharded:
             return {name: array for part in parts for name, array in part.items()}
 
         return cast(TrainState, jax.tree.map(divide, state, is_leaf=self.is_sharded))
+
+
+Sharding = Replicated | Sharded
 
 
 def _is_masked(value: Any) -> bool:

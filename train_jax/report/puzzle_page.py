@@ -40,6 +40,15 @@ CURVES = (
     Curve("exact accuracy, %", "exact_accuracy", scale=100, y_range=(0, 100)),
     Curve("loss per token", "lm_loss"),
 )
+_UNKNOWN = "the data set contains neither 4x4, 6x6 or 9x9 Sudokus nor square mazes nor ARC puzzles"
+_UNLABELLED = "no puzzle of the test set has a solution to compare with"
+GROUPS = 3
+"""Number of ranges of difficulty that are drawn."""
+
+WIDTH, HEIGHT, MARGIN = 880, 366, 24
+_BOARD, _GAP, _CAPTION = 122, 22, 20
+Panel = tuple[float, float, str, Markup]
+"""Left, top, title and SVG of a panel."""
 
 
 def page(files: RunFiles) -> str:
@@ -105,10 +114,6 @@ def _examples(answers: Answers, act_steps: ActSteps) -> list[dict[str, Any]]:
 
 
 # ---- failures
-
-
-_UNKNOWN = "the data set contains neither 4x4, 6x6 or 9x9 Sudokus nor square mazes nor ARC puzzles"
-_UNLABELLED = "no puzzle of the test set has a solution to compare with"
 
 
 def failure_section(answers: Answers, act_steps: ActSteps) -> Markup:
@@ -240,10 +245,6 @@ def _halting_plot(curve: HaltingCurve) -> Markup:
 # ---- trajectories
 
 
-GROUPS = 3
-"""Number of ranges of difficulty that are drawn."""
-
-
 def trajectory_section(results: PuzzleResults) -> Markup | None:
     """Renders accuracy against ACT steps per puzzle; None if the run was not evaluated with trajectories."""
     trajectories = results.trajectories
@@ -321,12 +322,6 @@ def _solved_by_difficulty(answers: Answers | None, results: Results) -> list[tup
 
 
 # ---- a picture for a README
-
-
-WIDTH, HEIGHT, MARGIN = 880, 366, 24
-_BOARD, _GAP, _CAPTION = 122, 22, 20
-Panel = tuple[float, float, str, Markup]
-"""Left, top, title and SVG of a panel."""
 
 
 def card(headline: str, panels: Sequence[Panel], width: float, height: float) -> str:
