@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,13 +17,15 @@ from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
 from train_jax.task import Evaluation
-from train_jax.tasks.commands import Advance
 from train_jax.tasks.puzzles.batches import HostBatch, Mixture, mixture_of
 from train_jax.tasks.puzzles.format import PuzzleSet
 from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.metrics import HaltingCurve, curve_of, means, threshold_logit, to_json
 from train_jax.tasks.puzzles.queues import Queues, make_queue_step, queues_of, rows_of_queues
 from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_eval_step
+
+if TYPE_CHECKING:
+    from train_jax.tasks.commands import Advance
 
 KEPT_BYTES = 2**30
 """Up to this size, the answers after every ACT step are kept; beyond it (augmented ARC sets), only the last ones."""
