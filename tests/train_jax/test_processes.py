@@ -16,7 +16,7 @@ from support.scripts import ROOT, script
 from train_jax.errors import StorageError, UserError
 from train_jax.run.events import read_goodput
 from train_jax.run.folder import RunFolder
-from train_jax.run.machine import PACKAGES
+from train_jax.run.machine import SOURCES
 from train_jax.runtime.processes import all_or_none, join_processes
 
 FIELDS = ("steps=20", "checkpoint_every_steps=10", "eval_every_steps=10", "halt_exploration_prob=0.5", "H_cycles=1",
@@ -139,7 +139,7 @@ def test_an_error_in_one_process_stops_all_with_one_line(tmp_path, data_dir, fie
 
 @pytest.mark.slow
 def test_processes_with_other_code_are_refused(tmp_path, data_dir):
-    for name in (*PACKAGES, "tests"):
+    for name in (*SOURCES, "tests"):
         shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "copy" / "train_jax" / "loop.py").open("a") as file:
         file.write("# older\n")

@@ -14,6 +14,7 @@ from train_jax.__main__ import main as trm
 from train_jax.report.terminal import progress
 from train_jax.run.folder import RunFolder
 from train_jax.run.restore import restore
+from train_jax.tasks.commands import Console
 from train_jax.tasks.language.export_check import check_export
 
 ROOT = Path(__file__).parents[2]
@@ -69,4 +70,4 @@ def test_every_stage_of_a_small_language_model(tmp_path, capsys, monkeypatch):
     weights = load_file(folder.weights)
     save_file(weights | {"lm_head.weight": 1.1 * weights["lm_head.weight"]}, folder.weights)
     run = restore(str(folder.path)).in_float32()
-    assert not check_export(run, folder.weights, progress).agrees
+    assert not check_export(run, folder.weights, Console(print, progress)).agrees
