@@ -188,7 +188,8 @@ def test_a_launch_outside_of_a_checkout_says_so(tmp_path, monkeypatch):
 
 
 ENDING = """
-import atexit, sys, threading, time
+import atexit, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what started the tests may ignore it
 from train_jax import __main__
 
 def run(argv):
