@@ -104,7 +104,7 @@ class _Run:
             hook.end(session)
         return self._figures(session)
 
-    def _begin(self, state: TrainState, remarks: list[str]) -> tuple[Session, Feed | OnDemand, range]:
+    def _begin(self, state: TrainState, remarks: list[str]) -> tuple[Session, OnDemand, range]:
         """Returns the session at the given state or at the newest checkpoint, its batches and its steps."""
         training, config, clock = self._training, self._training.config, self._events.clock
         devices, total_steps = training.devices, training.total_steps
@@ -163,7 +163,7 @@ class _Run:
         return figures
 
 
-def run_steps(session: Session, feed: Feed | OnDemand, steps: range, hooks: Sequence[Hook]) -> None:
+def run_steps(session: Session, feed: OnDemand, steps: range, hooks: Sequence[Hook]) -> None:
     """Runs the steps of a session, and the hooks between them; the last hook is the outermost around a dispatch."""
     training, clock = session.training, session.clock
     key = training.devices.random_key(training.config.seed)
@@ -187,7 +187,7 @@ def run_steps(session: Session, feed: Feed | OnDemand, steps: range, hooks: Sequ
             hook.after(session, metrics)
 
 
-def _feed(training: Training, steps: range) -> Feed | OnDemand:
+def _feed(training: Training, steps: range) -> OnDemand:
     batches, devices, whole = training.batches, training.devices, training.placement.whole
     if training.task.needs_state:
         return OnDemand(lambda number, state: devices.shard(batches.from_step(steps[number], whole(state))))

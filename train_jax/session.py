@@ -73,6 +73,3 @@ class Hook:
 
     def end(self, session: Session) -> None:
         """After the last step of the run."""
-
-    def close(self) -> None:
-        """At the end of the session, also after an error."""

@@ -20,6 +20,7 @@ from train_jax.experiments.table import (
 )
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import preset
+from train_jax.run.resume import differences_of_fields
 from train_jax.runtime.batch_size import epochs_to_steps
 
 EVAL_EVERY_STEPS = 5000
@@ -153,9 +154,8 @@ def flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def differences(config: RunConfig, reference: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Returns the fields that differ: dotted name -> (value in `reference`, value in `config`)."""
-    before, after = (dict(flat(dataclasses.asdict(each))) for each in (reference, config))
-    pairs = {name: (before.get(name), after.get(name)) for name in before | after}
-    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+    pairs = differences_of_fields(dataclasses.asdict(reference), dataclasses.asdict(config))
+    return {name: (old, new) for name, (old, new) in pairs}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,9 @@ class Clock:
     """Divides the wall time from `since`, in seconds of the epoch, among `KINDS`: at any moment it is one of them."""
 
     def __init__(self, since: float | None = None, now: Callable[[], float] | None = None):
-        self._now = now or _steady_clock()
-        self.since = self._now() if since is None else since
+        self.now = now or _steady_clock()
+        """Returns the seconds of the epoch."""
+        self.since = self.now() if since is None else since
         self._seconds = dict.fromkeys(KINDS, 0.0)
         self._taken, self._lap = dict(self._seconds), dict(self._seconds)
         self._kind, self._last = "start", self.since
@@ -34,10 +35,6 @@ class Clock:
         """Steps that were dispatched, in all sessions of the run."""
         self.step_time = self.since
         """When the latest of them was."""
-
-    def now(self) -> float:
-        """Returns the seconds of the epoch."""
-        return self._now()
 
     def switch(self, kind: str) -> str:
         """Counts the time from now on as this kind. Returns the one before."""
@@ -55,7 +52,7 @@ class Clock:
             self.switch(before)
 
     def dispatched(self, step: int) -> None:
-        self.step, self.step_time = step, self._now()
+        self.step, self.step_time = step, self.now()
 
     @property
     def train_seconds(self) -> float:
@@ -82,7 +79,7 @@ class Clock:
             return self._last, self._kind, spent
 
     def _settle(self) -> None:
-        now = self._now()
+        now = self.now()
         self._seconds[self._kind] += now - self._last
         self._last = now
 

@@ -37,7 +37,30 @@ class Batches:
         return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
 
 
-class Feed:
+class OnDemand:
+    """The batches `make(0, state)`, `make(1, state)`, … in order, each computed for the state at hand."""
+
+    def __init__(self, make: Callable[..., Any]):
+        self._make, self._number = make, 0
+        self._peeked: list[Any] = []
+
+    def next(self, state: TrainState) -> Any:
+        """Returns the next batch; blocks until it is ready."""
+        return self._peeked.pop() if self._peeked else self._take(state)
+
+    def peek(self, state: TrainState) -> Any:
+        """Returns the batch that `next` will return."""
+        self._peeked.append(self.next(state))
+        return self._peeked[0]
+
+    def _take(self, state: TrainState) -> Any:
+        batch, self._number = self._make(self._number, state), self._number + 1
+        return batch
+
+    def close(self) -> None: ...
+
+
+class Feed(OnDemand):
     """Computes `make(0)`, `make(1)`, … in a thread; `next` raises the error if `make` failed.
 
     It must be closed, because the thread keeps batches in memory.
@@ -45,10 +68,10 @@ class Feed:
 
     def __init__(self, make: Callable[[int], Any], count: int, ahead: int = 2):
         """`count` is the number of batches, `ahead` the largest number of prefetched batches."""
-        self._make, self._count = make, count
+        super().__init__(make)
+        self._count = count
         self._ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(max(ahead, 1))
         self._closed = threading.Event()
-        self._peeked: list[Any] = []
         self._thread = threading.Thread(target=self._work, name="feed", daemon=True)
         self._thread.start()
 
@@ -70,41 +93,12 @@ class Feed:
                 continue
         return False
 
-    def next(self, state: TrainState | None = None) -> Any:
-        """Returns the next batch; blocks until it is ready."""
-        if self._peeked:
-            return self._peeked.pop()
+    def _take(self, state: TrainState) -> Any:
         batch, error = self._ready.get()
         if error is not None:
             raise error
         return batch
 
-    def peek(self, state: TrainState | None = None) -> Any:
-        """Returns the batch that `next` will return."""
-        self._peeked.append(self.next(state))
-        return self._peeked[0]
-
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
-
-
-class OnDemand:
-    """The interface of `Feed` without prefetching, for batches that depend on the current state."""
-
-    def __init__(self, make: Callable[[int, TrainState], Any]):
-        self._make, self._number = make, 0
-        self._peeked: list[Any] = []
-
-    def next(self, state: TrainState) -> Any:
-        if self._peeked:
-            return self._peeked.pop()
-        batch, self._number = self._make(self._number, state), self._number + 1
-        return batch
-
-    def peek(self, state: TrainState) -> Any:
-        """Returns the batch that `next` will return for the same state."""
-        self._peeked.append(self.next(state))
-        return self._peeked[0]
-
-    def close(self) -> None: ...

@@ -48,14 +48,13 @@ def answer_sums(
 
     `steps` are the ACT steps of each sequence. As in `models_torch.losses.ACTLossHead`, with all sequences halted.
     """
-    xp = jnp if isinstance(preds, jax.Array) or isinstance(labels, jax.Array) else np
     scores = score_answers(preds, labels)
     return {
         "count": scores.labelled.sum(),
         "accuracy": scores.accuracy.sum(),
         "exact_accuracy": scores.exact.sum(),
         "q_halt_accuracy": (scores.labelled & ((q_halt_logits >= 0) == scores.exact)).sum(),
-        "steps": xp.where(scores.labelled, steps, 0).sum(),
+        "steps": (scores.labelled * steps).sum(),
     }
 
 
