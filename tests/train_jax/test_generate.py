@@ -11,7 +11,7 @@ from train_jax import load_run
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
-from train_jax.tasks.language.generation import encode_prompts, read_prompts
+from train_jax.tasks.language.generation import read_prompts
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.tokenizer import Tokenizer
 
@@ -125,16 +125,12 @@ def test_files_that_are_no_text(tmp_path):
             read_prompts(str(path))
 
 
-def test_sizes_serve_all_rows(run_dir):
-    tokenizer = Tokenizer.load(run_dir.removesuffix("run") + "set")
-    prompts = encode_prompts(tokenizer, ["a", "abcdefghijklmnopqrstuvwxyz"], 3)
-    assert [row.sample for row in prompts.rows] == [0, 1, 2, 0, 1, 2]
-    assert all(row.prompt[0] == tokenizer.bos for row in prompts.rows)
-    sizes = prompts.sizes(max_tokens=100, batch_size=4, devices=1, positions=POSITIONS)
-    assert (sizes.rows, sizes.prompt_tokens, sizes.new_tokens, sizes.capacity) == (4, 32, 100, 132)
-    assert prompts.sizes(max_tokens=134, batch_size=9, devices=4, positions=POSITIONS).capacity == POSITIONS
-    assert prompts.sizes(max_tokens=1, batch_size=1, devices=4, positions=POSITIONS).rows == 4
-    assert prompts.sizes(max_tokens=1, batch_size=9, devices=4, positions=POSITIONS).rows == 8
+def test_an_engine_serves_all_requests(run_dir):
+    model = load_run(run_dir)
+    requests = model.requests(["a", "abcdefghijklmnopqrstuvwxyz"], num_samples=3, max_tokens=POSITIONS - 27)
+    assert [request.sample for request in requests] == [0, 1, 2, 0, 1, 2]
+    assert all(request.prompt[0] == model.tokenizer.bos == request.stop[0] for request in requests)
+    model.engine(requests).submit(requests[-1])
 
 
 def test_a_character_appears_with_its_last_byte(run_dir):

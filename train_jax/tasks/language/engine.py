@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 import bridge
 from models_torch.cached_attention import attention_with_cache
-from models_torch.kv_cache import Buffers, CachedModel
+from models_torch.kv_cache import Buffers, cached_model
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import Arrays
+from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.sampling import Sampling, Settings, choose_tokens, stream_key
 
@@ -167,7 +168,7 @@ class Engine:
         tokens_per_dispatch: int = 8,
         prefill_rows: int = 1,
     ):
-        """`module` has a cache that `CachedModel` knows; `params` and `buffers` have its names.
+        """`module` has a cache that `cached_model` knows; `params` and `buffers` have its names.
 
         Args:
           slots: rows at the same time, on all devices together.
@@ -179,11 +180,17 @@ class Engine:
         """
         self._devices, self._capacity, self._dispatch = devices, capacity, tokens_per_dispatch
         self._local_slots, self._prefill_rows = devices.local_batch_size(slots), prefill_rows
-        self._fn = bridge.export(CachedModel(module))
+        self._fn = bridge.export(cached_model(module))
         self._queue: deque[Generation] = deque()
         self._slots = [_Slot() for _ in range(slots)]
         self.counts = Counts()
         self.load(params, buffers)
+
+    @classmethod
+    def of_run(cls, run: Restored, devices: Devices, **sizes: int) -> Engine:
+        """Returns the engine of a run with its averaged weights."""
+        params, buffers = run.objective.params | run.state.eval_params, run.objective.buffers | run.state.buffers
+        return cls(run.objective.fn.module, params, buffers, devices, **sizes)
 
     def load(self, params: Arrays, buffers: Arrays) -> None:
         """Uses other weights from now on, also for rows that have begun; forgets the tokens of free slots."""
@@ -225,12 +232,12 @@ class Engine:
         """Whether every request has ended."""
         return not self._queue and all(slot.row is None for slot in self._slots)
 
-    def complete(self, requests: Iterable[Request]) -> list[Generation]:
-        """Returns the tokens after each prompt."""
-        rows = [self.submit(request) for request in requests]
-        while any(row.finish is None for row in rows):
-            self.step()
-        return rows
+    def complete(self, requests: Iterable[Request]) -> Iterator[Generation]:
+        """Yields the tokens after each prompt, in the order of the requests."""
+        for row in [self.submit(request) for request in requests]:
+            while row.finish is None:
+                self.step()
+            yield row
 
     def stream(self, request: Request) -> Iterator[int]:
         """Yields the tokens after a prompt as they come, without the one that ends the row."""
@@ -316,16 +323,16 @@ class Engine:
 
     def _control(self) -> Control:
         """Returns what `decode` is told, with leading axes for devices and slots."""
-        rows, size = len(self._slots), self._dispatch
+        rows, size, full = len(self._slots), self._dispatch, cast("Any", np.full)
         settings = Settings(
-            np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32), np.zeros((rows, 2), "u4")
+            full(rows, 0, np.float32), full(rows, 0, np.int32), full(rows, 1, np.float32), full((rows, 2), 0, np.uint32)
         )
         control = Control(
             settings,
-            np.ones(rows, np.int32),
-            np.zeros(rows, np.int32),
-            np.full((rows, size), -1, np.int32),
-            np.full((rows, _MOST_STOP_TOKENS), -1, np.int32),
+            full(rows, 1, np.int32),
+            full(rows, 0, np.int32),
+            full((rows, size), -1, np.int32),
+            full((rows, _MOST_STOP_TOKENS), -1, np.int32),
         )
         for number, slot in enumerate(self._slots):
             control.position[number] = min(len(slot.kept), self._capacity)
@@ -407,8 +414,8 @@ class Engine:
                 token, active = choice.token, remaining > 0
                 logits, cache = self._next(params, buffers, token, state.cache, position)
                 # Of a row that has ended, the place after its tokens is written again when it has further tokens.
-                previous = jax.tree.map(partial_where(active), cache.previous, state.cache.previous)
-                state = State(cache._replace(previous=previous), partial_where(active)(logits, state.logits))
+                previous = jax.tree.map(_where(active), cache.previous, state.cache.previous)
+                state = State(cache._replace(previous=previous), _where(active)(logits, state.logits))
                 ended = (forced < 0) & jnp.any(control.stop == token[:, None], axis=-1)
                 remaining = jnp.where(ended, 0, jnp.maximum(remaining - 1, 0))
                 return (state, position + active, remaining), Decoded(*choice, active)
@@ -457,7 +464,7 @@ class Engine:
         return self._devices.shard(jax.tree.map(lambda x: np.zeros((local, *x.shape), x.dtype), shapes))
 
 
-def partial_where(condition: Bool[Array, " rows"]) -> Callable[[Array, Array], Array]:
+def _where(condition: Bool[Array, " rows"]) -> Callable[[Array, Array], Array]:
     """Returns a function that takes rows of its first argument where the condition holds."""
     return lambda new, old: jnp.where(condition.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
@@ -475,10 +482,5 @@ def _stacked(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def _prefixed(arrays: Arrays) -> Arrays:
-    """The names that a module has as a part of `CachedModel`."""
+    """The names that a module has as a part of a `CachedModel`."""
     return {f"model.{name}": array for name, array in arrays.items()}
-
-
-def requests_of(prompts: Iterable[Sequence[int]], **fields: Any) -> list[Request]:
-    """Returns a request for each prompt, with the same fields."""
-    return [Request(prompt=tuple(prompt), **fields) for prompt in prompts]
