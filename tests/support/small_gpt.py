@@ -37,8 +37,9 @@ def prompts_of(lengths, vocab_size=VOCAB_SIZE):
 
 
 def engine_of(module, devices, *, slots, capacity, **options):
-    fn = bridge.export(module)
-    return Engine(module, fn.params, fn.buffers, devices, slots=slots, capacity=capacity, **options)
+    engine, fn = Engine(module, devices, slots=slots, capacity=capacity, **options), bridge.export(module)
+    engine.load(fn.params, fn.buffers)
+    return engine
 
 
 def requests_of(prompts, max_tokens, **fields):

@@ -151,7 +151,7 @@ class State(NamedTuple):
 
 
 class Engine:
-    """A language model that continues prompts; a program is compiled at its first use.
+    """A language model that continues prompts, once it has weights; a program is compiled at its first use.
 
     With several processes, each one submits the same requests in the same order.
     """
@@ -159,8 +159,6 @@ class Engine:
     def __init__(
         self,
         module: Any,
-        params: Arrays,
-        buffers: Arrays,
         devices: Devices,
         *,
         slots: int,
@@ -168,7 +166,7 @@ class Engine:
         tokens_per_dispatch: int = 8,
         prefill_rows: int = 1,
     ):
-        """`module` has a cache that `cached_model` knows; `params` and `buffers` have its names.
+        """`module` has a cache that `cached_model` knows.
 
         Args:
           slots: rows at the same time, on all devices together.
@@ -184,16 +182,20 @@ class Engine:
         self._queue: deque[Generation] = deque()
         self._slots = [_Slot() for _ in range(slots)]
         self.counts = Counts()
-        self.load(params, buffers)
 
     @classmethod
     def of_run(cls, run: Restored, devices: Devices, **sizes: int) -> Engine:
         """Returns the engine of a run with its averaged weights."""
         params, buffers = run.objective.params | run.state.eval_params, run.objective.buffers | run.state.buffers
-        return cls(run.objective.fn.module, params, buffers, devices, **sizes)
+        engine = cls(run.objective.fn.module, devices, **sizes)
+        engine.load(params, buffers)
+        return engine
 
     def load(self, params: Arrays, buffers: Arrays) -> None:
-        """Uses other weights from now on, also for rows that have begun; forgets the tokens of free slots."""
+        """Uses these weights, by the names of the module, from now on; forgets the tokens of free slots.
+
+        Rows that have begun continue with the keys and values of the weights before.
+        """
         self._weights = self._devices.replicate((_prefixed(params), _prefixed(buffers)))
         for slot in self._slots:
             if slot.row is None:
@@ -226,6 +228,16 @@ class Engine:
             for slot in self._slots:
                 if slot.row is row:
                     self._free(slot)
+
+    @property
+    def cache_bytes(self) -> int:
+        """The memory for keys and values."""
+        return sum(array.nbytes for array in jax.tree.leaves(self._state.cache))
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests without a slot."""
+        return len(self._queue)
 
     @property
     def idle(self) -> bool:
