@@ -81,9 +81,9 @@ def row_of(engine, prompt, max_tokens=7, **fields):
 
 def test_a_row_is_the_same_alone_in_a_batch_and_refilled(engine):
     requests = requests_of(prompts_of([4, 9, 1, 20, 4]), 12, sampling=DRAWN, seed=3)
-    together = list(engine.complete(requests))
-    assert_same(together, [next(engine.complete([request])) for request in requests])
-    assert len({tuple(row.tokens) for row in together}) == len(requests)
+    at_once = list(engine.complete(requests))
+    assert_same(at_once, [next(engine.complete([request])) for request in requests])
+    assert len({tuple(row.tokens) for row in at_once}) == len(requests)
 
 
 def test_a_further_turn_computes_only_what_is_new(engine):

@@ -139,3 +139,30 @@ def test_a_character_appears_with_its_last_byte(run_dir):
     pieces = list(tokenizer.decode_stream(iter(ids)))
     assert "".join(pieces) == tokenizer.decode(ids) == "aü€\ufffd"
     assert pieces[-1] == "\ufffd" and not any("\ufffd" in piece for piece in pieces[:-1])
+
+
+@pytest.mark.slow
+def test_bench_generate(capsys):
+    sizes = ["--rows", "1", "4", "--prompt-tokens", "20", "--tokens", "9", "--rounds", "1"]
+    assert trm(["bench-generate", "chat-tiny", *sizes]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [each["rows"] for each in figures["rows"]] == [1, 4]
+    cache = 4 * 2 * 2 * 64 * 4 * 24.5  # layers, keys and values, heads, channels, bytes, tokens on average
+    for each in figures["rows"]:
+        assert each["bytes_per_token_step"] == int(4 * 2**20 + each["rows"] * cache)
+        assert each["tokens_per_second"] == pytest.approx(each["rows"] / each["seconds_per_token"])
+        assert each["seconds_to_first_token"] > 0 and each["share_of_peak_bandwidth"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny"], "tiny is a preset of the task puzzles; use one of a language model"),
+        (["chat-tiny", "--tokens", "2500"], "--prompt-tokens 128 and --tokens 2500 are more than the 2560 positions"),
+        (["chat-tiny", "--rows", "0"], "--rows is (0,); use at least 1"),
+    ],
+)
+def test_bench_generate_refuses(capsys, arguments, message):
+    assert trm(["bench-generate", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1, error

@@ -62,10 +62,10 @@ def test_a_row_is_the_same_beside_rows_with_other_settings():
     samplings = [sampling for sampling, _ in KEPT.values()]
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(len(samplings), 300)), jnp.float32)
     positions, forced = jnp.arange(len(samplings)), jnp.full(len(samplings), -1)
-    together = choose(logits, settings_of(samplings), positions, forced)
+    at_once = choose(logits, settings_of(samplings), positions, forced)
     for row, sampling in enumerate(samplings):
         alone = choose(logits[row : row + 1], settings_of([sampling]), positions[row : row + 1], forced[:1])
-        for mine, all_rows in zip(alone, together, strict=True):
+        for mine, all_rows in zip(alone, at_once, strict=True):
             np.testing.assert_allclose(mine[0], all_rows[row], atol=1e-5)
 
 

@@ -6,17 +6,15 @@ import statistics
 import time
 from typing import Annotated, Any
 
-import jax
 import numpy as np
-import torch
 import tyro
 
-import bridge
-from models_torch import registry
 from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
 from train_jax.command_line import parse
+from train_jax.core.objective import Objective
 from train_jax.errors import UserError
+from train_jax.run.model import build_objective
 from train_jax.run.performance import PEAK_BYTES_PER_SECOND
 from train_jax.run.presets import preset
 from train_jax.runtime.backend import Platform
@@ -24,6 +22,7 @@ from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.engine import Engine, Request
 from train_jax.tasks.language.sampling import GREEDY
+from train_jax.tasks.language.task import UnbuiltText
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,25 +58,25 @@ def main(options: BenchGenerate) -> None:
     devices = Devices(options.devices)
     for rows in options.rows:
         devices.local_batch_size(rows)
-    torch.manual_seed(0)
-    module = registry.build_model(config.model, config.arch)
+    objective = build_objective(config, UnbuiltText(config), 1)
+    module = objective.fn.module
     if options.prompt_tokens + options.tokens > positions_of(module):
         raise UserError(
             f"--prompt-tokens {options.prompt_tokens} and --tokens {options.tokens} are more than the "
             f"{positions_of(module)} positions of the model; use fewer"
         )
-    fn = bridge.export(module)
-    count = sum(parameter.numel() for parameter in module.parameters())
+    count = sum(array.size for array in objective.params.values())
     print(f"{options.name}: {count:,} parameters, on {devices.kind}, {options.prompt_tokens} tokens before")
     print(f"{'rows':>6} {'first token':>13} {'per token':>12} {'tokens/s':>10} {'GB/s':>8} {'of peak':>8}")
-    figures = [_measured(options, module, fn, devices, rows) for rows in options.rows]
+    figures = [_measured(options, objective, devices, rows) for rows in options.rows]
     print(json.dumps({"model": options.name, "parameters": count, "device": devices.kind, "rows": figures}))
 
 
-def _measured(options: BenchGenerate, module: Any, fn: Any, devices: Devices, rows: int) -> dict[str, Any]:
+def _measured(options: BenchGenerate, objective: Objective, devices: Devices, rows: int) -> dict[str, Any]:
     capacity = options.prompt_tokens + options.tokens
+    module: Any = objective.fn.module
     engine = Engine(module, devices, slots=rows, capacity=capacity, tokens_per_dispatch=options.tokens_per_dispatch)
-    engine.load(fn.params, fn.buffers)
+    engine.load(objective.params, objective.buffers)
     generator, vocab_size, first, later = np.random.default_rng(0), module.config.vocab_size, [], []
     for _ in range(options.rounds + 1):
         prompts = generator.integers(vocab_size, size=(rows, options.prompt_tokens)).tolist()
@@ -93,16 +92,14 @@ def _measured(options: BenchGenerate, module: Any, fn: Any, devices: Devices, ro
         later.append((time.perf_counter() - started) / max(1, calls * options.tokens_per_dispatch))
     to_first, per_token = statistics.median(first[1:]), statistics.median(later[1:])
     # A device reads its weights, and of its rows half of the keys and values that come and all before, and writes one.
-    arrays = jax.tree.leaves(fn.params)
-    moved = sum(array.nbytes for array in arrays) * devices.count + engine.cache_bytes * (
-        (options.prompt_tokens + options.tokens / 2) / capacity
-    )
+    weights = sum(array.nbytes for array in objective.params.values())
+    traffic = weights * devices.count + engine.cache_bytes * ((options.prompt_tokens + options.tokens / 2) / capacity)
     peak = PEAK_BYTES_PER_SECOND.get(devices.local[0].device_kind)
-    share = None if peak is None else moved / per_token / (peak * devices.count)
+    share = None if peak is None else traffic / per_token / (peak * devices.count)
     shown = "n/a" if share is None else f"{share:.1%}"
     print(
         f"{rows:>6} {1e3 * to_first:>10.2f} ms {1e3 * per_token:>9.3f} ms {rows / per_token:>10.1f} "
-        f"{moved / per_token / 1e9:>8.2f} {shown:>8}",
+        f"{traffic / per_token / 1e9:>8.2f} {shown:>8}",
         flush=True,
     )
     return {
@@ -110,7 +107,7 @@ def _measured(options: BenchGenerate, module: Any, fn: Any, devices: Devices, ro
         "seconds_to_first_token": to_first,
         "seconds_per_token": per_token,
         "tokens_per_second": rows / per_token,
-        "bytes_per_token_step": int(moved),
+        "bytes_per_token_step": int(traffic),
         "share_of_peak_bandwidth": share,
     }
 
