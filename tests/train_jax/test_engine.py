@@ -10,7 +10,16 @@ import torch
 from support.markers import slow_or_campaign
 from support.processes import run_processes
 from support.scripts import run_script, script
-from support.small_gpt import VOCAB_SIZE, engine_of, greedy_ties, prompts_of, requests_of, small_gpt
+from support.small_gpt import (
+    VOCAB_SIZE,
+    cached_logits,
+    engine_of,
+    greedy_ties,
+    prompts_of,
+    requests_of,
+    small_gpt,
+    uncached_logits,
+)
 
 import bridge
 from train_jax.runtime.devices import Devices
@@ -267,9 +276,99 @@ def test_greedy_tokens_of_a_larger_model(name, n_kv_head, capsys):
         print(f"\nties without and with a cache: {np.sum(ties, axis=0).tolist()} of {32 * 128} tokens")
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
+def test_a_hundred_rollouts_and_conversations_compile_nothing(name, compiled):
+    """The weights change before each rollout; the conversations have 20 different settings and three turns."""
+    module = small_gpt(name)
+    engine, fn = engine_of(module, Devices(1), slots=8, capacity=128), bridge.export(module)
+    lengths = np.random.default_rng(0).integers(1, 60, size=(100, 4))
+    for number in range(100):
+        engine.load({key: array * (1 + number / 1000) for key, array in fn.params.items()}, fn.buffers)
+        tokens_of(engine, requests_of(prompts_of(lengths[number]), 8, seed=number))
+    for number in range(100):
+        setting = number % 20
+        sampling = Sampling(temperature=setting / 10, top_k=setting % 7, top_p=1 - (setting % 3) / 10)
+        prompt = prompts_of([int(lengths[number, 0]) % 20 + 1])[0]
+        for _ in range(3):
+            row = next(engine.complete([Request(prompt=prompt, max_tokens=9, sampling=sampling, stop=(setting,))]))
+            prompt = (*prompt, *row.tokens, 3, 4, 5)
+    assert len(compiled) == 1 + len({max(16, 1 << (int(n) - 1).bit_length()) for n in lengths.flat}), compiled
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_log_probabilities_are_those_of_the_training_program(name, dtype, capsys):
+    """Of more than 10 000 sampled tokens; in bfloat16 beside those of PyTorch without and with its cache."""
+    module = small_gpt(name, forward_dtype=dtype, seq_len=160, vocab_size=256, n_layer=3)
+    fn = bridge.export(module)
+    prompts = prompts_of([1 + number % 30 for number in range(80)], vocab_size=256)
+    engine = engine_of(module, Devices(1), slots=16, capacity=160)
+    rows = list(engine.complete(requests_of(prompts, 128, sampling=Sampling(temperature=0.9, top_k=40))))
+    apart, of_torch = [], []
+    for prompt, row in zip(prompts, rows, strict=True):
+        tokens = np.array([*prompt, *row.tokens])
+        padded = np.pad(tokens[:-1], (0, 160 - len(tokens)))[None]
+        logits = jax.jit(lambda params, idx: fn(params, fn.buffers, idx, train=True)[0])(fn.params, padded)[0]
+        log_probs = np.asarray(jax.nn.log_softmax(logits.astype(np.float32)))
+        places = np.arange(len(prompt) - 1, len(tokens) - 1)
+        apart.append(np.abs(log_probs[places, row.tokens] - row.log_probs).max())
+        if dtype == "bfloat16" and len(of_torch) < 20:
+            sides = [each(module, prompt, row.tokens).float() for each in (uncached_logits, cached_logits)]
+            chosen = [torch.log_softmax(side, -1)[range(128), row.tokens] for side in sides]
+            of_torch.append(float((chosen[0] - chosen[1]).abs().max()))
+    limit = max(of_torch, default=1e-5)
+    with capsys.disabled():
+        print(f"\n{name} {dtype}: {max(apart):.1e} of {128 * len(rows)} tokens, limit {limit:.1e}")
+    assert max(apart) <= limit
+
+
 @pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d or at 92d63d4")
 @pytest.mark.parametrize("n_kv_head", slow_or_campaign([3], [1]))
 def test_greedy_tokens_of_the_published_module(n_kv_head, capsys):
     """Unchanged, 32 prompts of 1 to 200 tokens, 128 tokens after each."""
     with capsys.disabled():
         print(run_script("published_generation", n_kv_head))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4")
+def test_the_published_tests_of_an_engine_pass():
+    """Through an adapter with the published names; the cases without the checkout are `test_uniform_logits`."""
+    said = run_script("nanochat_engine")
+    assert "8 passed" in said and "skipped" not in said, said
+
+
+class Uniform(torch.nn.Module):
+    """Every token is as probable as another one."""
+
+    def forward(self, idx, kv_cache=None):
+        if kv_cache is not None:
+            kv_cache.advance(idx.shape[1])
+        return torch.zeros(*idx.shape, 262)
+
+
+def test_uniform_logits():
+    """The cases of nanochat's tests at 92d63d4, with the tokens that this engine draws."""
+    engine = engine_of(Uniform(), Devices(1), slots=16, capacity=80)
+    prompt, stop = (261, 72, 101, 108, 108, 111), (260, 261)
+
+    def rows(samples=1, max_tokens=5, **fields):
+        requests = [
+            Request(prompt=prompt, max_tokens=max_tokens, sample=number, stop=stop, **fields)
+            for number in range(samples)
+        ]
+        return tokens_of(engine, requests)
+
+    firsts = [row[0] for row in rows(16, 1, seed=42)]
+    assert len(set(firsts)) > 12 and firsts[:6] == FIRSTS
+    assert all(rows(seed=seed) == rows(seed=seed) for seed in (1, 42, 123, 999))
+    assert [rows(sampling=GREEDY, seed=seed) for seed in (1, 42, 123)] == [[[0] * 5]] * 3
+    assert all(len(rows(max_tokens=most)[0]) <= most for most in (1, 4, 16, 64))
+    assert [len(rows(samples, 3)) for samples in (1, 4, 16, 64)] == [1, 4, 16, 64]
+    assert len({tuple(rows(seed=seed)[0]) for seed in (1, 42, 123, 999, *range(1000, 1006))}) == 10
+
+
+FIRSTS = [22, 102, 128, 43, 135, 33]
+"""Of 16 samples with the seed 42."""
