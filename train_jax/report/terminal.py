@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,20 @@ def as_text(grids: Sequence[Text], *below: RenderableType, width: int, styled: b
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar if standard error is a terminal; call it with the amount done and the total."""
+def progress_of(what: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Shows a progress bar if standard error is a terminal; call it with the name of the work, the amount done and the
+    total, 0 if that is unknown."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar like `progress_of`, for one piece of work."""
+    with progress_of(what) as advance:
+        yield partial(advance, what)
 
 
 def _at(trace: Trace, step: int, title: str, styled: bool) -> Text:

@@ -110,7 +110,7 @@ TableRow = tuple[int, list[str]]
 
 @contextmanager
 def local_tables(source: str | None, *, hub_example: str) -> Iterator[dict[str, Path]]:
-    """Yields the paths of the train and test tables; `source` is a folder, one of its files, a bucket or a hub id.
+    """Yields the paths of the train and test tables; `source` is a folder, a bucket or a hub id.
 
     Files from a bucket are removed at the end of the block. Without a source there are no tables.
     """
@@ -118,7 +118,7 @@ def local_tables(source: str | None, *, hub_example: str) -> Iterator[dict[str, 
         yield {}
         return
     with tempfile.TemporaryDirectory() as scratch:
-        tables = _find(source, hub_example, Path(scratch))
+        tables = {split: _table(source, name, hub_example, Path(scratch)) for split, name in NAMES.items()}
         try:
             yield tables
         except OSError as error:
@@ -127,68 +127,34 @@ def local_tables(source: str | None, *, hub_example: str) -> Iterator[dict[str, 
             ) from None
 
 
-def _find(source: str, hub_example: str, scratch: Path) -> dict[str, Path]:
-    if URL.fullmatch(source):
-        return {split: _copied(source, name, scratch / name) for split, name in NAMES.items()}
-    path = Path(source)
-    if path.is_file() and path.name in NAMES.values():
-        path = path.parent
-    if path.is_dir():
-        for name in NAMES.values():
-            if not (path / name).is_file():
-                raise UserError(f"{path / name} is missing; --source needs a folder with train.csv and test.csv")
-        return {split: path / name for split, name in NAMES.items()}
-    if path.exists():
-        raise UserError(
-            f"--source {source} is neither a folder nor one of its files train.csv and test.csv; give the folder"
-        )
-    if not HUB_ID.fullmatch(source):
+def _table(source: str, name: str, hub_example: str, scratch: Path) -> Path:
+    """Returns the local path of a table."""
+    path, url = Path(source) / name, URL.fullmatch(source)
+    if path.is_file():
+        return path
+    if Path(source).exists():
+        raise UserError(f"{path} is missing; --source needs a folder with train.csv and test.csv")
+    if not url and not HUB_ID.fullmatch(source):
         raise UserError(
             f"--source {source} does not exist; give a folder or a bucket (gs://…) with train.csv and test.csv, or a "
             f"data set of the Hugging Face hub such as {hub_example}"
         )
-    return {split: _downloaded(source, name) for split, name in NAMES.items()}
-
-
-def _copied(source: str, name: str, target: Path) -> Path:
-    """Copies one table from a bucket to `target`."""
-    kind = source.partition("://")[0]
+    package = f"fsspec {CLIENTS.get(url[1], '')}".strip() if url else "huggingface_hub"
+    local = "copy train.csv and test.csv to a local folder and give that"
     try:
-        fetch(f"{source.rstrip('/')}/{name}", target)
+        if not url:
+            return Path(importlib.import_module("huggingface_hub").hf_hub_download(source, name, repo_type="dataset"))
+        fetch(f"{source.rstrip('/')}/{name}", scratch / name)
+        return scratch / name
     except ImportError:
-        raise UserError(
-            f"--source {source}: reading it needs `pip install fsspec {CLIENTS.get(kind, '')}`; or copy train.csv and "
-            "test.csv to a local folder and give that"
-        ) from None
+        raise UserError(f"--source {source}: reading it needs `pip install {package}`; or {local}") from None
     # Every client has its own exception classes, for a missing bucket, missing credentials or no network.
     except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise UserError(
-            f"{name} in {source} could not be read ({_reason(error)}); check the address and your credentials, or copy "
-            "train.csv and test.csv to a local folder and give that"
+            f"{name} in {source} could not be read ({reason}); check the address, the network and your credentials, or "
+            f"{local}"
         ) from None
-    return target
-
-
-def _downloaded(hub_id: str, name: str) -> Path:
-    try:
-        hub = importlib.import_module("huggingface_hub")
-    except ImportError:
-        raise UserError(
-            f"--source {hub_id} is not a local folder, and the hub needs `pip install huggingface_hub`; or download "
-            "train.csv and test.csv and give their folder"
-        ) from None
-    try:
-        return Path(hub.hf_hub_download(hub_id, name, repo_type="dataset"))
-    # The library raises the exceptions of its HTTP client, which differ between versions.
-    except Exception as error:
-        raise UserError(
-            f"{name} of {hub_id} could not be downloaded from the hub ({_reason(error)}); check the id and the "
-            "network, or give a folder with train.csv and test.csv"
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def sha256_of(path: Path) -> str:

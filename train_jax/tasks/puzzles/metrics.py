@@ -61,14 +61,10 @@ def answer_sums(
 def means(sums: Mapping[str, float], examples: float) -> dict[str, float]:
     """Converts sums to means: losses over all examples of the steps, other metrics over the sequences that halted.
 
-    A mean over nothing is NaN.
+    A mean over nothing is left out.
     """
-    count = sums["count"] or math.nan
-    averaged = {
-        name: (value / examples if examples else math.nan) if name.endswith("loss") else value / count
-        for name, value in sums.items()
-    }
-    return averaged | {"count": sums["count"]}
+    over = {name: examples if name.endswith("loss") else sums["count"] for name in sums}
+    return {name: value / over[name] for name, value in sums.items() if over[name]} | {"count": sums["count"]}
 
 
 _TAIL = sorted(round(m * 10.0**-k, k + 2) for k in range(2, 6) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))

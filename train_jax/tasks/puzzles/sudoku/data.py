@@ -31,7 +31,7 @@ from train_jax.tasks.puzzles.metadata import Metadata, Splits
 from train_jax.tasks.puzzles.sudoku.generator import Originals, generate
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, Geometry, geometry_of_size, is_solution, tokens_of
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
-from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, rank_correlation, ratings, solve
+from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, ratings, solve
 from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints
 
 NUM_EMPTY = {4: 8, 6: 18, 9: 50}
@@ -137,8 +137,7 @@ class SudokuData(RuleSetData):
             own, guesses = read[split].ratings, guesses_of(path, read[split], progress)
             findings[f"{split}_difficulty"] = describe_guesses(guesses)
             findings[f"{split}_rating_in_the_table"] = (
-                f"{own.min()} to {own.max()}, mean {own.mean():.1f}, median {np.median(own):g}; rank correlation with "
-                f"guesses {rank_correlation(guesses, own):.2f}"
+                f"{own.min()} to {own.max()}, mean {own.mean():.1f}, median {np.median(own):g}"
             )
         findings |= equivalents(*(fingerprints(table.puzzles, TABLE_GEOMETRY) for table in read.values()))
         return {split: Originals(table.puzzles, table.solutions) for split, table in read.items()}, findings
