@@ -174,4 +174,5 @@ def test_skipped_steps_do_not_count_in_a_window():
         "lr/default": 0.1, "lr/group_0": 0.2, "grad_norm": 5.0, "grad_norm/a": 3.0, "grad_norm/b": 4.0,
         "update_norm": 1.0, "update_norm/a": 0.0, "update_norm/b": 1.0,
     }  # fmt: skip
-    assert np.isnan(means({"count": 0, "lm_loss": 0.0}, 0)["lm_loss"])
+    assert means({"count": 0, "accuracy": 0.0, "lm_loss": 0.0}, 0) == {"count": 0}
+    assert means({"count": 0, "accuracy": 0.0, "lm_loss": 3.0}, 2) == {"count": 0, "lm_loss": 1.5}
