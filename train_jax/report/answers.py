@@ -117,15 +117,10 @@ def slowest_solved(solved: Bool[np.ndarray, "steps examples"]) -> int | None:
 
     It is one of the puzzles that stayed solved or, if there are none, of those solved after the last step.
     """
-    candidates = stayed_solved(solved)
+    candidates = solved[-1] & (solved[1:] >= solved[:-1]).all(axis=0)
     if not candidates.any():
         candidates = solved[-1]
     return int(np.argmax(np.where(candidates, np.argmax(solved, axis=0), -1))) if candidates.any() else None
-
-
-def stayed_solved(solved: Bool[np.ndarray, "steps examples"]) -> Bool[np.ndarray, "examples"]:
-    """Returns which puzzles are solved after the last step and were never unsolved again once solved."""
-    return solved[-1] & (solved[1:] >= solved[:-1]).all(axis=0)
 
 
 def first_unsolved(act_steps: ActSteps) -> int | None:

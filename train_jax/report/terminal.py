@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from train_jax.report.render import CELLS
-from train_jax.tasks.puzzles.format import PuzzleSet, load_split, originals_of
+from train_jax.tasks.puzzles.format import PuzzleSet, load_split
 from train_jax.tasks.puzzles.inspection import one_line
 from train_jax.tasks.puzzles.kind import Drawing, Grid, Mask
 from train_jax.tasks.puzzles.kinds import Trace, halting_probability, kind_of
@@ -158,10 +158,7 @@ def _counts(puzzles: PuzzleSet) -> str:
     text = f"{puzzles.num_groups:>9,} puzzles, "
     if puzzles.num_puzzles not in (puzzles.num_groups, puzzles.num_examples):
         text += f"{puzzles.num_puzzles:>11,} with augmentations, "
-    text += f"{puzzles.num_examples:>11,} examples"
-    kind = puzzles.kind
-    summary = "" if kind is None else kind.summary(puzzles.inputs[originals_of(puzzles)])
-    return f"{text}, {summary}" if summary else text
+    return f"{text}{puzzles.num_examples:>11,} examples"
 
 
 def inspected(directory: Path, facts: Mapping[str, Mapping[str, Any]]) -> str:

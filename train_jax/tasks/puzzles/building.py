@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TextIO
+from typing import Annotated, Any, ClassVar, TextIO, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8, UInt64
@@ -106,6 +106,7 @@ CLIENTS = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs"}
 
 TableRow = tuple[int, list[str]]
 """The line number of the end of a row, and its columns."""
+Part = TypeVar("Part")
 
 
 @contextmanager
@@ -215,24 +216,35 @@ def problem_with(row: list[str], cells: int) -> str:
     return ""
 
 
-def first_problem(chunk: Sequence[TableRow], problem_of: Callable[[list[str]], str]) -> tuple[int, str]:
-    """Returns the number of rows before the first malformed one, and its problem."""
-    problems = ((number, problem_of(row)) for number, (_, row) in enumerate(chunk))
-    return next((found for found in problems if found[1]), (len(chunk), ""))
+def read_rows(
+    path: Path,
+    read: Callable[[Sequence[TableRow]], tuple[Part, Mapping[str, Bool[np.ndarray, "rows"]]]],
+    problem_of: Callable[[list[str]], str],
+    *,
+    rows: int,
+    remedy: str,
+    progress: Progress,
+) -> Iterator[Part]:
+    """Yields what `read` returns for the rows of a table, `rows` at a time, with masks of bad rows by description.
 
-
-def check_rows(
-    path: Path, chunk: Sequence[TableRow], faults: Mapping[str, Bool[np.ndarray, "formed"]], formed: int, problem: str
-) -> None:
-    """Raises `UserError` for the first bad row of a chunk, whichever check it fails.
-
-    `faults` has, by their description, the bad ones of the first `formed` rows; `problem` is that of the next row.
+    `problem_of` describes why a row is malformed, "" if it is not; `read` gets only rows before a malformed one. Raises
+    `UserError` for the first bad row, whichever check it fails.
     """
-    bad = np.flatnonzero(np.any(list(faults.values()), axis=0))
-    if len(bad):
-        raise bad_row(path, chunk[bad[0]][0], next(what for what, rows in faults.items() if rows[bad[0]]))
-    if problem:
-        raise bad_row(path, chunk[formed][0], problem)
+    done = 0
+    for chunk in chunks_of(path, rows=rows, remedy=remedy):
+        problems = ((number, problem_of(row)) for number, (_, row) in enumerate(chunk))
+        formed, problem = next((found for found in problems if found[1]), (len(chunk), ""))
+        if not formed:
+            raise bad_row(path, chunk[0][0], problem)
+        part, faults = read(chunk[:formed])
+        bad = np.flatnonzero(np.any(list(faults.values()), axis=0))
+        if len(bad):
+            raise bad_row(path, chunk[bad[0]][0], next(what for what, mask in faults.items() if mask[bad[0]]))
+        if problem:
+            raise bad_row(path, chunk[formed][0], problem)
+        yield part
+        done += len(chunk)
+        progress(f"rows of {path.name}", done, 0)
 
 
 # ---- splits of puzzles that follow the same rules
@@ -247,7 +259,7 @@ INDEX_BYTES = 12
 
 
 def split_metadata(kind: Kind, *, identifiers: int, groups: int, puzzles: int, puzzle_examples: float) -> Metadata:
-    """Returns the metadata of a split with one set."""
+    """Returns the metadata of a split."""
     return Metadata(
         seq_len=kind.seq_len,
         vocab_size=kind.vocab_size,
@@ -305,7 +317,7 @@ def equivalents(train: UInt64[np.ndarray, "n"], test: UInt64[np.ndarray, "m"]) -
 
 
 def write_split(folder: Path, metadata: Metadata, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes `dataset.json` and the given arrays of one split, the only set of `metadata.sets`."""
+    """Writes `dataset.json` and the given arrays of one split."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "dataset.json", published_fields(metadata))
     for field, array in arrays.items():

@@ -115,8 +115,6 @@ class Kind:
     vocab_size: int
     drawing: Drawing
     checking: Checking
-    has_named_puzzles: bool = False
-    """Whether every puzzle has its own name in `identifiers.json`."""
     unknown_solution: Integer[np.ndarray, "seq"] | None = None
     """The label of a puzzle whose solution is not public; None if all are. It may be a solution, too, so it stands for
     unknown ones only where a split has no other label."""
@@ -175,10 +173,6 @@ class Kind:
     def inspect(self, examples: Examples) -> dict[str, str]:
         """Returns facts about a split by name: properties of its puzzles and the number of invalid ones."""
         return {}
-
-    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
-        """Describes these puzzles in a few words, such as `50 of 81 cells empty`; may be empty."""
-        return ""
 
 
 def wrong_cells(answer: Grid, solution: Grid | None) -> list[str]:

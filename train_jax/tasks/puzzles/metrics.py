@@ -6,7 +6,7 @@ first ACT step whose halting probability exceeds the threshold."""
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import jax
@@ -166,20 +166,10 @@ def to_json(curve: HaltingCurve) -> str:
 
 def from_json(values: Any) -> HaltingCurve:
     """Reads a curve from parsed JSON. Raises `ValueError` if it does not have the format of `to_json`."""
-
-    def points(name: str) -> tuple[Point, ...]:
-        return tuple(_point(fields) for fields in values[name])
-
     try:
-        return HaltingCurve(points("by_threshold"), points("by_steps"))
+        return HaltingCurve(*(tuple(Point(**point) for point in values[field.name]) for field in fields(HaltingCurve)))
     except (KeyError, TypeError) as error:
         raise ValueError(f"no halting curve: {error}") from error
-
-
-def _point(fields: Mapping[str, Any]) -> Point:
-    threshold = fields["threshold"]
-    numbers = [float(fields[name]) for name in ("mean_steps", "exact_accuracy", "accuracy")]
-    return Point(*numbers, threshold=None if threshold is None else float(threshold))
 
 
 def select_points(curve: HaltingCurve, most: int = 10) -> list[Point]:

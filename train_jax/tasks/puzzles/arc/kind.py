@@ -37,7 +37,6 @@ class ArcKind(Kind):
     name = "ARC puzzle"
     seq_len = CELLS
     vocab_size = VOCAB_SIZE
-    has_named_puzzles = True
     unknown_solution = canvas_of(UNKNOWN)
 
     @classmethod

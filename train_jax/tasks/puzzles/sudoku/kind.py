@@ -111,10 +111,6 @@ class SudokuKind(Kind):
             "difficulty": difficulty,
         }
 
-    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
-        empty = (grids_of(inputs) == 0).sum(axis=1)
-        return f"{number_range(empty)} of {self.seq_len} cells empty"
-
 
 class SudokuDrawing(Drawing):
     def given_cells(self, inputs: Grid) -> Mask:
