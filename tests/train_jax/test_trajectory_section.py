@@ -8,7 +8,7 @@ from support.documents import Balanced, words
 from train_jax.report import puzzle_page as section
 from train_jax.report.answers import PuzzleResults
 from train_jax.run.folder import RunFolder
-from train_jax.tasks.puzzles.trajectories import check_results
+from train_jax.tasks.puzzles.trajectories import checked_results
 
 NAMES = [f"{chooser}/{keep}" for chooser in ("halting", "vote", "both", "pass") for keep in ("best", "last")]
 
@@ -34,9 +34,7 @@ def folder(tmp_path) -> RunFolder:
 
 
 def results(folder: RunFolder):
-    values = json.loads(folder.trajectories("test").read_text())
-    check_results(values)
-    return values
+    return checked_results(json.loads(folder.trajectories("test").read_text()))
 
 
 def test_the_section_shows_the_curve_and_the_loss_of_the_choice(folder):

@@ -20,7 +20,7 @@ from train_jax.tasks.puzzles.format import Metadata, load_split
 from train_jax.tasks.puzzles.kind import Kind, number_range
 from train_jax.tasks.puzzles.kinds import Trace, add_kind, kind_of, trace_of
 from train_jax.tasks.puzzles.metrics import HaltingCurve, from_json, score_answers
-from train_jax.tasks.puzzles.trajectories import check_results
+from train_jax.tasks.puzzles.trajectories import checked_results
 
 BLOCK = 16_384
 """Puzzles compared at a time, to limit the memory."""
@@ -91,9 +91,9 @@ def read_results(files: RunFiles) -> PuzzleResults:
     return PuzzleResults(
         answers,
         missing,
-        _valid(folder.halting_curve("test"), _curve),
+        _checked(folder.halting_curve("test"), from_json),
         read_json(folder.halted_early("test")),
-        _valid(folder.trajectories("test"), _trajectories),
+        _checked(folder.trajectories("test"), checked_results),
     )
 
 
@@ -167,21 +167,11 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
     return answers
 
 
-def _curve(path: Path) -> HaltingCurve | None:
+def _checked(path: Path, read: Callable[[Any], Any]) -> Any:
+    """Returns what `read` makes of a JSON file; None if it does not exist."""
     content = read_json(path)
-    return None if content is None else from_json(content)
-
-
-def _trajectories(path: Path) -> dict[str, Any] | None:
-    content = read_json(path)
-    if content is not None:
-        check_results(content)
-    return content
-
-
-def _valid(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
-        return read(path)
+        return None if content is None else read(content)
     except ValueError as error:
         raise UserError(f"{path} is invalid ({error}); remove it and run `trm evaluate` to write it again") from error
 

@@ -35,13 +35,6 @@ class Facts(NamedTuple):
     exact: Bool[np.ndarray, "trajectories steps n"]
 
 
-class Choice(NamedTuple):
-    """The trajectory whose answer is chosen, and the ACT step (from 0) of the answer, for each example."""
-
-    trajectory: Int[np.ndarray, "n"]
-    step: Int[np.ndarray, "n"]
-
-
 def candidate_steps(logits: Float[np.ndarray, "trajectories steps n"], keep: Keep) -> Int[np.ndarray, "..."]:
     """Returns, for each number of ACT steps, the step (from 0) of the candidate of each trajectory.
 
@@ -85,11 +78,10 @@ def _votes(
     return votes
 
 
-def chosen(facts: Facts, chooser: Chooser, keep: Keep) -> Choice:
-    """Chooses among all trajectories after all of their ACT steps."""
+def chosen(facts: Facts, chooser: Chooser, keep: Keep) -> Int[np.ndarray, "n"]:
+    """Returns the trajectory whose candidate is the answer after all ACT steps of all trajectories."""
     steps = candidate_steps(facts.logits, keep)[:, -1]
-    trajectory = choose(chooser, *(_at(values, steps) for values in (facts.logits, facts.marks)))
-    return Choice(trajectory, steps[trajectory, np.arange(len(trajectory))])
+    return choose(chooser, *(_at(values, steps) for values in (facts.logits, facts.marks)))
 
 
 def milestones(most: int) -> list[int]:
@@ -258,7 +250,7 @@ class TrajectoryEvaluator:
         marks = stacked["marks"].astype(np.uint64)
         marks = marks[..., 0] << np.uint64(32) | marks[..., 1]
         facts = Facts(stacked["logits"], marks, stacked["exact"])
-        trajectory = chosen(facts, self._options.chooser, "best").trajectory
+        trajectory = chosen(facts, self._options.chooser, "best")
         answers = {
             name: stacked[name][trajectory, KEEPS.index("best"), np.arange(len(trajectory))]
             for name in ("preds", "q_halt_logits")
@@ -327,8 +319,8 @@ def results_of(evaluation: TrajectoryEvaluation, step: int) -> dict[str, Any]:
     return {"step": step, **dataclasses.asdict(evaluation.options), "metrics": metrics, "points": points}
 
 
-def check_results(values: Any) -> None:
-    """Raises `ValueError` if parsed JSON does not have the format of `results_of`."""
+def checked_results(values: Any) -> dict[str, Any]:
+    """Returns parsed JSON. Raises `ValueError` if it does not have the format of `results_of`."""
     try:
         for name in ("step", "trajectories", "noise", "depth", "seed"):
             float(values[name])
@@ -342,6 +334,7 @@ def check_results(values: Any) -> None:
             raise ValueError("it has no points")
     except (KeyError, TypeError) as error:
         raise ValueError(f"no results of trajectories: {error!r}") from error
+    return values
 
 
 def table(evaluation: TrajectoryEvaluation) -> list[str]:
