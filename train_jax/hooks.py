@@ -89,7 +89,7 @@ class Logging(Hook):
         metrics |= performance(per_second=per_second, flops=flops, step_seconds=seconds / count)
         metrics |= {"train_seconds": session.clock.train_seconds, "step_seconds": seconds / count}
         session.tracker.log(step, metrics)
-        shown = [text.format(figures.get(name, 0.0)) for name, text in training.task.console.items()]
+        shown = [text.format(figures[name]) for name, text in training.task.console.items() if name in figures]
         speed = f"{per_second[unit]:,.0f} {unit}/s"
         session.tracker.progress(step, "  ".join(shown), step_seconds=seconds / count, speed=speed)
         _check_finite(config, step, max(int(metrics["consecutive_skipped"]) for metrics in fetched))

@@ -162,24 +162,32 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
             f"is {config.compute.steps_per_dispatch}; use 1"
         )
     training = assemble(config, task, devices)
-    _check_keep_best(config, task, training.total_steps)
+    if config.keep_best:
+        _check_keep_best(config, task.evaluated, training.evaluations(), training.total_steps)
     training.train_step()  # raises the errors of optimizer, schedules and groups
     jax.eval_shape(training.optimizer.init, trainable(training.objective.params, config.optim))  # only for its errors
     return training
 
 
-def _check_keep_best(config: RunConfig, task: Task, total_steps: int) -> None:
-    """Only a checkpoint after an evaluation during training can be the best one, by a figure of that."""
-    known = task.evaluated
-    if config.keep_best and known and config.keep_best.removeprefix("-") not in known:
+def _check_keep_best(
+    config: RunConfig, known: Sequence[str], evaluations: Sequence[Periodic], total_steps: int
+) -> None:
+    """Only a checkpoint after an evaluation during training can be the best one, by a figure of that.
+
+    `known` are the figures of the evaluations, if the task names them; that of another evaluation than the main one
+    begins with its name.
+    """
+    figure = config.keep_best.removeprefix("-")
+    if known and figure not in known:
         raise UserError(f"keep_best is {config.keep_best}, which no evaluation has; use one of {', '.join(known)}")
-    evaluated, saved = config.eval_every_steps, config.checkpoint_every_steps
-    never = not evaluated or (math.lcm(evaluated, saved) >= total_steps and not config.checkpoint_every_minutes)
-    if config.keep_best and never:
+    own = [each for each in evaluations if each.name and figure.startswith(f"{each.name}/")]
+    evaluated = next((each.every for each in (*own, *evaluations)), 0)
+    saved = config.checkpoint_every_steps
+    if not evaluated or (math.lcm(evaluated, saved) >= total_steps and not config.checkpoint_every_minutes):
         raise UserError(
             f"keep_best {config.keep_best} needs checkpoints at steps that are evaluated, before the last of "
-            f"{total_steps}: eval_every_steps is {evaluated}, checkpoint_every_steps {saved}; make one a multiple of "
-            "the other, or omit keep_best"
+            f"{total_steps}: its evaluation is every {evaluated} steps (eval_every_steps), a checkpoint every {saved} "
+            "(checkpoint_every_steps); make one a multiple of the other, or omit keep_best"
         )
 
 

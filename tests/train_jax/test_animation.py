@@ -1,28 +1,14 @@
-"""ACT steps as a GIF (read again) and as a page; boards of every kind as SVG."""
+"""ACT steps as an animated page; boards of every kind as SVG."""
 
 import re
 import xml.etree.ElementTree as ElementTree
-from io import BytesIO
 
 import numpy as np
 import pytest
-from PIL import Image, ImageSequence
 
-from train_jax.report.boards import (
-    CAPTION,
-    COLOUR_OF,
-    LAST_STEPS,
-    MARGIN,
-    STEP_MS,
-    animation,
-    board,
-    board_at,
-    caption,
-    frame,
-    player,
-)
+from train_jax.report.boards import board, board_at, caption, player
 from train_jax.report.render import CELLS, COLOURS
-from train_jax.report.terminal import as_text, grid_text, progress
+from train_jax.report.terminal import as_text, grid_text, progress, progress_of
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import Trace
@@ -53,64 +39,6 @@ def traces() -> dict[str, Trace]:
 
 
 @pytest.mark.parametrize("name", traces())
-def test_every_step_is_a_frame(name):
-    trace = traces()[name]
-    data = animation(trace)
-    with Image.open(BytesIO(data)) as image:
-        assert (image.format, image.info["loop"], getattr(image, "n_frames", 0)) == ("GIF", 0, trace.act_steps + 1)
-        delays = []
-        for step, each in enumerate(ImageSequence.Iterator(image)):
-            delays.append(each.info["duration"])
-            assert (np.asarray(each.convert("RGB")) == np.asarray(frame(trace, step).convert("RGB"))).all()
-    assert delays == [STEP_MS] * trace.act_steps + [LAST_STEPS * STEP_MS]
-    assert animation(trace) == data
-
-
-def test_colours_are_those_of_the_page():
-    shown = frame(traces()["arc"], 3).convert("RGB").getpixel((MARGIN + 2 * 75 + 30, MARGIN + 30))
-    assert shown == tuple(bytes.fromhex(CELLS["arc9"].light[1:]))
-
-
-def middle(trace: Trace, picture: np.ndarray, cell: int) -> int:
-    """The pixel near the upper left of a cell, away from rules, marks and letters."""
-    kind = trace.kind
-    side = (picture.shape[0] - 2 * MARGIN - CAPTION) // kind.drawing.rows
-    row, col = divmod(cell, kind.drawing.cols)
-    return int(picture[MARGIN + row * side + 6, MARGIN + col * side + 6])
-
-
-def shown(trace: Trace, step: int) -> np.ndarray:
-    """Numbers in the palette."""
-    return np.asarray(frame(trace, step))
-
-
-def test_frames_show_walls_paths_colours_and_what_is_wrong():
-    maze = traces()["maze"]
-    first, last = shown(maze, 1), shown(maze, 3)
-    assert middle(maze, last, 5) == COLOUR_OF["wall"] and middle(maze, last, 2) == COLOUR_OF["path"]
-    assert middle(maze, last, 0) == COLOUR_OF["end"] and middle(maze, first, 2) == COLOUR_OF["paper"]
-    assert (first == COLOUR_OF["wrong"]).any() and not (last == COLOUR_OF["wrong"]).any()
-    arc = traces()["arc"]
-    assert middle(arc, shown(arc, 3), 2) == COLOUR_OF["arc9"]
-    sudoku = traces()["sudoku"]
-    assert middle(sudoku, shown(sudoku, 1), 0) == COLOUR_OF["wrong-tint"]
-    assert middle(sudoku, shown(sudoku, 1), 2) == COLOUR_OF["changed-tint"]
-    assert caption(sudoku, 1) == "ACT step 1, 1 wrong, halt 0.12"
-    assert not (shown(traces()["unknown"], 1) == COLOUR_OF["wrong"]).any()
-
-
-def test_digits_stand_inside_their_cells_in_the_ink_of_their_kind():
-    sudoku, side = traces()["sudoku"], 75
-    for step, ink in ((1, "wrong"), (2, "answer")):
-        edge = 10  # outside it are the frame and the underline
-        cell = shown(sudoku, step)[MARGIN + edge : MARGIN + side - edge, MARGIN + edge : MARGIN + side - edge]
-        rows, cols = np.nonzero(cell == COLOUR_OF[ink])
-        assert rows.min() > 5 and rows.max() < side - 25 and cols.min() > 5 and cols.max() < side - 25
-        assert len(rows) > 100
-        assert set(np.unique(cell)) == {COLOUR_OF[ink], COLOUR_OF["wrong-tint" if ink == "wrong" else "changed-tint"]}
-
-
-@pytest.mark.parametrize("name", traces())
 def test_the_page_plays_every_step_without_a_script(name):
     trace = traces()[name]
     page = player(trace, title="<b>a & b</b>", verdict="done <i>")
@@ -122,6 +50,14 @@ def test_the_page_plays_every_step_without_a_script(name):
     delays = [float(re.findall(r"delay: (-[\d.]+)s", each.get("style") or "")[0]) for each in shown]
     assert np.allclose(np.diff(delays), 0.6) and delays[0] == -float(re.findall(r"--whole: ([\d.]+)s", page)[0])
     assert root.findtext(".//h1") == "<b>a & b</b>" and root.findtext(".//p") == "done <i>"
+    assert shown[1].findtext("figcaption") == caption(trace, 1)
+
+
+def test_the_caption_says_what_is_wrong():
+    assert [caption(traces()["sudoku"], step) for step in (0, 1, 2)] == [
+        "input", "ACT step 1, 1 wrong, halt 0.12", "ACT step 2, halt 0.62",
+    ]  # fmt: skip
+    assert caption(traces()["unknown"], 1) == "ACT step 1, halt 0.12"
 
 
 @pytest.mark.parametrize("name", traces())
@@ -216,7 +152,8 @@ def test_as_much_of_an_arc_canvas_is_drawn_as_is_used():
 
 
 def test_progress_is_for_terminals(capsys):
-    with progress("counting") as advance:
+    with progress("counting") as advance, progress_of() as advance_of:
         advance(1, 2)
+        advance_of("other work", 3, 0)
     shown = capsys.readouterr()
     assert shown.out == shown.err == ""

@@ -46,18 +46,6 @@ def test_the_layout_is_the_published_one(data_set):
     assert set(json.loads((data_set / "train/dataset.json").read_text())) == {*asdict(METADATA)} - {"kind"}
 
 
-def test_several_sets_are_joined(data_set):
-    folder = data_set / "train"
-    for field in FIELDS:
-        np.save(folder / f"more__{field}.npy", arrays()[field])
-    rewrite_json(folder / "dataset.json", sets=["all", "more"], total_groups=4, total_puzzles=6)
-    loaded = load_split(data_set, "train")
-    assert loaded.puzzle_indices.tolist() == [0, 2, 3, 5, 7, 8, 10]
-    assert loaded.group_indices.tolist() == [0, 2, 3, 5, 6]
-    assert loaded.inputs.tolist() == arrays()["inputs"].tolist() * 2
-    assert loaded.puzzle_identifiers.tolist() == [0, 1, 2] * 2
-
-
 def test_a_missing_data_set_names_the_place_and_the_command(tmp_path):
     expected = (
         f"no data set at {tmp_path}/none/train (dataset.json is missing); "
@@ -79,7 +67,8 @@ def test_a_missing_data_set_names_the_place_and_the_command(tmp_path):
         ({"seq_len": 5}, r"all__inputs.npy: shape \(5, 4\), expected \[examples, 5\]"),
         ({"total_groups": 3}, "dataset.json: total_groups is 3, expected 2 as in group_indices"),
         ({"num_puzzle_identifiers": 2}, r"all__puzzle_identifiers.npy: contains \[2\], expected values from 0 to 1"),
-        ({"sets": []}, r"dataset.json: sets is \[\], expected names"),
+        ({"sets": []}, r"dataset.json: sets is \[\], expected one name, such as all"),
+        ({"sets": ["all", "more"]}, r"dataset.json: sets is \['all', 'more'\], expected one name, such as all"),
         ({"sets": ["none"]}, "none__inputs.npy is missing"),
     ],
 )

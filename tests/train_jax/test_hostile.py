@@ -128,7 +128,7 @@ def with_header(text: str) -> bytes:
 
 BAD_METADATA = [
     *(({"sets": [name]}, f"sets is [{name!r}]") for name in ("../../x", "/etc/passwd", "..", "a/b", "a\0b", "all\n")),
-    ({"sets": [["all"]]}, "sets is [list], expected names"), ({"sets": ["all"] * 100}, "['all', 'all', 'all', …]"),
+    ({"sets": [["all"]]}, "sets is [list], expected one name"), ({"sets": ["all"] * 100}, "['all', 'all', 'all', …]"),
     ({"sets": "all"}, "sets is 'all', expected list"), ({"vocab_size": -1}, "vocab_size is -1, expected at least 1"),
     ({"seq_len": 10**30}, f"is {10**30}, expected less than 2147483648"), ({"seq_len": 4.0}, "is 4.0, expected int"),
     ({"seq_len": [4] * 1000}, "seq_len is [4, 4, 4, …], expected int"), ({"seq_len": {"a": 1}}, "a dict, expected int"),

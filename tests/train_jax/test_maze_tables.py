@@ -45,18 +45,17 @@ def turned_row(row: str, turn: int = 1) -> str:
 
 def test_public_tables_are_converted_as_they_are(tmp_path, public_rows):
     folder = write_tables(tmp_path / "csv", public_rows[:20], [*public_rows[20:], turned_row(public_rows[3])])
-    for number, source in enumerate((folder, folder / "test.csv")):
-        directory = tmp_path / f"set{number}"
-        main(MazeData(output_dir=directory, source=str(source)))
-        for split, rows in (("train", public_rows[:20]), ("test", public_rows[20:])):
-            puzzles = load_split(directory, split)
-            for field, column in (("inputs", 1), ("labels", 2)):
-                texts = [text_of(maze).replace("\n", "") for maze in getattr(puzzles, field)]
-                assert texts[: len(rows)] == [row.split(",")[column] for row in rows]
-        findings = record_of(directory)["findings"]
-        assert findings["test_puzzles_equivalent_to_a_train_puzzle"] == 1
-        assert findings["train_puzzles_equivalent_to_another"] == 0
-        assert findings["train_mazes_with_several_shortest_paths"] > 0
+    directory = tmp_path / "set"
+    main(MazeData(output_dir=directory, source=str(folder)))
+    for split, rows in (("train", public_rows[:20]), ("test", public_rows[20:])):
+        puzzles = load_split(directory, split)
+        for field, column in (("inputs", 1), ("labels", 2)):
+            texts = [text_of(maze).replace("\n", "") for maze in getattr(puzzles, field)]
+            assert texts[: len(rows)] == [row.split(",")[column] for row in rows]
+    findings = record_of(directory)["findings"]
+    assert findings["test_puzzles_equivalent_to_a_train_puzzle"] == 1
+    assert findings["train_puzzles_equivalent_to_another"] == 0
+    assert findings["train_mazes_with_several_shortest_paths"] > 0
 
 
 def test_min_path_filters_both_tables_and_the_subsample_only_train(tmp_path, public_rows):

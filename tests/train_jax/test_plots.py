@@ -1,4 +1,4 @@
-"""Plots and heat maps: every value in its place, read without colour, in the colours of a light or dark page."""
+"""Plots: every value in its place, read without colour, in the colours of a light or dark page."""
 
 import math
 import re
@@ -7,12 +7,8 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from train_jax.report.plots import Band, Series, heat_map, plot
+from train_jax.report.plots import Band, Series, plot
 from train_jax.report.render import number, spelled
-from train_jax.tasks.puzzles.kind import Kind
-from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
 
 def drawn(*series: Series, **options) -> ElementTree.Element:
@@ -132,26 +128,6 @@ def test_a_drawing_follows_the_page_and_is_the_same_every_time():
     ids = re.findall(' id="([^"]*)"', drawing)
     others = re.findall(' id="([^"]*)"', plot(series, title="t, %", x_label="minutes"))
     assert ids and not set(ids) & set(others), "two drawings of a page must not share an id"
-
-
-@pytest.mark.parametrize("kind", [SudokuKind(GEOMETRIES[4]), MazeKind(12)])
-def test_the_map_colours_by_share_and_says_the_numbers(kind: Kind):
-    cells = kind.drawing.rows * kind.drawing.cols
-    rates = np.linspace(0, 0.5, cells)
-    rates[1] = np.nan
-    counts = np.full(cells, 8)
-    root = ElementTree.fromstring(heat_map(kind.drawing, rates, counts, label="a < b"))
-    assert root.get("aria-label") == "a < b"
-    squares = group(root, "heat").findall("{*}path")
-    opacity = [re.findall("opacity: ([\\d.]+)", each.get("style", "")) for each in squares]
-    depths = [float(each[0]) if each else 1.0 for each in opacity[1:]]
-    assert squares[0].get("style") == "fill: none", "a share of 0 has no colour"
-    assert len(squares) == cells - 1 and depths[-1] == (0.7 if kind.drawing.cols == 4 else 1)
-    assert depths == sorted(depths) and all("--wrong" in each.get("style", "") for each in squares[1:])
-    assert squares[-1].findtext("{*}title") == f"row {kind.drawing.rows}, column {kind.drawing.cols}: 50.00% of 8"
-    numbers = [each.text for each in root.findall(".//{*}text")]
-    assert (len(numbers), numbers[-1:]) == ((cells - 1, ["50"]) if kind.drawing.cols == 4 else (0, []))
-    ElementTree.fromstring(heat_map(kind.drawing, np.full(cells, np.nan), counts, label="x"))
 
 
 def marks(root: ElementTree.Element, name: str) -> list[float]:

@@ -15,7 +15,7 @@ from support.documents import Balanced, words
 from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
 from train_jax.optim.config import ParameterGroup
-from train_jax.report.answers import Answers, by_act_step, first_unsolved, read_results, slowest_solved, stayed_solved
+from train_jax.report.answers import Answers, by_act_step, first_unsolved, read_results, slowest_solved
 from train_jax.report.boards import board, strip
 from train_jax.report.plots import Series, plot
 from train_jax.report.puzzle_page import chosen_steps, page, picture
@@ -200,9 +200,8 @@ def test_accuracy_after_each_act_step_is_counted_as_in_the_loss_head(run_dir):
     np.testing.assert_allclose(act_steps.exact_accuracy, np.array([10, 9, 10, 11]) / 12)
     np.testing.assert_allclose(act_steps.token_accuracy, 1 - np.array([2, 3, 2, 1]) * 2 / 16 / 12)
     np.testing.assert_allclose(act_steps.halting, 11 / 12)
-    assert stayed_solved(act_steps.solved).sum() == 10
     assert slowest_solved(act_steps.solved) == 1
-    assert first_unsolved(answers, act_steps.solved) == 0
+    assert first_unsolved(act_steps) == 0
 
 
 def test_tokens_without_a_label_count_for_nothing(data_dir):
@@ -212,7 +211,7 @@ def test_tokens_without_a_label_count_for_nothing(data_dir):
     answers = Answers(metadata, labels, labels, predictions, np.zeros((1, 3), np.float32))
     act_steps = by_act_step(answers)
     assert (act_steps.token_accuracy[0], act_steps.exact_accuracy[0]) == (0.75, 0.5)
-    assert first_unsolved(answers, act_steps.solved) == 0
+    assert first_unsolved(act_steps) == 0
     assert slowest_solved(act_steps.solved) == 1
     assert slowest_solved(np.zeros((2, 3), bool)) is None
     assert slowest_solved(np.array([[True, False], [False, False], [True, False]])) == 0
@@ -260,7 +259,7 @@ def test_a_trace_tells_what_changed_and_what_is_wrong():
     assert [tuple(stretch) for stretch in trace.stretches] == [(1, 1), (2, 3), (4, 4)]
     assert trace.changed(1).sum() == 9 and trace.changed(2).sum() == 2 and not trace.changed(3).any()
     assert trace.wrong(1).tolist() == [True, True] + [False] * 14
-    assert (trace.solved(1), trace.solved(2)) == (False, True)
+    assert trace.mistakes(1) and trace.mistakes(2) == []
     assert chosen_steps(trace) == [0, 1, 2, 4]
     drawn = ElementTree.fromstring(str(strip(trace)).replace("<br>", "<br/>"))
     labels = [svg.get("aria-label") for svg in drawn.findall(".//{*}svg")]
@@ -275,7 +274,7 @@ def test_a_trace_tells_what_changed_and_what_is_wrong():
     ]
     # A valid grid that overwrites a given is no solution of this puzzle.
     inputs = np.roll(solution, 1) * (np.arange(16) == 5)
-    assert not Trace(KIND, inputs, solution[None], np.zeros(1)).solved(1)
+    assert Trace(KIND, inputs, solution[None], np.zeros(1)).mistakes(1)
 
 
 @pytest.mark.parametrize(

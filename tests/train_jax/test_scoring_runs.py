@@ -188,13 +188,18 @@ def test_without_public_solutions_an_evaluation_has_no_accuracy(tmp_path, capsys
     options = {"subsets": ("test",), "test_subsets": ("test",), "num_aug": 0, "seed": 0}
     ArcData(str(tmp_path / "files"), output_dir=tmp_path / "set", **options).build()
     run = write_run(tmp_path / "run", tmp_path / "set", act_steps=1, step=3)
-    submission = tmp_path / "s.json"
-    for more in ([], ["--trajectories", "2", "--noise", "0.1"], ["--halt-early", "--trajectories", "2"]):
+    submission, results = tmp_path / "s.json", tmp_path / "results.json"
+    trajectories = ["--trajectories", "2", "--noise", "0.1", "--results", str(results)]
+    for more in ([], trajectories, ["--halt-early", "--trajectories", "2"]):
         assert main(["evaluate", run, "--batch-size", "4", "--submission", str(submission), *more]) == 0
         said = capsys.readouterr().out
         assert "no solution of these puzzles is public, so there is no accuracy" in said
         assert "0.0000" not in said and "nan" not in said
         assert json.loads(submission.read_text()).keys() == challenges.keys()
+    files = sorted((tmp_path / "run" / "evaluation").glob("*.json"))
+    assert [path.name for path in files] == ["test.json", "test_halted_early.json"]
+    metrics = [json.loads(path.read_text(), parse_constant=pytest.fail) for path in (*files, results)]
+    assert all("exact_accuracy" not in each and not each.get("points") for each in metrics)
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 3, "train/lm_loss": 1.5, "eval/exact_accuracy": NaN}\n')
     assert main(["report", run]) == 0 and main(["status", run]) == 0
     assert "nan%" not in (tmp_path / "run" / "report" / "index.html").read_text() + capsys.readouterr().out

@@ -209,7 +209,6 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
         (maze_run, ["--puzzle", "." * 25], "the maze has 1 lines, expected 4 to 50"),
         (maze_run, ["--puzzle", MAZE, "--file", "x"], "--puzzle and --file both select a puzzle"),
         (maze_run, ["--html", "/none/x.html"], "/none is not a folder; give a file in an existing folder"),
-        (maze_run, ["--gif", "/none/x.gif"], "/none is not a folder"),
         (
             maze_run,
             ["--data-dir", str(arc_data)],
@@ -229,10 +228,9 @@ def test_mistakes_about_files_are_one_line_and_status_2(maze_run, arc_run, run_d
         assert captured.out == "" and error.startswith("trm: ") and message in error, error
 
 
-def test_animations_are_written_whole_and_nothing_else(maze_run, tmp_path, capsys):
+def test_the_animation_is_written_and_nothing_else(maze_run, tmp_path, capsys):
     path = tmp_path / "maze.txt"
     path.write_text(MAZE)
-    main(Solve(maze_run, file=path, html=tmp_path / "m.html", gif=tmp_path / "m.gif"))
-    assert f"animation: {tmp_path / 'm.html'}\nanimation: {tmp_path / 'm.gif'}\n" in capsys.readouterr().out
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["m.gif", "m.html", "maze.txt"]
-    assert (tmp_path / "m.gif").read_bytes()[:6] == b"GIF89a"
+    main(Solve(maze_run, file=path, html=tmp_path / "m.html"))
+    assert f"animation: {tmp_path / 'm.html'}\n" in capsys.readouterr().out
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["m.html", "maze.txt"]

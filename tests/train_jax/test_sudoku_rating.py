@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 from support.sudoku_tables import hash_of, sudoku_rows, write_tables
 
 from train_jax.__main__ import main as trm
@@ -17,7 +16,7 @@ from train_jax.tasks.puzzles.metadata import read_recipe
 from train_jax.tasks.puzzles.sudoku import generator as sudoku_generator
 from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, Geometry, grids_of
-from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, rank_correlation, ratings
+from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, ratings
 
 
 @pytest.fixture
@@ -129,20 +128,7 @@ def test_of_tables_both_ratings_are_told(tmp_path, public_rows, capsys):
     found = [guesses_by_hand(puzzle, GEOMETRIES[9]) for puzzle in puzzles]
     out = capsys.readouterr().out
     assert f"train difficulty: {describe_guesses(np.array(found))}\n" in out
-    agreement = spearmanr(found, range(4, 30))[0] if len(set(found)) > 1 else 0.0
-    assert (
-        f"train rating in the table: 4 to 29, mean 16.5, median 16.5; rank correlation with guesses {agreement:.2f}"
-        in out
-    )
-
-
-def test_rank_correlation_is_spearmans():
-    rng = np.random.default_rng(0)
-    one = rng.integers(0, 6, 200)
-    other = one + rng.integers(0, 9, 200)
-    assert rank_correlation(one, other) == pytest.approx(spearmanr(one, other)[0], abs=1e-12)
-    assert rank_correlation(one, -one) == pytest.approx(-1)
-    assert rank_correlation(one, np.ones(200)) == 0.0
+    assert "train rating in the table: 4 to 29, mean 16.5, median 16.5\n" in out
 
 
 def ambiguous(row: str) -> str:

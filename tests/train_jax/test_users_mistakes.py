@@ -1,5 +1,6 @@
 """Mistakes of a user that are found before anything is computed, and errors that show what was found."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,7 @@ from train_jax.run.resume import decide_start
 from train_jax.run.status import read_status
 from train_jax.run.untrusted import DamagedError, map_array, read_arrays, read_whole
 from train_jax.start import _check_keep_best
+from train_jax.task import Periodic
 from train_jax.tasks.evaluate import EvaluateOptions, lines_of
 from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
 from train_jax.tasks.language.generation import read_prompts
@@ -61,12 +64,27 @@ def test_a_launch_with_impossible_numbers_creates_no_node(capsys, options, text)
     assert status == 2 and text in line, line
 
 
+EVALUATOR: Any = None
+
+
 @pytest.mark.parametrize(("task", "figure"), [(PuzzleTask, "exact_accuracy"), (LanguageTask, "bits_per_byte")])
 def test_the_figure_of_the_best_checkpoint_is_checked_before_the_run(task, figure):
     config = dataclasses.replace(preset("tiny"), keep_best="acc", eval_every_steps=3, checkpoint_every_steps=3)
     with pytest.raises(UserError, match=f"keep_best is acc, which no evaluation has; use one of {figure}"):
-        _check_keep_best(config, task, 9)
-    _check_keep_best(dataclasses.replace(config, keep_best=f"-{figure}"), task, 9)
+        _check_keep_best(config, task.evaluated, [Periodic(EVALUATOR, 3)], 9)
+    _check_keep_best(dataclasses.replace(config, keep_best=f"-{figure}"), task.evaluated, [Periodic(EVALUATOR, 3)], 9)
+
+
+@pytest.mark.parametrize(
+    ("figure", "every", "passes"),
+    [("loss", (0, 2), False), ("hard/loss", (0, 2), True), ("hard/loss", (2, 0), False), ("loss", (2, 0), True)],
+)
+def test_the_best_checkpoint_needs_the_evaluation_that_has_its_figure(figure, every, passes):
+    """Each evaluation of a task has a cadence of its own, whatever `eval_every_steps` is."""
+    config = dataclasses.replace(preset("tiny"), keep_best=figure, eval_every_steps=5, checkpoint_every_steps=2)
+    evaluations = [Periodic(EVALUATOR, every[0]), Periodic(EVALUATOR, every[1], "hard")]
+    with contextlib.nullcontext() if passes else pytest.raises(UserError, match="its evaluation is every 0 steps"):
+        _check_keep_best(config, (), evaluations, 9)
 
 
 def test_a_figure_that_a_task_does_not_have_loses_no_checkpoint():

@@ -1,4 +1,4 @@
-"""Draws line plots and heat maps as SVG with matplotlib; the surrounding page or picture sets the colours."""
+"""Draws line plots as SVG with matplotlib; the surrounding page or picture sets the colours."""
 
 import math
 import re
@@ -10,16 +10,12 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from jaxtyping import Float, Integer
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from train_jax.report.render import COLOURS, number, percent
-from train_jax.tasks.puzzles.kind import Drawing
+from train_jax.report.render import COLOURS, number
 
 COLOUR = {name: colour.light for name, colour in COLOURS.items()}
 _VARIABLE = {colour: f"var(--{name})" for name, colour in reversed(COLOUR.items())}
@@ -39,10 +35,6 @@ TOP, RIGHT, BOTTOM, LEFT = 44, 22, 38, 48
 """Margins around the axes in pixels; one pixel is one point."""
 FEW_POINTS = 3
 STEPS = (1, 2, 5, 10)
-NUMBERED_COLS = 9
-"""Largest number of columns of a heat map with numbers in its cells."""
-STRONGEST = 0.7
-"""Opacity of the highest share if there are numbers, so that they stay readable."""
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 Points = Sequence[tuple[float, float]]
@@ -124,45 +116,6 @@ def plot(
             figure.legend(ncols=9, frameon=False, labelcolor=COLOUR["soft"], **room, **place)
         _write_labels(axes, [pair for each in series for pair in zip(each.points, each.labels, strict=False)])
         return _svg(figure, _alternative(title, x_label, series, lines), titles)
-
-
-def heat_map(
-    drawing: Drawing, shares: Float[np.ndarray, "cells"], counts: Integer[np.ndarray, "cells"], *, label: str
-) -> Markup:
-    """Returns an `<svg>` of the grid: a higher share has a stronger colour, and the highest one is framed.
-
-    `shares` are fractions of `counts`, NaN where the count is 0.
-    """
-    cells = np.flatnonzero(np.isfinite(shares))
-    highest = float(shares[cells].max(initial=0))
-    places = np.stack(np.divmod(cells, drawing.cols), axis=1)
-    titles = [
-        f"row {row + 1}, column {col + 1}: {percent(shares[cell])} of {counts[cell]:,}"
-        for cell, (row, col) in zip(cells, places, strict=True)
-    ]
-    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
-    numbered = drawing.cols <= NUMBERED_COLS
-    depths = shares[cells] / (highest or 1) * (STRONGEST if numbered else 1)
-    side = 320 / 72
-    with matplotlib.rc_context(RC | {"svg.hashsalt": label}):
-        figure = Figure((side, side * drawing.rows / drawing.cols), dpi=72)
-        axes = figure.add_axes((0.004, 0.004, 0.992, 0.992), xlim=(0, drawing.cols), ylim=(drawing.rows, 0))
-        axes.set_axis_off()
-        fills = [(COLOUR["wrong"], depth) for depth in depths]
-        axes.add_collection(PolyCollection([*places[:, None, ::-1] + corners], facecolors=fills, lw=0, gid="heat"))
-        if numbered:
-            digits = 0 if highest >= 0.2 else 1 if highest >= 0.02 else 2
-            for cell, (row, col) in zip(cells, places, strict=True):
-                share = f"{100 * shares[cell]:.{digits}f}"
-                axes.text(col + 0.5, row + 0.5, share, size=14, weight=700, ha="center", va="center_baseline")
-        rows, cols = drawing.box or (drawing.rows, drawing.cols)
-        lines = {"color": COLOUR["ink" if drawing.box else "rule"], "linewidth": 1.6, "clip_on": False}
-        axes.hlines(range(0, drawing.rows + 1, rows), 0, drawing.cols, **lines)
-        axes.vlines(range(0, drawing.cols + 1, cols), 0, drawing.rows, **lines)
-        if highest:
-            row, col = places[int(np.argmax(shares[cells]))]
-            axes.add_patch(Rectangle((col + 0.08, row + 0.08), 0.84, 0.84, fill=False, edgecolor=COLOUR["ink"], lw=1.6))
-        return _svg(figure, label, {"heat": titles})
 
 
 def _scale(axes: Axes, xs: Sequence[float], log_x: bool, log_y: bool, y_range: tuple[float, float] | None) -> None:

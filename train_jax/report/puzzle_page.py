@@ -11,30 +11,25 @@ from markupsafe import Markup
 
 from train_jax.errors import UserError
 from train_jax.report.answers import (
-    RATED,
     ActSteps,
     Answers,
-    Failures,
     PuzzleResults,
     Share,
     by_act_step,
-    counted_labels,
     failures_of,
     first_unsolved,
-    ranges,
     read_results,
     slowest_solved,
-    stayed_solved,
 )
-from train_jax.report.boards import Captioned, board_at, strip
-from train_jax.report.plots import Series, heat_map, plot
+from train_jax.report.boards import board_at, strip
+from train_jax.report.plots import Series, plot
 from train_jax.report.render import percent, render, render_document, spelled
 from train_jax.report.run_page import Curve, RunFiles, configuration, render_run
 from train_jax.tasks.puzzles.commands import AGREEING_SHARE
-from train_jax.tasks.puzzles.kind import Kind
+from train_jax.tasks.puzzles.kind import number_range
 from train_jax.tasks.puzzles.kinds import Trace, kind_of
 from train_jax.tasks.puzzles.metrics import HaltingCurve, Point, select_points
-from train_jax.tasks.puzzles.trajectories import Results, settings
+from train_jax.tasks.puzzles.trajectories import settings
 
 CURVES = (
     Curve("exact accuracy, %", "exact_accuracy", scale=100, y_range=(0, 100)),
@@ -42,8 +37,6 @@ CURVES = (
 )
 _UNKNOWN = "the data set contains neither 4x4, 6x6 or 9x9 Sudokus nor square mazes nor ARC puzzles"
 _UNLABELLED = "no puzzle of the test set has a solution to compare with"
-GROUPS = 3
-"""Number of ranges of difficulty that are drawn."""
 
 WIDTH, HEIGHT, MARGIN = 880, 366, 24
 _BOARD, _GAP, _CAPTION = 122, 22, 20
@@ -95,67 +88,37 @@ def _examples(answers: Answers, act_steps: ActSteps) -> list[dict[str, Any]]:
     """Returns a solved and an unsolved puzzle with their grids after every ACT step."""
     if kind_of(answers.data) is None:
         return []
-    stayed = int(stayed_solved(act_steps.solved).sum())
-    solved = (
-        f"The puzzle that took most ACT steps among the {stayed:,} that stayed solved."
-        if stayed
-        else "The puzzle that was solved last; no puzzle stayed solved after it was solved for the first time."
-    )
-    unsolved = "The first puzzle of the test set that is not solved after the last ACT step."
+    unsolved = "The first puzzle of the test set that is not solved after the last ACT step"
     examples = (
-        ("A puzzle solved", slowest_solved(act_steps.solved), solved),
-        ("A puzzle not solved", first_unsolved(answers, act_steps.solved), unsolved),
+        ("A puzzle solved", slowest_solved(act_steps.solved), "The puzzle that took most ACT steps"),
+        ("A puzzle not solved", first_unsolved(act_steps), unsolved),
     )
-    return [
-        {"title": title, "number": number, "why": why, "kind": trace.kind, "strip": strip(trace)}
-        for title, number, why in examples
-        if number is not None and (trace := answers.trace(number))
-    ]
+    shown = []
+    for title, number, why in examples:
+        if number is not None and (trace := answers.trace(number)):
+            mistakes = "; ".join(trace.mistakes(trace.act_steps) or [])
+            why = f"{why}: {mistakes}" if mistakes else why
+            shown.append({"title": title, "number": number, "why": why, "kind": trace.kind, "strip": strip(trace)})
+    return shown
 
 
 # ---- failures
 
 
 def failure_section(answers: Answers, act_steps: ActSteps) -> Markup:
-    """Renders wrong cells, broken rules, and solved and failed examples, for the answers after the last ACT step."""
+    """Renders how many puzzles fail after the last ACT step, and how hard they are."""
     kind = kind_of(answers.data)
-    failures = None if kind is None else failures_of(answers, kind, act_steps.solved)
-    if kind is None or failures is None or not failures.count:
+    failures = None if kind is None else failures_of(answers, kind, act_steps)
+    if failures is None or not failures.count:
         return render("failures.html.j2", reason=_UNKNOWN if kind is None else _UNLABELLED)
-    difficulties = [_by_difficulty(measure, shares) for measure, shares in failures.by_difficulty.items()]
-    examples = [
-        (title, order, [example for number in numbers if (example := _example(answers, number))])
-        for title, order, numbers in (
-            ("Solved", _order(failures), failures.solved_examples),
-            ("Failed", "From the fewest to the most wrong cells", failures.failed_examples),
-        )
-        if numbers
-    ]
-    values = {"failures": failures, "difficulties": difficulties, "examples": examples}
-    if failures.failed:
-        values |= _wrong_cells(failures, kind) | _broken_rules(failures, kind)
-    return render("failures.html.j2", reason=None, **values)
-
-
-def _wrong_cells(failures: Failures, kind: Kind) -> dict[str, Any]:
-    low, high = failures.wrong_cells.min(), failures.wrong_cells.max()
-    values = {
-        "wrong_cells": f"{low:,}" if low == high else f"{low:,} to {high:,}",
-        "median": f"{np.median(failures.wrong_cells):g}",
-        "heat_map": None,
-    }
-    rates = failures.error_rate
-    if np.isfinite(rates).any():
-        cell = int(np.nanargmax(rates))
-        worst = (
-            f"row {cell // kind.drawing.cols + 1}, column {cell % kind.drawing.cols + 1}, "
-            f"wrong in {percent(rates[cell])} of {failures.unknown_count[cell]:,}"
-        )
-        drawing = heat_map(
-            kind.drawing, rates, failures.unknown_count, label=f"Error rate by cell; the highest: {worst}"
-        )
-        values |= {"worst": worst, "heat_map": drawing}
-    return values
+    return render(
+        "failures.html.j2",
+        reason=None,
+        failures=failures,
+        wrong_cells=number_range(failures.wrong_cells) if failures.failed else "",
+        median=f"{np.median(failures.wrong_cells):g}" if failures.failed else "",
+        difficulties=[_by_difficulty(measure, shares) for measure, shares in failures.by_difficulty.items()],
+    )
 
 
 def _by_difficulty(measure: str, shares: Sequence[Share]) -> dict[str, Any]:
@@ -166,37 +129,6 @@ def _by_difficulty(measure: str, shares: Sequence[Share]) -> dict[str, Any]:
         "rows": [(s.name, f"{s.count:,}", f"{s.failed:,}", percent(r)) for s, r in zip(shares, rates, strict=True)],
         "bars": [rate / (max(rates) or 1.0) for rate in rates],
     }
-
-
-def _broken_rules(failures: Failures, kind: Kind) -> dict[str, Any]:
-    counts = sorted(((name, n) for name, n in failures.broken_rules.items() if n), key=lambda each: -each[1])
-    if failures.no_rule_broken:
-        counts.append((f"none: {kind.checking.alternative_solution}", failures.no_rule_broken))
-    return {
-        "rules": [(name, f"{count:,}", percent(count / failures.failed)) for name, count in counts],
-        "rule_bars": [count / failures.failed for _, count in counts],
-    }
-
-
-def _order(failures: Failures) -> str:
-    measure, shares = next(iter(failures.by_difficulty.items()))
-    return f"From the fewest to the most {measure}" if len(shares) > 1 else "From all over the test set"
-
-
-def _example(answers: Answers, number: int) -> dict[str, Any] | None:
-    """Returns input, answer and, if it differs, the solution."""
-    trace = answers.trace(number, last=True)
-    if trace is None or trace.solution is None:
-        return None
-    puzzle = answers.name(number)
-    name = f"Test example {number:,}{f' ({puzzle})' if puzzle else ''}"
-    wrong = trace.wrong(1).any()
-    figures = [
-        Captioned(board_at(trace, step, label=f"{name}: {caption}", changes=False), caption)
-        for step, caption in ((0, "input"), (1, "answer"), *([(None, "solution")] if wrong else []))
-    ]
-    mistakes = trace.mistakes(1) if wrong else None
-    return {"name": name, "reasons": "; ".join(mistakes or [trace.kind.checking.success_message]), "figures": figures}
 
 
 # ---- halting
@@ -247,10 +179,10 @@ def _halting_plot(curve: HaltingCurve) -> Markup:
 
 def trajectory_section(results: PuzzleResults) -> Markup | None:
     """Renders accuracy against ACT steps per puzzle; None if the run was not evaluated with trajectories."""
-    trajectories = results.trajectories
-    if trajectories is None:
+    values = results.trajectories
+    if values is None:
         return None
-    values, chooser = trajectories.values, trajectories.values["chooser"]
+    chooser = values["chooser"]
     points = {(point["trajectories"], point["depth"]): point for point in values["points"]}
     last = points[max(points)]
     rows = [
@@ -272,7 +204,6 @@ def trajectory_section(results: PuzzleResults) -> Markup | None:
         count=last["trajectories"],
         plot=_trajectory_plot(values),
         rows=rows,
-        by_difficulty=_solved_by_difficulty(results.answers, trajectories),
     )
 
 
@@ -291,34 +222,6 @@ def _trajectory_plot(values: dict) -> Markup:
         labels = [f"{p['trajectories']}" for p in more]
         series.insert(0, Series(f"1 to {most} of {depth} steps", whole, 1, marks=True, labels=labels))
     return plot(series, title="puzzles solved, %", x_label="ACT steps per puzzle")
-
-
-def _solved_by_difficulty(answers: Answers | None, results: Results) -> list[tuple[str, Markup, list[tuple[str, ...]]]]:
-    """Returns for each measure of difficulty its name, a plot, and the rows of a table."""
-    solved, kind = results.solved, None if answers is None else kind_of(answers.data)
-    if answers is None or solved is None or kind is None or solved.shape[2] != len(answers.inputs):
-        return []
-    labelled = np.any(counted_labels(answers.labels, answers.data.ignore_label_id), axis=1)
-    inputs, solutions = (kind.values(np.asarray(tokens)[labelled]) for tokens in (answers.inputs, answers.labels))
-    hard = kind.checking.difficulties(inputs, solutions, thorough=len(inputs) <= RATED)
-    points = results.values["points"]
-    steps = np.array([point["act_steps"] for point in points]).reshape(solved.shape[:2])
-    own, tables = solved[:, :, labelled], []
-    for name, difficulty in hard.items():
-        names, group = ranges(difficulty, GROUPS)
-        if len(names) < 2:
-            continue
-        curves = [own[:, :, group == number].mean(axis=2) for number in range(len(names))]
-        series = []
-        for colour, (each, curve) in enumerate(zip(names, curves, strict=True), 1):
-            ends = [*zip(steps[0], curve[0], strict=True), *zip(steps[1:, -1], curve[1:, -1], strict=True)]
-            series.append(Series(each, [(int(x), 100 * float(y)) for x, y in ends], colour, marks=True))
-        rows = [
-            (each, f"{(group == number).sum():,}", percent(float(curve[0, -1])), percent(float(curve[-1, -1])))
-            for number, (each, curve) in enumerate(zip(names, curves, strict=True))
-        ]
-        tables.append((name, plot(series, title=f"solved by {name}, %", x_label="ACT steps per puzzle"), rows))
-    return tables
 
 
 # ---- a picture for a README

@@ -29,7 +29,7 @@ _RATE = re.compile(r"train/lr(/\w+)?")
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A metric that is plotted against steps and against time."""
+    """A metric that is plotted against steps."""
 
     title: str
     key: str
@@ -64,20 +64,15 @@ def render_run(template: str, files: RunFiles, curves: Sequence[Curve], **values
 
 
 def learning(files: RunFiles, curves: Sequence[Curve]) -> list[Markup]:
-    """Plots training and evaluation metrics against steps and against time; learning rate and gradient norm."""
-    longest = files.train_seconds or 0
-    units = (("hours", 3600), ("minutes", 60), ("seconds", 1))
-    unit, seconds = next(each for each in units if longest >= 3 * each[1] or each[1] == 1)
+    """Plots training and evaluation metrics, learning rate and gradient norm against steps."""
     plots = []
     for curve in curves:
-        for over, x_label, x_unit in (("step", "steps", 1), ("train_seconds", f"{unit} of training", seconds)):
-            training, held_out = (
-                [(x / x_unit, y * curve.scale) for x, y in files.curve(f"{split}/{curve.key}", over)]
-                for split in ("train", "eval")
-            )
-            series = [Series("training", training), Series(f"held out, {files.weights}", held_out, 2, marks=True)]
-            log_y = curve.y_range is None
-            plots.append(plot(series, title=curve.title, x_label=x_label, y_range=curve.y_range, log_y=log_y))
+        training, held_out = (
+            [(x, y * curve.scale) for x, y in files.curve(f"{split}/{curve.key}")] for split in ("train", "eval")
+        )
+        series = [Series("training", training), Series(f"held out, {files.weights}", held_out, 2, marks=True)]
+        log_y = curve.y_range is None
+        plots.append(plot(series, title=curve.title, x_label="steps", y_range=curve.y_range, log_y=log_y))
     rates = dict.fromkeys(name for record in files.records for name in record if _RATE.fullmatch(name))
     others = [(_rate_title(name, files.config), name, False) for name in rates]
     for title, key, log_y in (*others, ("gradient norm", "train/grad_norm", True)):

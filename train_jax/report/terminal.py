@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from train_jax.report.render import CELLS
-from train_jax.tasks.puzzles.format import PuzzleSet, load_split, originals_of
+from train_jax.tasks.puzzles.format import PuzzleSet, load_split
 from train_jax.tasks.puzzles.inspection import one_line
 from train_jax.tasks.puzzles.kind import Drawing, Grid, Mask
 from train_jax.tasks.puzzles.kinds import Trace, halting_probability, kind_of
@@ -92,12 +93,20 @@ def as_text(grids: Sequence[Text], *below: RenderableType, width: int, styled: b
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar if standard error is a terminal; call it with the amount done and the total."""
+def progress_of(what: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Shows a progress bar if standard error is a terminal; call it with the name of the work, the amount done and the
+    total, 0 if that is unknown."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar like `progress_of`, for one piece of work."""
+    with progress_of(what) as advance:
+        yield partial(advance, what)
 
 
 def _at(trace: Trace, step: int, title: str, styled: bool) -> Text:
@@ -149,10 +158,7 @@ def _counts(puzzles: PuzzleSet) -> str:
     text = f"{puzzles.num_groups:>9,} puzzles, "
     if puzzles.num_puzzles not in (puzzles.num_groups, puzzles.num_examples):
         text += f"{puzzles.num_puzzles:>11,} with augmentations, "
-    text += f"{puzzles.num_examples:>11,} examples"
-    kind = puzzles.kind
-    summary = "" if kind is None else kind.summary(puzzles.inputs[originals_of(puzzles)])
-    return f"{text}, {summary}" if summary else text
+    return f"{text}{puzzles.num_examples:>11,} examples"
 
 
 def inspected(directory: Path, facts: Mapping[str, Mapping[str, Any]]) -> str:

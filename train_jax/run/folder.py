@@ -98,10 +98,6 @@ class RunFolder:
         """The results of the last evaluation with several trajectories."""
         return self.evaluation(f"{split}_trajectories")
 
-    def trajectories_solved(self, split: str) -> Path:
-        """The examples that it solved, by number of trajectories and of ACT steps."""
-        return self.results / "evaluation" / f"{split}_trajectories.npz"
-
 
 def complete_steps(checkpoints: Path) -> list[int]:
     """The steps of the complete checkpoints, newest last. Raises `StorageError` if that cannot be told.

@@ -12,12 +12,11 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse_subcommand
-from train_jax.report.terminal import build_summary, inspected, samples
+from train_jax.report.terminal import build_summary, inspected, progress_of, samples
 from train_jax.run.storage import path_of
 from train_jax.tasks.language import text_building
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import read_record
-from train_jax.tasks.new_dataset import ProgressLine
 from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.building import check_option_ranges
 from train_jax.tasks.puzzles.inspection import inspect
@@ -48,23 +47,22 @@ COMMANDS = {"sudoku": SudokuData, "maze": MazeData, "arc": ArcData, "text": Text
 def main(config: SudokuData | MazeData | ArcData | TextData | Inspect) -> None:
     config.check()
     started = time.monotonic()
-    progress = ProgressLine()
     if isinstance(config, Inspect) and read_record(config.directory) is not None:
         print(text_building.build_summary(path_of(config.directory), False, 0))
     elif isinstance(config, Inspect):
-        facts = inspect(config.directory, progress)
-        progress.clear()
+        with progress_of() as progress:
+            facts = inspect(config.directory, progress)
         print(inspected(path_of(config.directory), facts))
         styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         for text in samples(config.directory, config.examples, shutil.get_terminal_size().columns, styled=styled):
             print(f"\n{text}")
     elif isinstance(config, TextData) and config.part:
-        line = config.encode_part(progress)
-        progress.clear()
+        with progress_of() as progress:
+            line = config.encode_part(progress)
         print(line)
     else:
-        built = config.build(progress)
-        progress.clear()
+        with progress_of() as progress:
+            built = config.build(progress)
         summary = text_building.build_summary if isinstance(config, TextData) else build_summary
         print(summary(path_of(config.directory), built, time.monotonic() - started))
 

@@ -12,9 +12,9 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.report.boards import animation, player
+from train_jax.report.boards import player
 from train_jax.report.terminal import trace_text, verdict
-from train_jax.run.files import write_bytes, write_text
+from train_jax.run.files import write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.run.storage import is_folder
 from train_jax.runtime.backend import Platform
@@ -44,8 +44,6 @@ class Solve:
     """Data set of --index, or with the identifiers of ARC puzzles; by default that of the run."""
     html: Path | None = None
     """Also write the ACT steps as an animated HTML page to this file."""
-    gif: Path | None = None
-    """Also write the ACT steps as an animated GIF to this file."""
     platform: Platform = "auto"
     """Where to compute; on one host of a TPU pod, auto is the CPU."""
 
@@ -67,9 +65,6 @@ def main(config: Solve) -> None:
     if config.html is not None:
         write_text(config.html, player(trace, title=title, verdict=result))
         print(f"animation: {config.html}")
-    if config.gif is not None:
-        write_bytes(config.gif, animation(trace))
-        print(f"animation: {config.gif}")
 
 
 def _check(config: Solve) -> None:
@@ -80,9 +75,8 @@ def _check(config: Solve) -> None:
     if len(given) > 1:
         one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
         raise UserError(f"{one} and {other} both select a puzzle; give only one of them")
-    for path in (config.html, config.gif):
-        if path is not None and not is_folder(path.parent):
-            raise UserError(f"{path.parent} is not a folder; give a file in an existing folder")
+    if config.html is not None and not is_folder(config.html.parent):
+        raise UserError(f"{config.html.parent} is not a folder; give a file in an existing folder")
 
 
 def _puzzle(config: Solve, run: Restored) -> PuzzleInput:

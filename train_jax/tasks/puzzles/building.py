@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TextIO
+from typing import Annotated, Any, ClassVar, TextIO, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8, UInt64
@@ -106,11 +106,12 @@ CLIENTS = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs"}
 
 TableRow = tuple[int, list[str]]
 """The line number of the end of a row, and its columns."""
+Part = TypeVar("Part")
 
 
 @contextmanager
 def local_tables(source: str | None, *, hub_example: str) -> Iterator[dict[str, Path]]:
-    """Yields the paths of the train and test tables; `source` is a folder, one of its files, a bucket or a hub id.
+    """Yields the paths of the train and test tables; `source` is a folder, a bucket or a hub id.
 
     Files from a bucket are removed at the end of the block. Without a source there are no tables.
     """
@@ -118,7 +119,7 @@ def local_tables(source: str | None, *, hub_example: str) -> Iterator[dict[str, 
         yield {}
         return
     with tempfile.TemporaryDirectory() as scratch:
-        tables = _find(source, hub_example, Path(scratch))
+        tables = {split: _table(source, name, hub_example, Path(scratch)) for split, name in NAMES.items()}
         try:
             yield tables
         except OSError as error:
@@ -127,68 +128,34 @@ def local_tables(source: str | None, *, hub_example: str) -> Iterator[dict[str, 
             ) from None
 
 
-def _find(source: str, hub_example: str, scratch: Path) -> dict[str, Path]:
-    if URL.fullmatch(source):
-        return {split: _copied(source, name, scratch / name) for split, name in NAMES.items()}
-    path = Path(source)
-    if path.is_file() and path.name in NAMES.values():
-        path = path.parent
-    if path.is_dir():
-        for name in NAMES.values():
-            if not (path / name).is_file():
-                raise UserError(f"{path / name} is missing; --source needs a folder with train.csv and test.csv")
-        return {split: path / name for split, name in NAMES.items()}
-    if path.exists():
-        raise UserError(
-            f"--source {source} is neither a folder nor one of its files train.csv and test.csv; give the folder"
-        )
-    if not HUB_ID.fullmatch(source):
+def _table(source: str, name: str, hub_example: str, scratch: Path) -> Path:
+    """Returns the local path of a table."""
+    path, url = Path(source) / name, URL.fullmatch(source)
+    if path.is_file():
+        return path
+    if Path(source).exists():
+        raise UserError(f"{path} is missing; --source needs a folder with train.csv and test.csv")
+    if not url and not HUB_ID.fullmatch(source):
         raise UserError(
             f"--source {source} does not exist; give a folder or a bucket (gs://…) with train.csv and test.csv, or a "
             f"data set of the Hugging Face hub such as {hub_example}"
         )
-    return {split: _downloaded(source, name) for split, name in NAMES.items()}
-
-
-def _copied(source: str, name: str, target: Path) -> Path:
-    """Copies one table from a bucket to `target`."""
-    kind = source.partition("://")[0]
+    package = f"fsspec {CLIENTS.get(url[1], '')}".strip() if url else "huggingface_hub"
+    local = "copy train.csv and test.csv to a local folder and give that"
     try:
-        fetch(f"{source.rstrip('/')}/{name}", target)
+        if not url:
+            return Path(importlib.import_module("huggingface_hub").hf_hub_download(source, name, repo_type="dataset"))
+        fetch(f"{source.rstrip('/')}/{name}", scratch / name)
+        return scratch / name
     except ImportError:
-        raise UserError(
-            f"--source {source}: reading it needs `pip install fsspec {CLIENTS.get(kind, '')}`; or copy train.csv and "
-            "test.csv to a local folder and give that"
-        ) from None
+        raise UserError(f"--source {source}: reading it needs `pip install {package}`; or {local}") from None
     # Every client has its own exception classes, for a missing bucket, missing credentials or no network.
     except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise UserError(
-            f"{name} in {source} could not be read ({_reason(error)}); check the address and your credentials, or copy "
-            "train.csv and test.csv to a local folder and give that"
+            f"{name} in {source} could not be read ({reason}); check the address, the network and your credentials, or "
+            f"{local}"
         ) from None
-    return target
-
-
-def _downloaded(hub_id: str, name: str) -> Path:
-    try:
-        hub = importlib.import_module("huggingface_hub")
-    except ImportError:
-        raise UserError(
-            f"--source {hub_id} is not a local folder, and the hub needs `pip install huggingface_hub`; or download "
-            "train.csv and test.csv and give their folder"
-        ) from None
-    try:
-        return Path(hub.hf_hub_download(hub_id, name, repo_type="dataset"))
-    # The library raises the exceptions of its HTTP client, which differ between versions.
-    except Exception as error:
-        raise UserError(
-            f"{name} of {hub_id} could not be downloaded from the hub ({_reason(error)}); check the id and the "
-            "network, or give a folder with train.csv and test.csv"
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def sha256_of(path: Path) -> str:
@@ -249,24 +216,35 @@ def problem_with(row: list[str], cells: int) -> str:
     return ""
 
 
-def first_problem(chunk: Sequence[TableRow], problem_of: Callable[[list[str]], str]) -> tuple[int, str]:
-    """Returns the number of rows before the first malformed one, and its problem."""
-    problems = ((number, problem_of(row)) for number, (_, row) in enumerate(chunk))
-    return next((found for found in problems if found[1]), (len(chunk), ""))
+def read_rows(
+    path: Path,
+    read: Callable[[Sequence[TableRow]], tuple[Part, Mapping[str, Bool[np.ndarray, "rows"]]]],
+    problem_of: Callable[[list[str]], str],
+    *,
+    rows: int,
+    remedy: str,
+    progress: Progress,
+) -> Iterator[Part]:
+    """Yields what `read` returns for the rows of a table, `rows` at a time, with masks of bad rows by description.
 
-
-def check_rows(
-    path: Path, chunk: Sequence[TableRow], faults: Mapping[str, Bool[np.ndarray, "formed"]], formed: int, problem: str
-) -> None:
-    """Raises `UserError` for the first bad row of a chunk, whichever check it fails.
-
-    `faults` has, by their description, the bad ones of the first `formed` rows; `problem` is that of the next row.
+    `problem_of` describes why a row is malformed, "" if it is not; `read` gets only rows before a malformed one. Raises
+    `UserError` for the first bad row, whichever check it fails.
     """
-    bad = np.flatnonzero(np.any(list(faults.values()), axis=0))
-    if len(bad):
-        raise bad_row(path, chunk[bad[0]][0], next(what for what, rows in faults.items() if rows[bad[0]]))
-    if problem:
-        raise bad_row(path, chunk[formed][0], problem)
+    done = 0
+    for chunk in chunks_of(path, rows=rows, remedy=remedy):
+        problems = ((number, problem_of(row)) for number, (_, row) in enumerate(chunk))
+        formed, problem = next((found for found in problems if found[1]), (len(chunk), ""))
+        if not formed:
+            raise bad_row(path, chunk[0][0], problem)
+        part, faults = read(chunk[:formed])
+        bad = np.flatnonzero(np.any(list(faults.values()), axis=0))
+        if len(bad):
+            raise bad_row(path, chunk[bad[0]][0], next(what for what, mask in faults.items() if mask[bad[0]]))
+        if problem:
+            raise bad_row(path, chunk[formed][0], problem)
+        yield part
+        done += len(chunk)
+        progress(f"rows of {path.name}", done, 0)
 
 
 # ---- splits of puzzles that follow the same rules
@@ -281,7 +259,7 @@ INDEX_BYTES = 12
 
 
 def split_metadata(kind: Kind, *, identifiers: int, groups: int, puzzles: int, puzzle_examples: float) -> Metadata:
-    """Returns the metadata of a split with one set."""
+    """Returns the metadata of a split."""
     return Metadata(
         seq_len=kind.seq_len,
         vocab_size=kind.vocab_size,
@@ -339,7 +317,7 @@ def equivalents(train: UInt64[np.ndarray, "n"], test: UInt64[np.ndarray, "m"]) -
 
 
 def write_split(folder: Path, metadata: Metadata, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes `dataset.json` and the given arrays of one split, the only set of `metadata.sets`."""
+    """Writes `dataset.json` and the given arrays of one split."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "dataset.json", published_fields(metadata))
     for field, array in arrays.items():

@@ -24,8 +24,13 @@ from train_jax.tasks.puzzles.metadata import Metadata, dataset_folder
 from train_jax.tasks.puzzles.metrics import table
 from train_jax.tasks.puzzles.scan import Chooser, TrajectoryOptions
 from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, interval, results_of, settings
-from train_jax.tasks.puzzles.trajectories import save as save_trajectories
+from train_jax.tasks.puzzles.trajectories import (
+    TrajectoryEvaluation,
+    TrajectoryEvaluator,
+    results_of,
+    settings,
+    with_interval,
+)
 from train_jax.tasks.puzzles.trajectories import table as trajectory_table
 from train_jax.tasks.puzzles.voting import Predictions, save_predictions, score_predictions, write_submission
 
@@ -95,9 +100,6 @@ class PuzzleEvaluateOptions(EvaluateOptions):
             raise UserError(f"--results {self.results} is for trajectories without --halt-early; omit one of them")
 
 
-NO_SOLUTION = "  no solution of these puzzles is public, so there is no accuracy"
-
-
 def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
     """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
     halts, threshold = config.halting
@@ -108,71 +110,73 @@ def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, con
     arc = _arc_directory(config, run)
     depth = task.halt_max_steps if config.depth is None else config.depth
     options = TrajectoryOptions(config.trajectories, config.noise, depth, config.choose, config.seed)
-    if config.has_trajectories and not halts:
-        _evaluate_trajectories(config, options, run, puzzles, arc, devices, console)
-        return
+    batch_size = config.batch_size or run.config.eval_batch_size
+    result = None
     with console.progress("evaluating") as advance:
-        evaluator = task.evaluator(
-            run.objective,
-            devices,
-            puzzles,
-            batch_size=config.batch_size,
-            halt_threshold=threshold if halts else None,
-            refill=config.refill,
-            trajectories=options if config.has_trajectories else None,
-            progress=advance,
-        )
-        evaluation = evaluator(run.state, limit=config.limit)
+        if config.has_trajectories and not halts:
+            evaluator = TrajectoryEvaluator(
+                run.objective, puzzles, devices, options, batch_size=batch_size, progress=advance
+            )
+            result = evaluator(run.state, limit=config.limit)
+            evaluation = result.evaluation
+        else:
+            evaluator = task.evaluator(
+                run.objective,
+                devices,
+                puzzles,
+                batch_size=batch_size,
+                halt_threshold=threshold if halts else None,
+                refill=config.refill,
+                trajectories=options if config.has_trajectories else None,
+                progress=advance,
+            )
+            evaluation = evaluator(run.state, limit=config.limit)
     if not is_main_process():
         return
-    if config.has_trajectories:
-        evaluation = _with_interval(evaluation)
+    if result is None and config.has_trajectories and evaluation.metrics["count"]:
+        evaluation = dataclasses.replace(evaluation, metrics=with_interval(evaluation.metrics))
     evaluation = _with_votes(config, arc, puzzles, evaluation)
-    if config.belongs_to_run:
-        if halts:
-            figures = evaluation.metrics | {"threshold": threshold, "step": run.step}
-            if config.has_trajectories:
-                figures |= {"trajectories": options.trajectories, "noise": options.noise, "depth": options.depth}
-            write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
-        else:
-            evaluation.save(run.folder, config.split)
+    result = None if result is None else dataclasses.replace(result, evaluation=evaluation)
+    _save(config, options, run, evaluation, result)
     how = f", {settings(dataclasses.asdict(options))}" if config.has_trajectories else ""
     how += f", halting at a probability above {threshold:g}" if halts else ""
     console.say(lines_of(config, run, _shown(evaluation), how + " with refill" * config.refill))
-    if not evaluation.metrics["count"]:
-        console.say(NO_SOLUTION)
-    if evaluation.halting_curve is not None and len(evaluation.halting_curve.by_steps) > 1:
-        console.say("\n".join(["", *(f"  {line}" for line in table(evaluation.halting_curve))]))
+    for line in _details(evaluation, result):
+        console.say(f"  {line}".rstrip())
 
 
-def _evaluate_trajectories(
+def _save(
     config: PuzzleEvaluateOptions,
     options: TrajectoryOptions,
     run: Restored,
-    puzzles: Mixture,
-    arc: Path | None,
-    devices: Devices,
-    console: Console,
+    evaluation: PuzzleEvaluation,
+    result: TrajectoryEvaluation | None,
 ) -> None:
-    with console.progress("evaluating") as advance:
-        batch_size = config.batch_size or run.config.eval_batch_size
-        evaluator = TrajectoryEvaluator(
-            run.objective, puzzles, devices, options, batch_size=batch_size, progress=advance
-        )
-        result = evaluator(run.state, limit=config.limit)
-    if not is_main_process():
-        return
-    evaluation = _with_votes(config, arc, puzzles, result.evaluation)
-    result = dataclasses.replace(result, evaluation=evaluation)
-    if config.belongs_to_run and evaluation.metrics["count"]:
-        save_trajectories(result, run.folder, config.split, run.step)
-    if config.results is not None:
-        write_text(path_of(config.results), json.dumps(results_of(result, run.step), indent=1))
-    console.say(lines_of(config, run, _shown(evaluation), f", {settings(dataclasses.asdict(options))}"))
+    """Writes the results to the run, if they are its own, and to `--results`."""
+    halts, threshold = config.halting
+    if result is not None:
+        results = json.dumps(results_of(result, run.step), indent=1)
+        if config.belongs_to_run and evaluation.metrics["count"]:
+            write_text(run.folder.trajectories(config.split), results)
+        if config.results is not None:
+            write_text(path_of(config.results), results)
+    elif config.belongs_to_run and halts:
+        figures = evaluation.metrics | {"threshold": threshold, "step": run.step}
+        if config.has_trajectories:
+            figures |= {"trajectories": options.trajectories, "noise": options.noise, "depth": options.depth}
+        write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
+    elif config.belongs_to_run:
+        evaluation.save(run.folder, config.split)
+
+
+def _details(evaluation: PuzzleEvaluation, result: TrajectoryEvaluation | None) -> list[str]:
+    """Returns the lines below the metrics: the curve of trajectories, or that of early halting."""
     if not evaluation.metrics["count"]:
-        console.say(NO_SOLUTION)
-        return
-    console.say("\n".join(["", *(f"  {line}" for line in trajectory_table(result))]))
+        return ["no solution of these puzzles is public, so there is no accuracy"]
+    if result is not None:
+        return ["", *trajectory_table(result)]
+    curve = evaluation.halting_curve
+    return ["", *table(curve)] if curve is not None and len(curve.by_steps) > 1 else []
 
 
 def _puzzles(config: PuzzleEvaluateOptions, run: Restored) -> Mixture:
@@ -233,16 +237,6 @@ def _shown(evaluation: PuzzleEvaluation) -> dict[str, float]:
     """Returns the metrics; without a public solution only `count`."""
     metrics = evaluation.metrics
     return metrics if metrics["count"] else {"count": metrics["count"]}
-
-
-def _with_interval(evaluation: PuzzleEvaluation) -> PuzzleEvaluation:
-    """Adds the Wilson interval of the exact accuracy to the metrics."""
-    metrics = evaluation.metrics
-    if not metrics["count"]:
-        return evaluation
-    low, high = interval(round(metrics["exact_accuracy"] * metrics["count"]), round(metrics["count"]))
-    metrics = metrics | {"exact_accuracy_low": low, "exact_accuracy_high": high}
-    return dataclasses.replace(evaluation, metrics=metrics)
 
 
 def _with_votes(

@@ -7,7 +7,6 @@ puzzle are consecutive and `puzzle_indices` contains their starts. The puzzles o
 augmentations) are consecutive and `group_indices` contains their starts. Both index arrays end with the total."""
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,7 @@ from train_jax.tasks.puzzles.metadata import (
     FIELDS,
     REBUILD,
     Metadata,
+    array_path,
     check,
     dataset_folder,
     read_metadata,
@@ -91,8 +91,7 @@ class PuzzleSet:
 def load_split(directory: str | Path, split: str) -> PuzzleSet:
     """Opens and checks `directory/split`. Raises `UserError` with the file, the error and the remedy.
 
-    Several sets are concatenated in memory, in the order of `dataset.json`. If no solution is public, all labels are
-    the ignored one.
+    If no solution is public, all labels are the ignored one.
     """
     copy = dataset_folder(directory)
     folder = copy / split
@@ -102,8 +101,7 @@ def load_split(directory: str | Path, split: str) -> PuzzleSet:
             f"build one with `trm build-data sudoku --output-dir {directory}`"
         )
     metadata = read_metadata(folder / "dataset.json")
-    parts = [_load_set(folder, name, metadata) for name in metadata.sets]
-    arrays = parts[0] if len(parts) == 1 else _join(parts)
+    arrays = _load_set(folder, metadata)
     check(
         len(arrays["group_indices"]) - 1 == metadata.total_groups,
         folder / "dataset.json",
@@ -115,8 +113,7 @@ def load_split(directory: str | Path, split: str) -> PuzzleSet:
         ignored = arrays["labels"].dtype.type(metadata.ignore_label_id or 0)
         arrays["labels"] = np.broadcast_to(ignored, arrays["labels"].shape)
     puzzles = PuzzleSet(metadata, **arrays)
-    if len(metadata.sets) == 1:
-        object.__setattr__(puzzles, "stated_fingerprint", stated_fingerprint(record, split))
+    object.__setattr__(puzzles, "stated_fingerprint", stated_fingerprint(record, split))
     return puzzles
 
 
@@ -143,8 +140,8 @@ def originals_of(puzzles: PuzzleSet) -> Integer[np.ndarray, "groups"]:
     return puzzles.puzzle_indices[puzzles.group_indices[:-1]]
 
 
-def _load_set(folder: Path, name: str, metadata: Metadata) -> dict[str, np.ndarray]:
-    paths = {field: folder / f"{name}__{field}.npy" for field in FIELDS}
+def _load_set(folder: Path, metadata: Metadata) -> dict[str, np.ndarray]:
+    paths = {field: array_path(folder, metadata, field) for field in FIELDS}
     arrays = {field: _load_array(path, mapped=field in MEMORY_MAPPED) for field, path in paths.items()}
     inputs, labels = arrays["inputs"], arrays["labels"]
     check(
@@ -210,13 +207,3 @@ def _check_range(path: Path, values: np.ndarray, end: int, also: int | None) -> 
 
 def _sample(tokens: np.ndarray) -> np.ndarray:
     return tokens[:: -(-tokens.nbytes // SCANNED_BYTES) or 1]
-
-
-def _join(parts: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    parts = list(parts)
-    joined = {field: np.concatenate([part[field] for part in parts]) for field in FIELDS[:3]}
-    for field in FIELDS[3:]:
-        totals = np.cumsum([0, *(part[field][-1] for part in parts)])
-        shifted = [part[field][:-1] + total for part, total in zip(parts, totals[:-1], strict=True)]
-        joined[field] = np.concatenate([*shifted, totals[-1:]])
-    return joined

@@ -58,14 +58,10 @@ def _whole(directory: Path, sets: dict[str, PuzzleSet], progress: Progress) -> F
         return facts | {"recipe": "none: not built by this project"}
     for name, value in record["recipe"].items():
         facts |= {f"recipe: {one_line(name)}": one_line(value)}
-    if all(len(puzzles.metadata.sets) == 1 for puzzles in sets.values()):
-        progress("hashing", 0, 0)
-        on_disk = {
-            split: (each.metadata, arrays_on_disk(directory / split, each.metadata)) for split, each in sets.items()
-        }
-        same = content_of(on_disk).sha256 == record.get("content_sha256")
-        facts["content"] = "as it was written (SHA-256)" if same else "CHANGED since it was written (SHA-256)"
-    return facts
+    progress("hashing", 0, 0)
+    on_disk = {split: (each.metadata, arrays_on_disk(directory / split, each.metadata)) for split, each in sets.items()}
+    same = content_of(on_disk).sha256 == record.get("content_sha256")
+    return facts | {"content": "as it was written (SHA-256)" if same else "CHANGED since it was written (SHA-256)"}
 
 
 def one_line(value: Any) -> str:

@@ -19,7 +19,6 @@ from train_jax.tasks.puzzles.metadata import Metadata
 Grid = Integer[np.ndarray, "cells"]
 Mask = Bool[np.ndarray, "cells"]
 Grids = Integer[np.ndarray, "n cells"]
-Masks = Bool[np.ndarray, "n cells"]
 
 Tokens = UInt8[np.ndarray, "n seq"]
 Words = UInt64[np.ndarray, "2 n"]
@@ -84,8 +83,6 @@ class Checking:
 
     success_message = "every cell equals the solution"
     """The text shown for an answer without mistakes."""
-    alternative_solution = "another solution of the puzzle"
-    """The text shown for an answer that breaks no rule but differs from the solution."""
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
         """Returns the mistakes in words; an empty list if the answer is correct, None if that is unknown.
@@ -98,24 +95,9 @@ class Checking:
         """Returns the cells in which an answer must agree with the solution; by default all."""
         return np.ones(solutions.shape, bool)
 
-    def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
-        """Returns the scored cells that the input does not give; by default all scored cells."""
-        return self.scored_cells(solutions)
-
     def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
-        """Returns one or more measures of difficulty by name; with `thorough`, slow ones too.
-
-        By default, it is the number of unknown cells.
-        """
-        return {"unknown cells": self.unknown_cells(inputs, solutions).sum(axis=1)}
-
-    def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
-        """Returns, for one or more rules (in words), which answers break it.
-
-        By default, the rule is that the answer equals the solution.
-        """
-        differs = (answers != solutions) & self.scored_cells(solutions)
-        return {"a cell unlike the solution": differs.any(axis=1)}
+        """Returns measures of difficulty by name; with `thorough`, slow ones too. By default there are none."""
+        return {}
 
 
 class Kind:
@@ -133,8 +115,6 @@ class Kind:
     vocab_size: int
     drawing: Drawing
     checking: Checking
-    has_named_puzzles: bool = False
-    """Whether every puzzle has its own name in `identifiers.json`."""
     unknown_solution: Integer[np.ndarray, "seq"] | None = None
     """The label of a puzzle whose solution is not public; None if all are. It may be a solution, too, so it stands for
     unknown ones only where a split has no other label."""
@@ -193,10 +173,6 @@ class Kind:
     def inspect(self, examples: Examples) -> dict[str, str]:
         """Returns facts about a split by name: properties of its puzzles and the number of invalid ones."""
         return {}
-
-    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
-        """Describes these puzzles in a few words, such as `50 of 81 cells empty`; may be empty."""
-        return ""
 
 
 def wrong_cells(answer: Grid, solution: Grid | None) -> list[str]:

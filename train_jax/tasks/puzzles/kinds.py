@@ -117,10 +117,6 @@ class Trace:
         """Returns the mistakes in words; an empty list if the grid is correct, None if that is unknown."""
         return self.kind.checking.mistakes(self.inputs, self.grid(step), self.solution)
 
-    def solved(self, step: int) -> bool:
-        """Returns whether the grid has no mistakes."""
-        return self.mistakes(step) == []
-
     @property
     def stretches(self) -> list[Stretch]:
         """All ACT steps, grouped into runs without a change."""

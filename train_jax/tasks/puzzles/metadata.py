@@ -26,7 +26,6 @@ INDEX_FIELDS = ("puzzle_indices", "group_indices")
 SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names of sets; they become part of a path."""
 KIND_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
-MAX_SETS = 64
 MAX_NUMBER = 2**31
 MAX_JSON_BYTES = 2**28
 """Several times the size of the identifiers of an ARC data set with 1000 augmentations."""
@@ -54,6 +53,7 @@ class Metadata:
     total_puzzles: int
     """Counted like in the published builders: originals for Sudokus, augmentations included for ARC."""
     sets: tuple[str, ...]
+    """One name, with which the names of the arrays' files begin: `all` in the published builders."""
     kind: str = ""
     """The key of the kind, such as `sudoku-9x9`, `maze-30` or `arc` (`kinds.py`); empty if it is not stated."""
 
@@ -99,11 +99,8 @@ def metadata_of(values: Any, path: Path = Path("dataset.json")) -> Metadata:
 
 def _check_values(path: Path, values: Mapping[str, Any]) -> None:
     names = values["sets"]
-    check(
-        0 < len(names) <= MAX_SETS and all(isinstance(name, str) and SET_NAME.fullmatch(name) for name in names),
-        path,
-        f"sets is {brief(names)}, expected names",
-    )
+    is_name = len(names) == 1 and isinstance(names[0], str) and SET_NAME.fullmatch(names[0])
+    check(bool(is_name), path, f"sets is {brief(names)}, expected one name, such as all")
     check(is_kind_key(values["kind"]), path, f"kind is {brief(values['kind'])}, expected a name such as sudoku-9x9")
     for name in ("seq_len", "vocab_size", "num_puzzle_identifiers", "total_groups"):
         check(values[name] > 0, path, f"{name} is {values[name]}, expected at least 1")
@@ -227,13 +224,13 @@ def split_fingerprint(metadata: Metadata, arrays: Mapping[str, np.ndarray]) -> s
 
 
 def array_path(folder: Path, metadata: Metadata, field: str) -> Path:
-    """Returns the path of an array of a split with one set."""
+    """Returns the path of an array of a split."""
     (name,) = metadata.sets
     return folder / f"{name}__{field}.npy"
 
 
 def arrays_on_disk(folder: Path, metadata: Metadata) -> dict[str, np.ndarray]:
-    """Returns the memory-mapped arrays of a split with one set, with the integer types of the files."""
+    """Returns the memory-mapped arrays of a split, with the integer types of the files."""
     return {field: map_array(array_path(folder, metadata, field)) for field in FIELDS}
 
 
@@ -255,8 +252,6 @@ def _check_content(copy: Path, directory: str | Path) -> None:
         return
     try:
         metadata = {split: read_metadata(copy / split / "dataset.json") for split in SPLITS}
-        if any(len(each.sets) != 1 for each in metadata.values()):
-            return
         splits = {split: (each, arrays_on_disk(copy / split, each)) for split, each in metadata.items()}
     except (DamagedError, FileNotFoundError, UserError):
         return  # the reader says what is wrong

@@ -6,7 +6,7 @@ first ACT step whose halting probability exceeds the threshold."""
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import jax
@@ -61,14 +61,10 @@ def answer_sums(
 def means(sums: Mapping[str, float], examples: float) -> dict[str, float]:
     """Converts sums to means: losses over all examples of the steps, other metrics over the sequences that halted.
 
-    A mean over nothing is NaN.
+    A mean over nothing is left out.
     """
-    count = sums["count"] or math.nan
-    averaged = {
-        name: (value / examples if examples else math.nan) if name.endswith("loss") else value / count
-        for name, value in sums.items()
-    }
-    return averaged | {"count": sums["count"]}
+    over = {name: examples if name.endswith("loss") else sums["count"] for name in sums}
+    return {name: value / over[name] for name, value in sums.items() if over[name]} | {"count": sums["count"]}
 
 
 _TAIL = sorted(round(m * 10.0**-k, k + 2) for k in range(2, 6) for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
@@ -170,20 +166,10 @@ def to_json(curve: HaltingCurve) -> str:
 
 def from_json(values: Any) -> HaltingCurve:
     """Reads a curve from parsed JSON. Raises `ValueError` if it does not have the format of `to_json`."""
-
-    def points(name: str) -> tuple[Point, ...]:
-        return tuple(_point(fields) for fields in values[name])
-
     try:
-        return HaltingCurve(points("by_threshold"), points("by_steps"))
+        return HaltingCurve(*(tuple(Point(**point) for point in values[field.name]) for field in fields(HaltingCurve)))
     except (KeyError, TypeError) as error:
         raise ValueError(f"no halting curve: {error}") from error
-
-
-def _point(fields: Mapping[str, Any]) -> Point:
-    threshold = fields["threshold"]
-    numbers = [float(fields[name]) for name in ("mean_steps", "exact_accuracy", "accuracy")]
-    return Point(*numbers, threshold=None if threshold is None else float(threshold))
 
 
 def select_points(curve: HaltingCurve, most: int = 10) -> list[Point]:

@@ -1,7 +1,6 @@
 """Evaluates a model with several noisy trajectories for each puzzle: chosen answers, metrics, curves, files."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -12,9 +11,6 @@ from jaxtyping import Bool, Float, Int, UInt64
 from train_jax.core.objective import Objective
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.run.files import local_copy, whole_file, write_text
-from train_jax.run.folder import RunFolder
-from train_jax.run.untrusted import DamagedError, read_arrays
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import gather, process_shard
 from train_jax.tasks.commands import Advance
@@ -37,13 +33,6 @@ class Facts(NamedTuple):
     marks: UInt64[np.ndarray, "trajectories steps n"]
     """Hashes of the answers."""
     exact: Bool[np.ndarray, "trajectories steps n"]
-
-
-class Choice(NamedTuple):
-    """The trajectory whose answer is chosen, and the ACT step (from 0) of the answer, for each example."""
-
-    trajectory: Int[np.ndarray, "n"]
-    step: Int[np.ndarray, "n"]
 
 
 def candidate_steps(logits: Float[np.ndarray, "trajectories steps n"], keep: Keep) -> Int[np.ndarray, "..."]:
@@ -89,11 +78,10 @@ def _votes(
     return votes
 
 
-def chosen(facts: Facts, chooser: Chooser, keep: Keep) -> Choice:
-    """Chooses among all trajectories after all of their ACT steps."""
+def chosen(facts: Facts, chooser: Chooser, keep: Keep) -> Int[np.ndarray, "n"]:
+    """Returns the trajectory whose candidate is the answer after all ACT steps of all trajectories."""
     steps = candidate_steps(facts.logits, keep)[:, -1]
-    trajectory = choose(chooser, *(_at(values, steps) for values in (facts.logits, facts.marks)))
-    return Choice(trajectory, steps[trajectory, np.arange(len(trajectory))])
+    return choose(chooser, *(_at(values, steps) for values in (facts.logits, facts.marks)))
 
 
 def milestones(most: int) -> list[int]:
@@ -170,11 +158,15 @@ def _at(values: np.ndarray, steps: Int[np.ndarray, "trajectories n"]) -> np.ndar
 
 def interval(solved: int, count: int, deviations: float = 1.96) -> tuple[float, float]:
     """Returns the Wilson score interval of a share, by default that of 95 %."""
-    if not count:
-        return math.nan, math.nan
     share, square = solved / count, deviations**2 / count
     middle, half = share + square / 2, deviations * math.sqrt(share * (1 - share) / count + square / count / 4)
     return (middle - half) / (1 + square), (middle + half) / (1 + square)
+
+
+def with_interval(metrics: dict[str, float]) -> dict[str, float]:
+    """Adds the interval of the exact accuracy; `metrics` are those of at least one example with labels."""
+    low, high = interval(round(metrics["exact_accuracy"] * metrics["count"]), round(metrics["count"]))
+    return metrics | {"exact_accuracy_low": low, "exact_accuracy_high": high}
 
 
 LARGEST_BATCH_BYTES = 2**32
@@ -194,8 +186,6 @@ class TrajectoryEvaluation:
     """The numbers of ACT steps of the curves."""
     shares: dict[str, np.ndarray]
     """Exact accuracy by name (see `solved_at`), number of trajectories and number of ACT steps."""
-    solved: Bool[np.ndarray, "trajectories depths examples"]
-    """The examples that the chooser solves, in the order of the data set."""
     stops: dict[str, np.ndarray]
     """The mean `steps` and the share of `exact` answers with early halting, by threshold (`STOPS`), number of
     trajectories and number of ACT steps."""
@@ -231,7 +221,7 @@ class TrajectoryEvaluator:
         data, shard = self._puzzles, process_shard()
         state = self._devices.replicate(state)
         total, done = min(limit or data.num_examples, data.num_examples), 0
-        rows, stops = Rows(), np.zeros((2, len(STOPS), len(self._trajectories), len(self._depths)), np.int32)
+        rows, sums = Rows(), {}
         batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
         numbers = data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit)
         for (batch, valid), number in zip(batches, numbers, strict=True):
@@ -243,15 +233,14 @@ class TrajectoryEvaluator:
                 outputs.append({name: merge_devices(x) for name, x in self._devices.to_host(output).items()})
                 part = min(self._batch_size, total - done) * (trajectory + 1) // self._options.trajectories
                 self._progress(done + part, total)
-            facts, of_batch = self._of_batch(batch, outputs)
-            rows.add(of_batch, valid)
-            counted = valid & _labelled(batch["labels"])
-            limits = [threshold_logit(stop) for stop in STOPS]
-            stopped = stopped_at(facts, self._trajectories, self._depths, limits)
-            stops += [values[..., counted].sum(axis=-1, dtype=np.int32) for values in stopped]
+            facts, answers = self._of_batch(batch, outputs)
+            rows.add(answers, valid)
+            counted = valid & (batch["labels"] != IGNORED_LABEL).any(axis=1)
+            for name, values in self._curves(facts).items():
+                sums[name] = sums.get(name, 0) + values[..., counted].sum(axis=-1, dtype=np.int32)
             done = min(done + self._batch_size, total)
-        stops = gather({"stops": stops[None]}, axis=0)["stops"].sum(axis=0)
-        return self._result(rows.joined(), dict(zip(Stopped._fields, stops, strict=True)))
+        sums = gather({name: values[None] for name, values in sums.items()}, axis=0)
+        return self._result(rows.joined(), {name: values.sum(axis=0) for name, values in sums.items()})
 
     def _of_batch(
         self, batch: Mapping[str, np.ndarray], outputs: list[dict[str, Any]]
@@ -261,49 +250,35 @@ class TrajectoryEvaluator:
         marks = stacked["marks"].astype(np.uint64)
         marks = marks[..., 0] << np.uint64(32) | marks[..., 1]
         facts = Facts(stacked["logits"], marks, stacked["exact"])
-        rows = np.arange(len(batch["inputs"]))
-        choice = chosen(facts, self._options.chooser, "best")
-        solved = solved_at(facts, self._trajectories, self._depths)
-        return facts, {
-            "preds": _of_choice(stacked["preds"], choice, rows)[None],
-            "q_halt_logits": _of_choice(stacked["q_halt_logits"], choice, rows)[None],
-            "inputs": batch["inputs"][None],
-            "identifiers": batch["puzzle_identifiers"][None],
-            "labels": batch["labels"][None],
-        } | {f"solved {name}": values.reshape(-1, len(rows)) for name, values in solved.items()}
+        trajectory = chosen(facts, self._options.chooser, "best")
+        answers = {
+            name: stacked[name][trajectory, KEEPS.index("best"), np.arange(len(trajectory))]
+            for name in ("preds", "q_halt_logits")
+        }
+        answers |= {"identifiers": batch["puzzle_identifiers"], "inputs": batch["inputs"], "labels": batch["labels"]}
+        return facts, {name: values[None] for name, values in answers.items()}
 
-    def _result(self, rows: dict[str, np.ndarray], stops: dict[str, np.ndarray]) -> TrajectoryEvaluation:
-        options, labelled = self._options, _labelled(rows["labels"][0])
-        grid = len(self._trajectories), len(self._depths), -1
-        solved = {
-            name.removeprefix("solved "): values.reshape(grid)
-            for name, values in rows.items()
-            if name.startswith("solved ")
-        }
-        count = int(labelled.sum()) or math.nan
-        shares = {name: (values & labelled).sum(axis=2) / count for name, values in solved.items()}
-        ours = solved[f"{options.chooser}/best"]
-        low, high = interval(int((ours[-1, -1] & labelled).sum()), int(labelled.sum()))
-        sums = answer_sums(rows["preds"][0], rows["q_halt_logits"][0], rows["labels"][0], options.act_steps)
-        metrics = means({name: float(value) for name, value in sums.items()}, len(labelled)) | {
-            "exact_accuracy_low": low,
-            "exact_accuracy_high": high,
-            f"pass@{options.trajectories}": float(shares["pass/best"][-1, -1]),
-        }
+    def _curves(self, facts: Facts) -> dict[str, np.ndarray]:
+        """Returns the fields of `Stopped` and what `solved_at` returns; the last axis of each is the examples."""
+        limits = [threshold_logit(stop) for stop in STOPS]
+        stopped = stopped_at(facts, self._trajectories, self._depths, limits)
+        return solved_at(facts, self._trajectories, self._depths) | stopped._asdict()
+
+    def _result(self, rows: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> TrajectoryEvaluation:
+        """`sums` are those of `_curves` over the examples with labels."""
+        options, labels = self._options, rows["labels"][0]
+        of_answers = answer_sums(rows["preds"][0], rows["q_halt_logits"][0], labels, options.act_steps)
+        metrics = means({name: float(value) for name, value in of_answers.items()}, len(labels))
+        count = metrics["count"] or math.nan
+        shares = {name: values / count for name, values in sums.items()}
+        stops = {name: shares.pop(name) for name in Stopped._fields}
+        if metrics["count"]:
+            passed = float(shares["pass/best"][-1, -1])
+            metrics = with_interval(metrics) | {f"pass@{options.trajectories}": passed}
         dtype = token_dtype(self._puzzles.metadata)
         answers = rows["preds"].astype(dtype), rows["q_halt_logits"], rows["inputs"][0].astype(dtype)
         evaluation = PuzzleEvaluation(metrics, self._puzzles.num_examples, *answers, rows["identifiers"][0])
-        stops = {name: sums / count for name, sums in stops.items()}
-        return TrajectoryEvaluation(options, evaluation, self._trajectories, self._depths, shares, ours, stops)
-
-
-def _labelled(labels: Int[np.ndarray, "n seq"]) -> Bool[np.ndarray, "n"]:
-    return (labels != IGNORED_LABEL).any(axis=1)
-
-
-def _of_choice(values: np.ndarray, choice: Choice, rows: Int[np.ndarray, "n"]) -> np.ndarray:
-    """Returns the kept answers of the chosen trajectories; the second axis of `values` is `KEEPS`."""
-    return values[choice.trajectory, KEEPS.index("best"), rows]
+        return TrajectoryEvaluation(options, evaluation, self._trajectories, self._depths, shares, stops)
 
 
 def _check_memory(options: TrajectoryOptions, batch_size: int, seq_len: int) -> None:
@@ -320,23 +295,11 @@ def _check_memory(options: TrajectoryOptions, batch_size: int, seq_len: int) -> 
 
 # ---- files and tables
 
-LARGEST_SOLVED_BYTES = 2**32
-"""Limit of the file with the solved examples, uncompressed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """What the report shows of an evaluation with trajectories."""
-
-    values: dict[str, Any]
-    """The content of the JSON file; see `results_of`."""
-    solved: Bool[np.ndarray, "trajectories depths examples"] | None
-    """The examples that were solved; None if they were not kept."""
-
 
 def results_of(evaluation: TrajectoryEvaluation, step: int) -> dict[str, Any]:
     """Returns settings, metrics and the curve as JSON: exact accuracies by name, as in `solved_at`, and with
-    early halting, as in `stopped_at`."""
+    early halting, as in `stopped_at`. Without labels the curve has no points."""
+    metrics = evaluation.evaluation.metrics
     points = [
         {
             "trajectories": trajectories,
@@ -350,38 +313,14 @@ def results_of(evaluation: TrajectoryEvaluation, step: int) -> dict[str, Any]:
                 )
             ],
         }
-        for i, trajectories in enumerate(evaluation.trajectories)
+        for i, trajectories in enumerate(evaluation.trajectories if metrics["count"] else ())
         for j, depth in enumerate(evaluation.depths)
     ]
-    settings = dataclasses.asdict(evaluation.options)
-    return {"step": step, **settings, "metrics": evaluation.evaluation.metrics, "points": points}
+    return {"step": step, **dataclasses.asdict(evaluation.options), "metrics": metrics, "points": points}
 
 
-def save(evaluation: TrajectoryEvaluation, folder: RunFolder, split: str, step: int) -> None:
-    """Writes the results, and which examples were solved, to the evaluations of a run."""
-    with whole_file(folder.trajectories_solved(split)) as scratch, scratch.open("wb") as file:
-        np.savez_compressed(file, solved=evaluation.solved)
-    write_text(folder.trajectories(split), json.dumps(results_of(evaluation, step), indent=1))
-
-
-def load(folder: RunFolder, split: str) -> Results | None:
-    """Reads what `save` wrote; None if there is nothing. Raises `ValueError` for files of another format."""
-    path = folder.trajectories(split)
-    if not path.is_file():
-        return None
-    values = json.loads(path.read_text())
-    _check(values)
-    try:
-        with local_copy(folder.trajectories_solved(split)) as local:
-            solved = read_arrays(local, ("solved",), largest_bytes=LARGEST_SOLVED_BYTES)["solved"]
-    except (DamagedError, FileNotFoundError):
-        return Results(values, None)
-    trajectories, depths = (len({point[name] for point in values["points"]}) for name in ("trajectories", "depth"))
-    fits = solved.dtype == bool and solved.ndim == 3 and solved.shape[:2] == (trajectories, depths)
-    return Results(values, solved if fits else None)
-
-
-def _check(values: Any) -> None:
+def checked_results(values: Any) -> dict[str, Any]:
+    """Returns parsed JSON. Raises `ValueError` if it does not have the format of `results_of`."""
     try:
         for name in ("step", "trajectories", "noise", "depth", "seed"):
             float(values[name])
@@ -395,6 +334,7 @@ def _check(values: Any) -> None:
             raise ValueError("it has no points")
     except (KeyError, TypeError) as error:
         raise ValueError(f"no results of trajectories: {error!r}") from error
+    return values
 
 
 def table(evaluation: TrajectoryEvaluation) -> list[str]:
@@ -404,7 +344,8 @@ def table(evaluation: TrajectoryEvaluation) -> list[str]:
     for name in (*CHOOSERS, "pass"):
         shares = [evaluation.exact_accuracy(f"{name}/{keep}") for keep in KEEPS]
         shown = f"pass@{options.trajectories}" if name == "pass" else name
-        lines.append(f"{shown:<12}{_with_interval(shares[0], count):>23}{shares[1]:>17.4f}")
+        low, high = interval(round(shares[0] * count), round(count))
+        lines.append(f"{shown:<12}{f'{shares[0]:.4f} ({low:.4f}-{high:.4f})':>23}{shares[1]:>17.4f}")
     lines += [f"{'any ACT step of any trajectory':<35}{evaluation.exact_accuracy('any_step'):.4f}", ""]
     lines.append(f"ACT steps  trajectories  exact ({options.chooser})   last step   pass@K")
     for number, depth, exact, last, passed in curve(evaluation):
@@ -426,11 +367,6 @@ def curve(evaluation: TrajectoryEvaluation) -> list[tuple[int, int, float, float
         (evaluation.trajectories[i], evaluation.depths[j], *(float(evaluation.shares[name][i, j]) for name in names))
         for i, j in places
     ]  # pyright: ignore[reportReturnType]
-
-
-def _with_interval(share: float, count: float) -> str:
-    low, high = interval(round(share * count), round(count))
-    return f"{share:.4f} ({low:.4f}-{high:.4f})"
 
 
 def settings(values: Mapping[str, Any]) -> str:

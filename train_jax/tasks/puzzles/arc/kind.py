@@ -37,7 +37,6 @@ class ArcKind(Kind):
     name = "ARC puzzle"
     seq_len = CELLS
     vocab_size = VOCAB_SIZE
-    has_named_puzzles = True
     unknown_solution = canvas_of(UNKNOWN)
 
     @classmethod
@@ -113,7 +112,6 @@ class ArcDrawing(Drawing):
 class ArcChecking(Checking):
     rows: int
     cols: int
-    alternative_solution = "correct in voting, with wrong cells outside the grid"
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
         """The answer is the largest rectangle of colours in the upper left corner, as in voting."""
@@ -134,20 +132,6 @@ class ArcChecking(Checking):
 
     def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
         return {"cells of the solution": (solutions >= FIRST_COLOUR_TOKEN).sum(axis=1)}
-
-    def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
-        """Takes whole canvases, not the part of `rows` x `cols`."""
-        (rows, cols), right = sizes_of(answers), sizes_of(solutions)
-        same_rows, same_cols = rows == right[0], cols == right[1]
-        coloured = solutions >= FIRST_COLOUR_TOKEN
-        return {
-            "no grid that can be read": rows == 0,
-            "too few or too many rows": ~same_rows & (rows > 0),
-            "too few or too many columns": ~same_cols & (rows > 0),
-            "the right size, cells of another colour": same_rows
-            & same_cols
-            & ((answers != solutions) & coloured).any(axis=1),
-        }
 
     def _size(self, grid: Grid) -> tuple[int, int]:
         canvas = np.full((SIDE, SIDE), PAD_TOKEN, np.uint8)

@@ -1,6 +1,6 @@
 """`trm build-data maze`: data sets of generated mazes, or from the public Maze-Hard tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,21 +14,21 @@ from train_jax.tasks.new_dataset import Progress
 from train_jax.tasks.puzzles.building import (
     RuleSetData,
     TableRow,
-    bad_row,
     check_room,
-    check_rows,
-    chunks_of,
     equivalents,
-    first_problem,
     problem_with,
+    read_rows,
     reject_options,
     split_of,
     subsample,
 )
 from train_jax.tasks.puzzles.maze.generator import ONE_PATH, Style, generate, usual_min_path
 from train_jax.tasks.puzzles.maze.grid import (
+    GOAL,
     LARGEST,
+    OPEN,
     SMALLEST,
+    START,
     Mazes,
     Paths,
     all_turns,
@@ -175,44 +175,36 @@ def read_maze_table(path: Path, min_path: int | None, progress: Progress) -> Maz
     Every row is checked, also the rows that `min_path` removes. Raises `UserError` with the file, the line and the
     error. The rating column is not used; in the published data set it is the length of the path.
     """
-    parts = []
-    cells = lines_read = 0
-    for chunk in chunks_of(path, rows=ROWS, remedy=f"use the tables of {MazeData.HUB_EXAMPLE}"):
-        cells = cells or _cells_of(path, chunk[0])
-        part, paths = _read_chunk(path, chunk, cells)
-        hard = slice(None) if min_path is None else paths.steps > min_path
-        parts.append([array[hard] for array in part])
-        lines_read += len(chunk)
-        progress(f"rows of {path.name}", lines_read, 0)
-    mazes = Mazes(*map(np.concatenate, zip(*parts, strict=True)))
+    cells: list[int] = []
+
+    def problem_of(row: list[str]) -> str:
+        if not cells:  # of the first maze; all others must have as many
+            cells.append(len(row[1]) if len(row) > 1 else 0)
+        if size_of(cells[0]) is None:
+            squares = f"{SMALLEST}x{SMALLEST} to {LARGEST}x{LARGEST}"
+            return f"the question has {cells[0]} cells, expected a square of {squares}"
+        return problem_with(row, cells[0])
+
+    remedy = f"use the tables of {MazeData.HUB_EXAMPLE}"
+    parts = read_rows(path, _read_chunk, problem_of, rows=ROWS, remedy=remedy, progress=progress)
+    least = 0 if min_path is None else min_path
+    hard = [[array[paths.steps > least] for array in part] for part, paths in parts]
+    mazes = Mazes(*map(np.concatenate, zip(*hard, strict=True)))
     if not len(mazes.inputs):
         raise UserError(f"{path} has no maze with a path of more than {min_path} steps; use a lower --min-path")
     return mazes
 
 
-def _cells_of(path: Path, row: TableRow) -> int:
-    """Returns the number of cells of the first maze; all other mazes must have the same."""
-    line, columns = row
-    cells = len(columns[1]) if len(columns) > 1 else 0
-    if size_of(cells) is None:
-        squares = f"{SMALLEST}x{SMALLEST} to {LARGEST}x{LARGEST}"
-        raise bad_row(path, line, f"the question has {cells} cells, expected a square of {squares}")
-    return cells
-
-
-def _read_chunk(path: Path, chunk: list[TableRow], cells: int) -> tuple[Mazes, Paths]:
-    formed, problem = first_problem(chunk, lambda row: problem_with(row, cells))
-    texts = ("".join(row[column] for _, row in chunk[:formed]) for column in (1, 2))
-    mazes = Mazes(*(tokens_of(text).reshape(formed, cells) for text in texts))
-    good = are_mazes(mazes.inputs)
-    if not good.all():
-        formed, problem = int(np.argmin(good)), "the question does not consist of '#', ' ', one 'S' and one 'G'"
-        mazes = Mazes(*(array[:formed] for array in mazes))
+def _read_chunk(chunk: Sequence[TableRow]) -> tuple[tuple[Mazes, Paths], dict[str, np.ndarray]]:
+    """Returns well-formed rows with their shortest paths, and which of them are wrong."""
+    mazes = Mazes(*(np.stack([tokens_of(row[column]) for _, row in chunk]) for column in (1, 2)))
+    no_maze = ~are_mazes(mazes.inputs)
+    mazes.inputs[no_maze] = OPEN  # any maze, which can be searched
+    mazes.inputs[no_maze, :2] = START, GOAL
     paths = search(mazes.inputs)
-    faults = {
+    return (mazes, paths), {
+        "the question does not consist of '#', ' ', one 'S' and one 'G'": no_maze,
         "the goal cannot be reached": paths.steps < 0,
         "the answer is not the question with some open cells as 'o'": ~keeps_inputs(*mazes),
         "the answer is not a shortest path": ~are_shortest_paths(*mazes, paths),
     }
-    check_rows(path, chunk, faults, formed, problem)
-    return mazes, paths

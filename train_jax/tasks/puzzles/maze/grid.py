@@ -31,12 +31,6 @@ class Mazes(NamedTuple):
     solutions: UInt8[np.ndarray, "n cells"]
 
 
-def check_size(size: int) -> None:
-    """Raises `UserError` if `size` is out of range."""
-    if not SMALLEST <= size <= LARGEST:
-        raise UserError(f"--size {size}: mazes have {SMALLEST} to {LARGEST} rows; use a size in that range")
-
-
 def size_of(cells: int) -> int | None:
     """Returns the number of rows of a maze with `cells` cells; None if there is no such maze."""
     size = round(cells**0.5)

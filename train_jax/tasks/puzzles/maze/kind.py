@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from jaxtyping import Bool, Integer, UInt64
+from jaxtyping import Integer, UInt64
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.kind import (
@@ -16,7 +16,6 @@ from train_jax.tasks.puzzles.kind import (
     Grids,
     Kind,
     Mask,
-    Masks,
     PuzzleInput,
     Tokens,
     number_range,
@@ -133,7 +132,6 @@ class MazeDrawing(Drawing):
 
 class MazeChecking(Checking):
     success_message = "a shortest path from start to goal"
-    alternative_solution = "another shortest path"
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str]:
         """Checks the rules of the puzzle: a shortest path other than that of the solution is correct too."""
@@ -146,8 +144,8 @@ class MazeChecking(Checking):
         overwritten = int(((answer != inputs) & (inputs != OPEN)).sum())
         if overwritten:
             reasons.append(f"{overwritten} walls or ends overwritten")
-        marked = _marked(inputs, answer)
-        steps, cells = int(_steps_along(inputs[None], marked[None])[0]), int(marked.sum())
+        marked = (answer == PATH) & (inputs == OPEN)
+        steps, cells = _steps_along(inputs, marked), int(marked.sum())
         if not cells:
             reasons.append("no path marked")
         elif steps < 0:
@@ -158,35 +156,11 @@ class MazeChecking(Checking):
             reasons.append(f"a path of {steps} steps, the shortest has {paths.steps[0]}")
         return reasons
 
-    def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
-        return inputs == OPEN
-
     def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
         return {"steps of the path": (solutions == PATH).sum(axis=1) + 1}
 
-    def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
-        real = are_mazes(inputs)
-        marked = _marked(inputs, answers) & real[:, None]
-        cells = marked.sum(axis=1)
-        steps, shortest = np.zeros(len(inputs), int), np.zeros(len(inputs), int)
-        steps[real] = _steps_along(inputs[real], marked[real])
-        shortest[real] = search(inputs[real]).steps
-        joined = steps > 0
-        return {
-            "a wall, the start or the goal overwritten": ((answers != inputs) & (inputs != OPEN)).any(axis=1)
-            | ~np.isin(answers, [WALL, OPEN, START, GOAL, PATH]).all(axis=1),
-            "no path marked": real & (cells == 0),
-            "start and goal not joined": real & ~joined & (cells > 0),
-            "marked cells that are not on the path": joined & (cells > steps - 1),
-            "a longer path than needed": joined & (steps > shortest),
-        }
 
-
-def _marked(inputs: Integer[np.ndarray, "*n cells"], answer: Integer[np.ndarray, "*n cells"]) -> np.ndarray:
-    return (answer == PATH) & (inputs == OPEN)
-
-
-def _steps_along(inputs: Grids, marked: Masks) -> Integer[np.ndarray, "n"]:
+def _steps_along(inputs: Grid, marked: Mask) -> int:
     """Returns the length of a shortest path over marked cells only; -1 if there is none."""
     ends = (inputs == START) | (inputs == GOAL)
-    return search(np.where(marked, OPEN, np.where(ends, inputs, WALL)).astype(np.uint8)).steps
+    return int(search(np.where(marked, OPEN, np.where(ends, inputs, WALL)).astype(np.uint8)[None]).steps[0])

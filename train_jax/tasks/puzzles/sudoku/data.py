@@ -1,12 +1,12 @@
 """`trm build-data sudoku`: data sets of generated puzzles, or from the public Sudoku-Extreme tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Integer, UInt8
+from jaxtyping import Integer, Shaped, UInt8
 from tyro.conf import arg
 
 from models_torch.ranges import Choices, Range
@@ -18,11 +18,9 @@ from train_jax.tasks.puzzles.building import (
     TableRow,
     bad_row,
     check_room,
-    check_rows,
-    chunks_of,
     equivalents,
-    first_problem,
     problem_with,
+    read_rows,
     reject_options,
     split_of,
     subsample,
@@ -31,7 +29,7 @@ from train_jax.tasks.puzzles.metadata import Metadata, Splits
 from train_jax.tasks.puzzles.sudoku.generator import Originals, generate
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, Geometry, geometry_of_size, is_solution, tokens_of
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
-from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, rank_correlation, ratings, solve
+from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, ratings, solve
 from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints
 
 NUM_EMPTY = {4: 8, 6: 18, 9: 50}
@@ -137,8 +135,7 @@ class SudokuData(RuleSetData):
             own, guesses = read[split].ratings, guesses_of(path, read[split], progress)
             findings[f"{split}_difficulty"] = describe_guesses(guesses)
             findings[f"{split}_rating_in_the_table"] = (
-                f"{own.min()} to {own.max()}, mean {own.mean():.1f}, median {np.median(own):g}; rank correlation with "
-                f"guesses {rank_correlation(guesses, own):.2f}"
+                f"{own.min()} to {own.max()}, mean {own.mean():.1f}, median {np.median(own):g}"
             )
         findings |= equivalents(*(fingerprints(table.puzzles, TABLE_GEOMETRY) for table in read.values()))
         return {split: Originals(table.puzzles, table.solutions) for split, table in read.items()}, findings
@@ -173,7 +170,7 @@ class Table(NamedTuple):
     ratings: Integer[np.ndarray, "n"]
     lines: Integer[np.ndarray, "n"]
 
-    def rows(self, chosen: Integer[np.ndarray, "m"] | slice) -> "Table":
+    def rows(self, chosen: Shaped[np.ndarray, "m"] | slice) -> "Table":
         return Table(*(array[chosen] for array in self))
 
 
@@ -183,17 +180,12 @@ def read_table(path: Path, min_difficulty: int | None, progress: Progress) -> Ta
     Every row is checked, also the rows that `min_difficulty` removes. Raises `UserError` with the file, the line and
     the error. Puzzles with several solutions are detected by `guesses_of`, not here.
     """
-    parts = []
-    lines_read = 0
-    for chunk in chunks_of(path, rows=ROWS, remedy="use the Sudoku-Extreme tables"):
-        part = _read_chunk(path, chunk)
-        hard = slice(None) if min_difficulty is None else np.flatnonzero(part.ratings >= min_difficulty)
-        parts.append(part.rows(hard))
-        lines_read += len(chunk)
-        progress(f"rows of {path.name}", lines_read, 0)
-    if not sum(len(part.puzzles) for part in parts):
+    remedy = "use the Sudoku-Extreme tables"
+    parts = read_rows(path, _read_chunk, _problem_with, rows=ROWS, remedy=remedy, progress=progress)
+    hard = [part.rows(part.ratings >= (min_difficulty or 0)) for part in parts]
+    if not sum(len(part.puzzles) for part in hard):
         raise UserError(f"{path} has no puzzle of at least difficulty {min_difficulty}; use a lower --min-difficulty")
-    return Table(*map(np.concatenate, zip(*parts, strict=True)))
+    return Table(*map(np.concatenate, zip(*hard, strict=True)))
 
 
 def guesses_of(path: Path, table: Table, progress: Progress) -> Integer[np.ndarray, "n"]:
@@ -213,17 +205,16 @@ def guesses_of(path: Path, table: Table, progress: Progress) -> Integer[np.ndarr
     return np.concatenate(guesses)
 
 
-def _read_chunk(path: Path, chunk: list[TableRow]) -> Table:
-    formed, problem = first_problem(chunk, _problem_with)
-    _, questions, answers, rated = zip(*(row for _, row in chunk[:formed]), strict=True) if formed else [()] * 4
+def _read_chunk(chunk: Sequence[TableRow]) -> tuple[Table, dict[str, np.ndarray]]:
+    """Returns well-formed rows, and which of them are wrong."""
+    _, questions, answers, rated = zip(*(row for _, row in chunk), strict=True)
     puzzles, solutions = _digits(questions), _digits(answers)
     faults = {
         "the question contains a character that is neither a digit nor '.'": (puzzles > 9).any(axis=1),
         "the answer is not a solved Sudoku": ~_is_solved(solutions),
         "the answer does not agree with the question": ((puzzles > 0) & (puzzles != solutions)).any(axis=1),
     }
-    check_rows(path, chunk, faults, formed, problem)
-    return Table(puzzles, solutions, np.array([*map(int, rated)]), np.array([line for line, _ in chunk]))
+    return Table(puzzles, solutions, np.array([*map(int, rated)]), np.array([line for line, _ in chunk])), faults
 
 
 def _problem_with(row: list[str]) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Self
 
 import numpy as np
-from jaxtyping import Bool, Integer, UInt64
+from jaxtyping import Integer, UInt64
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.kind import (
@@ -17,7 +17,6 @@ from train_jax.tasks.puzzles.kind import (
     Grids,
     Kind,
     Mask,
-    Masks,
     PuzzleInput,
     Tokens,
     Transform,
@@ -112,10 +111,6 @@ class SudokuKind(Kind):
             "difficulty": difficulty,
         }
 
-    def summary(self, inputs: Integer[np.ndarray, "n seq"]) -> str:
-        empty = (grids_of(inputs) == 0).sum(axis=1)
-        return f"{number_range(empty)} of {self.seq_len} cells empty"
-
 
 class SudokuDrawing(Drawing):
     def given_cells(self, inputs: Grid) -> Mask:
@@ -144,24 +139,8 @@ class SudokuChecking(Checking):
         contradiction = contradiction_in(in_range, self.geometry)
         return [*reasons, contradiction] if contradiction else reasons
 
-    def unknown_cells(self, inputs: Grids, solutions: Grids) -> Masks:
-        return inputs == 0
-
     def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
         measures = {"empty cells": (inputs == 0).sum(axis=1)}
         if thorough:
             measures["guesses of a solver"] = ratings(inputs.astype(np.uint8), self.geometry)
         return measures
-
-    def broken_rules(self, inputs: Grids, answers: Grids, solutions: Grids) -> dict[str, Bool[np.ndarray, "n"]]:
-        size, units = self.geometry.size, self.geometry.units
-        kinds = {"row": units[:size], "column": units[size : 2 * size], "box": units[2 * size :]}
-        broken = {
-            "a given overwritten": ((answers != inputs) & (inputs > 0)).any(axis=1),
-            "a cell left empty": (answers == 0).any(axis=1),
-        }
-        for kind, cells in kinds.items():
-            digits = np.sort(answers[:, cells], axis=2)
-            twice = (digits[..., 1:] == digits[..., :-1]) & (digits[..., 1:] > 0)
-            broken[f"a {kind} with a digit twice"] = twice.any(axis=(1, 2))
-        return broken

@@ -16,7 +16,7 @@ and none (4096 puzzles each). The rating in the public Sudoku-Extreme tables cou
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer, Num, UInt8, UInt16
+from jaxtyping import Bool, Integer, UInt8, UInt16
 
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
 
@@ -185,17 +185,3 @@ def describe_guesses(guesses: Integer[np.ndarray, "n"]) -> str:
         f"{guesses.min()} to {guesses.max()} guesses, mean {guesses.mean():.1f}, median {np.median(guesses):g}, "
         f"{(guesses > 0).mean():.1%} need one"
     )
-
-
-def rank_correlation(one: Num[np.ndarray, "n"], other: Num[np.ndarray, "n"]) -> float:
-    """Returns Spearman's rank correlation; 0 if one of the arrays is constant."""
-    ranks = np.stack([_ranks(values) for values in (one, other)])
-    if ranks.std(axis=1).min() == 0:
-        return 0.0
-    return float(np.corrcoef(ranks)[0, 1])
-
-
-def _ranks(values: Num[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """Returns the ranks of the values; equal values get the mean of their ranks."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[which]
