@@ -137,7 +137,7 @@ def test_the_answer_of_a_tool_is_forced(module, engine):
 
     def respond(tokens):
         asked.append(list(tokens))
-        return [stop, 5, 11] if len(asked) == 1 else []
+        return [stop, 5, 11] if len(asked) == 1 else [] if len(asked) == 2 else None
 
     stop = free[3]
     request = Request(prompt=prompt, max_tokens=14, sampling=GREEDY, stop=(stop,), respond=respond)

@@ -54,10 +54,9 @@ class Request:
     """The random numbers belong to the seed, the prompt, the number of the sample and the position of a token."""
     stop: tuple[int, ...] = ()
     """The row ends after one of these tokens."""
-    respond: Callable[[Sequence[int]], Sequence[int]] | None = None
-    """Maps the row's tokens, at one of `stop`, to the tokens that follow; none of them end the row.
-
-    So the output of a tool comes into the row. It must be a function of the tokens, if there are several processes.
+    respond: Callable[[Sequence[int]], Sequence[int] | None] | None = None
+    """Maps the row's tokens, at one of `stop`, to the tokens that follow, such as the output of a tool, after which
+    the model continues; None ends the row. With several processes, it must be a function of the tokens alone.
     """
 
 
@@ -381,8 +380,9 @@ class Engine:
             row.sampling_log_probs.append(float(sampling_log_prob[column]))
             row.forced.append(forced)
         if row.tokens and not row.forced[-1] and row.tokens[-1] in request.stop:
-            slot.pending.extend(request.respond(row.tokens) if request.respond else ())
-            row.finish = None if slot.pending else "stop"
+            answer = request.respond(row.tokens) if request.respond else None
+            slot.pending.extend(answer or ())
+            row.finish = "stop" if answer is None else None
         if row.finish is None and len(row.tokens) == request.max_tokens:
             row.finish = "length"
         if row.finish is not None:

@@ -1,0 +1,82 @@
+"""A calculator for language models: arithmetic, and how often a text contains another one.
+
+An expression is read as syntax and computed by the few operations below; nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+from train_jax.tasks.language.chat.conversations import special_tokens
+from train_jax.tasks.language.tokenizer import Tokenizer
+
+_LONGEST = 200
+_LARGEST_DIGITS = 60
+_BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+
+def calculate(expression: str) -> str | None:
+    """Returns the value of an expression as Python writes it, or None for what the calculator does not compute.
+
+    It knows `+ - * / // %`, parentheses, numbers, in which commas are left out, and `"text".count("part")`.
+    """
+    expression = expression.strip()
+    if not expression or len(expression) > _LONGEST:
+        return None
+    if not any(quote in expression for quote in "\"'"):
+        expression = expression.replace(",", "")
+    try:
+        value = _value(ast.parse(expression, mode="eval").body)
+        return str(value) if math.isfinite(value) and abs(value) < 10**_LARGEST_DIGITS else None
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> int | float:
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return value
+        case ast.UnaryOp() if type(node.op) in _UNARY:
+            return _UNARY[type(node.op)](_value(node.operand))
+        case ast.BinOp() if type(node.op) in _BINARY:
+            return _BINARY[type(node.op)](_value(node.left), _value(node.right))
+        case ast.Call(
+            func=ast.Attribute(value=ast.Constant(value=str() as text), attr="count"),
+            args=[ast.Constant(value=str() as part)],
+            keywords=[],
+        ):
+            return text.count(part)
+    raise ValueError(f"the calculator does not know {type(node).__name__}")
+
+
+def tool_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], list[int] | None]:
+    """Returns a function for `Request.respond`: after a call of Python, the tokens of its output.
+
+    It returns no tokens after a call that the calculator does not compute, and None after another stop token.
+    """
+    special = special_tokens(tokenizer)
+    start, end = special["<|python_start|>"], special["<|python_end|>"]
+
+    def respond(tokens: Sequence[int]) -> list[int] | None:
+        if tokens[-1] != end:
+            return None
+        if start not in tokens:
+            return []
+        last = len(tokens) - 1 - list(reversed(tokens)).index(start)
+        value = calculate(tokenizer.decode(tokens[last + 1 : -1]))
+        if value is None:
+            return []
+        return [special["<|output_start|>"], *tokenizer.encode(value), special["<|output_end|>"]]
+
+    return respond
