@@ -12,7 +12,7 @@ FACTS = {"seq_len": 16, "vocab_size": 6, "total_groups": 100, "mean_puzzle_examp
 
 def plan(root: Path, *names: str, seeds: int = 1, preset: str = "tiny") -> list[Job]:
     """Writes the plan of a sweep; returns its jobs."""
-    jobs = jobs_of(select(names), [], Options(str(root), "data", preset, seeds))
+    jobs = jobs_of(select(names), [{}], Options(str(root), "data", preset, seeds))
     SweepFiles(str(root)).write_plan([job.work for job in jobs])
     return jobs
 

@@ -130,7 +130,7 @@ def test_notes_of_single_groups(tmp_path):
 def test_a_free_sweep_is_asked_about_its_field(tmp_path):
     from train_jax.experiments.jobs import Options, combinations, jobs_of
 
-    for job in jobs_of(["tiny"], combinations("optim.lr=[1e-4, 1e-3, 1e-2]"), Options(str(tmp_path))):
+    for job in jobs_of(["tiny"], combinations(["optim.lr=1e-4,1e-3,1e-2"]), Options(str(tmp_path))):
         write_run(job, 0.5 - job.config.optim.lr)
     answered = answer(read_study(str(tmp_path)), "tiny")
     assert answered.aim.text == "Which lr is best?"

@@ -17,7 +17,6 @@ from train_jax.experiments.sweeper import Ended, Sweeper, SweepFiles, Work
 from train_jax.run.config import to_json
 from train_jax.run.lease import sole_writer
 from train_jax.run.presets import preset
-from train_jax.run.storage import path_of
 
 BUILD = ("build-data", "sudoku", "--output-dir", "data/four")
 
@@ -104,10 +103,13 @@ def test_a_run_with_the_configuration_of_another_is_copied(sweep, works, tmp_pat
         (source / name).write_text(to_json(preset("tiny")))
     assert sweep([copy, first]) == (0, ["sudoku", first.name]), "the copy waits for its source"
     config = json.loads((target / "config.json").read_text())
-    assert (config["run_dir"], config["wandb_project"], config["wandb_group"]) == (str(target), "trm-exp01", "exp01b")
-    assert {name for name, value in config.items() if value != json.loads(to_json(preset("tiny")))[name]} == {
-        "run_dir", "wandb_project", "wandb_group"
-    }  # fmt: skip
+    place = {
+        "run_dir": str(target),
+        "wandb_project": "trm-exp01",
+        "wandb_group": "exp01b",
+        "wandb_name": "exp01b/seed-0",
+    }
+    assert config == json.loads(to_json(preset("tiny"))) | place
     assert json.loads((target / "FINISHED").read_text())["copied_from"] == first.name
     assert {path.name for path in target.rglob("*") if path.is_file()} == {"config.json", "FINISHED", "model"}
     assert sweep([copy, first]) == (0, [])
@@ -150,24 +152,25 @@ def test_a_run_whose_process_is_alive_is_not_started(works, tmp_path):
         assert Sweeper(files, works[:1], say=print, run=lambda words: Ended(0, ""))._try(works[0]) is None
 
 
+def test_a_run_waits_for_data_that_another_sweeper_builds(works, tmp_path):
+    files = SweepFiles(str(tmp_path))
+    with sole_writer(files.claim("data-four")):
+        assert Sweeper(files, works[:1], say=print, run=lambda words: Ended(0, ""))._try(works[0]) is None
+
+
 def test_data_that_cannot_be_built_is_a_failure_of_the_run(works, tmp_path):
     files = SweepFiles(str(tmp_path))
-    files.write_plan(works)
     run = lambda words: Ended(2, "trm: no such table")  # noqa: E731
     assert Sweeper(files, works, say=lambda line: None, run=run).sweep() == 1
     assert files.failure(works[0].name)["reason"] == "no such table"
 
 
-def test_results_and_status_are_read_from_the_folders(sweep, works, tmp_path, capsys, monkeypatch):
+def test_the_status_is_read_from_the_folders(sweep, works, tmp_path, capsys, monkeypatch):
     sweep(works, failing=names_of(works)[1:2])
-    results = json.loads((tmp_path / "batch_results.json").read_text())
-    assert results["counts"] == {"finished": 1, "failed": 1, "waiting": 1}
-    assert [run["state"] for run in results["runs"]] == ["finished", "failed", "waiting"]
-    assert results["runs"][0]["figures"] == {"train_steps": 10, "summary": "exact"}
-    assert results["runs"][1]["reason"] == "it broke"
     monkeypatch.chdir(tmp_path.parent)
     assert main(["sweep", "status", tmp_path.name]) == 0, "a root is read from everywhere"
-    assert "3 runs: 1 finished, 1 failed, 1 waiting" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "3 runs: 1 finished, 1 failed, 1 waiting" in shown and f"{works[1].name}: it broke" in shown
 
 
 def test_damaged_files_of_a_sweep_are_not_there(works, tmp_path):
@@ -176,7 +179,7 @@ def test_damaged_files_of_a_sweep_are_not_there(works, tmp_path):
     (tmp_path / works[0].name).mkdir(parents=True)
     for content in ("[]", "{", '{"train_steps": "x"}'):
         (tmp_path / works[0].name / "FINISHED").write_text(content)
-        assert files.state(works[0]) == ("waiting", None)
+        assert files.state(works[0].name, 10) == ("waiting", None)
 
 
 @pytest.mark.slow
@@ -184,7 +187,6 @@ def test_a_sweep_in_storage(sweep, works, remote):
     there = [Work(work.name, 10, work.command) for work in works[:2]]
     assert sweep(there, root=remote) == (0, names_of(there))
     assert sweep(there, root=remote) == (0, [])
-    assert (path_of(remote) / "batch_results.json").is_file()
 
 
 RUNS, STEPS = 4, 15

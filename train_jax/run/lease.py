@@ -29,11 +29,15 @@ LEASE_SECONDS, RENEW_SECONDS = 30.0, 8.0
 _held: dict[str, Lease] = {}
 
 
+class HeldError(UserError):
+    """Another process writes the folder."""
+
+
 @contextlib.contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
     """Makes the folder and holds its lock while the block runs.
 
-    Raises `UserError` if another process holds it, and for a folder that cannot be written.
+    Raises `HeldError` if another process holds it, `StorageError` for a folder that cannot be written.
     """
     with _leased(folder) if is_remote(folder) else _locked(folder):
         yield
@@ -46,8 +50,8 @@ def check_writer(folder: Path) -> None:
         lease.check()
 
 
-def _refused(folder: Path, owner: str) -> UserError:
-    return UserError(
+def _refused(folder: Path, owner: str) -> HeldError:
+    return HeldError(
         f"{folder} is being written by {owner or 'another process'}; wait until it ends, or use another --run-dir"
     )
 
@@ -94,7 +98,7 @@ class Lease:
         self._renewer = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def acquire(self) -> None:
-        """Waits for a silent owner. Raises `UserError` if the owner is alive."""
+        """Waits for a silent owner. Raises `HeldError` if the owner is alive."""
         content, seen = read_generation(self._path)
         newest, end = seen, time.monotonic() + (0 if _has_ended(content) else LEASE_SECONDS)
         while newest == seen != 0 and time.monotonic() < end:
