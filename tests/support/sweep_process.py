@@ -23,5 +23,4 @@ def run(words):
 
 
 files, works = SweepFiles(root), [work(number) for number in range(runs)]
-files.write_plan(works)
 sys.exit(sweeper.Sweeper(files, works, say=print, run=run).sweep())

@@ -78,8 +78,8 @@ def test_two_sweepers_that_are_killed_leave_no_run_behind(tmp_path, capsys):
     assert not _mentioning(str(root))
     done = subprocess.run([sys.executable, "-m", "train_jax", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert main(["sweep", "status", str(root)]) == 0
-    assert "2 runs: 2 finished" in capsys.readouterr().out
+    assert main([*words, "--dry-run"]) == 0
+    assert "2 runs of 2 experiments: 2 finished" in capsys.readouterr().out
 
 
 def _mentioning(text):
@@ -97,7 +97,7 @@ def test_one_experiment_of_each_group(tmp_path, capsys):
     assert list(last) == list(GROUPS)
     words = command(*last.values(), "contrib06_sudoku", "contrib06_transfer", root=tmp_path / "r", data=tmp_path / "d")
     assert main(words) == 0
-    assert main(["sweep", "status", str(tmp_path / "r")]) == 0
-    assert f" runs: {len(GROUPS) + 2} finished" in capsys.readouterr().out
+    assert main([*words, "--dry-run"]) == 0
+    assert f"experiments: {len(GROUPS) + 2} finished" in capsys.readouterr().out
     assert main(["analyze", str(tmp_path / "r")]) == 0
     assert "not analysed" not in capsys.readouterr().out

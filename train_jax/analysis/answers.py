@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from train_jax.analysis.records import RunResult, Study
-from train_jax.experiments.table import CONFOUNDED, TWINS, twins_of
+from train_jax.experiments.table import CONFOUNDED, EXPERIMENTS, TWINS, twins_of
 from train_jax.report.render import number, percent
 
 ENOUGH = 0.85
@@ -19,8 +19,6 @@ ENOUGH = 0.85
 SIGNIFICANT = 0.05
 CONFIDENCE = 0.95
 OPERATIONAL = ("seed", "run_dir", "data_dir", "init_from", "platform", "resume")
-Curve = Sequence[tuple[float, float]]
-"""(step, value), in the order of steps."""
 
 
 # ---- questions
@@ -141,11 +139,11 @@ def answer(study: Study, group: str) -> Answer:
     if group == "exp01":
         known = [(point.x, 1 - point.final.mean) for point in points if point.x is not None]
         law = power_law([x for x, _ in known], [error for _, error in known])
-    planned = {name for name in study.planned if name.startswith(f"{group}/")}
-    planned |= {f"{group}/{run.experiment}/seed-{run.seed}" for run in runs}
+    experiments = {name for name, row in EXPERIMENTS.items() if row.group == group}
+    experiments |= {run.experiment for run in runs}
     finished = sum(run.final is not None for run in runs)
-    notes = [f"{finished} of {len(planned)} runs are finished.", *_comparisons(points), *_evidence(group, points, law)]
-    sentence = _sentence(points, aim, len({name.split("/")[1] for name in planned}))
+    notes = [f"{finished} of {len(runs)} runs are finished.", *_comparisons(points), *_evidence(group, points, law)]
+    sentence = _sentence(points, aim, len(experiments))
     return Answer(group, aim, tuple(points), sentence, tuple(notes), law)
 
 
@@ -302,11 +300,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
-
-
-def band(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
-    """Returns (step, mean, lowest, highest) at the steps that all curves have."""
-    by_step = [dict(curve) for curve in curves]
-    steps = sorted(set.intersection(*(set(each) for each in by_step))) if by_step else []
-    rows = ((step, [each[step] for each in by_step]) for step in steps)
-    return [(step, float(np.mean(values)), min(values), max(values)) for step, values in rows]

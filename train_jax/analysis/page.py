@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from train_jax.analysis.answers import Answer, Point, answer, band, differing_fields
+from train_jax.analysis.answers import Answer, Point, answer, differing_fields
 from train_jax.analysis.records import Study
 from train_jax.experiments.table import GROUPS
 from train_jax.report.plots import Band, Series, plot
@@ -22,8 +22,6 @@ from train_jax.run.files import write_text
 
 HEADINGS = ("experiment", "seeds", "final", "95 % interval", "steps", "time", "parameters", "PFLOP", "GB of memory",
             "ACT steps")  # fmt: skip
-MOST_CURVES = 12
-"""Plots of curves in a group."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +32,6 @@ class Section:
     answer: Answer
     rows: tuple[tuple[str, ...], ...]
     plot: Markup
-    curves: tuple[Markup, ...]
 
 
 def sections_of(study: Study, groups: Sequence[str] = ()) -> list[Section]:
@@ -43,8 +40,7 @@ def sections_of(study: Study, groups: Sequence[str] = ()) -> list[Section]:
     for answered in (answer(study, group) for group in groups or study.groups):
         title = f"{answered.group}: {GROUPS[answered.group]}" if answered.group in GROUPS else answered.group
         rows = tuple(_row(point) for point in answered.points)
-        curves = [_curves(point) for point in answered.points[:MOST_CURVES]]
-        sections.append(Section(title, answered, rows, _group_plot(answered), tuple(filter(None, curves))))
+        sections.append(Section(title, answered, rows, _group_plot(answered)))
     return sections
 
 
@@ -121,16 +117,6 @@ def _group_plot(answered: Answer) -> Markup:
         title="final accuracy, %",
         x_label=answered.aim.label if numeric else "experiments",
         log_x=log_x,
-    )
-
-
-def _curves(point: Point) -> Markup:
-    rows = band([run.curve for run in point.runs if run.curve])
-    mean = Series(f"mean of {len(point.runs)}", [(step, 100 * value) for step, value, _, _ in rows], marks=True)
-    edges = [(step, 100 * low, 100 * high) for step, _, low, high in rows]
-    shade = Band("lowest to highest seed", edges) if len(point.runs) > 1 and rows else None
-    return plot(
-        [mean], band=shade, title=f"{point.experiment}, %", x_label="steps", y_range=(0, 100), width=320, height=200
     )
 
 

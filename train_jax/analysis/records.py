@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,6 +13,7 @@ from train_jax.errors import UserError
 from train_jax.experiments.jobs import train_flops
 from train_jax.experiments.runs import flat
 from train_jax.experiments.sweeper import SweepFiles, finished_figures, read_json
+from train_jax.experiments.table import EXPERIMENTS
 from train_jax.run.config import from_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.lines import parsed_lines
@@ -61,8 +61,6 @@ class Study:
     root: Path
     metric: str
     runs: tuple[RunResult, ...]
-    planned: tuple[str, ...]
-    """GROUP/ID/seed-N of the planned runs; empty if no sweep was started in the root."""
     problems: tuple[str, ...]
     """One line for each run that cannot be read."""
 
@@ -71,7 +69,7 @@ class Study:
 
     @property
     def groups(self) -> list[str]:
-        return list(dict.fromkeys([*(name.split("/")[0] for name in self.planned), *(run.group for run in self.runs)]))
+        return list(dict.fromkeys(run.group for run in self.runs))
 
 
 def read_study(root: str, metric: str = "exact_accuracy") -> Study:
@@ -79,19 +77,15 @@ def read_study(root: str, metric: str = "exact_accuracy") -> Study:
     folder = path_of(root)
     if not folder.is_dir():
         raise UserError(f"{root} is not a folder; give the --runs-root of a sweep")
-    files, planned = SweepFiles(root), {}
-    with contextlib.suppress(UserError):  # runs of `trm train`, without a sweep
-        planned = files.planned()
-    results, problems = {}, []
+    files, runs, problems = SweepFiles(root), [], []
     for run in _runs_in(folder):
-        name = "/".join(run.path.parts[-3:])
         try:
-            results[name] = _read(files, name, planned.get(name, 0), metric)
+            runs.append(_read(files, "/".join(run.path.parts[-3:]), metric))
         except (UserError, ValueError, KeyError, TypeError, OSError, AttributeError) as error:
             problems.append(f"{run.path}: cannot be read ({error!r})")
-    in_order = [name for name in planned if name in results]
-    runs = [results[name] for name in dict.fromkeys([*in_order, *results])]
-    return Study(folder, metric, tuple(runs), tuple(planned), tuple(problems))
+    order = {name: number for number, name in enumerate(EXPERIMENTS)}
+    runs.sort(key=lambda run: order.get(run.experiment, len(order)))
+    return Study(folder, metric, tuple(runs), tuple(problems))
 
 
 def _runs_in(root: Path) -> Iterator[RunFolder]:
@@ -102,7 +96,7 @@ def _runs_in(root: Path) -> Iterator[RunFolder]:
     return (run for run in runs if run.config.is_file())
 
 
-def _read(files: SweepFiles, name: str, planned_steps: int, metric: str) -> RunResult:
+def _read(files: SweepFiles, name: str, metric: str) -> RunResult:
     folder = files.run(name)
     group, experiment, seed = name.split("/")
     text = folder.config.read_text()
@@ -112,13 +106,13 @@ def _read(files: SweepFiles, name: str, planned_steps: int, metric: str) -> RunR
     facts = _json(folder.data)
     steps = int(figures.get("train_steps", max((record["step"] for record in records), default=0)))
     curve = {float(r["step"]): float(r[f"eval/{metric}"]) for r in records if f"eval/{metric}" in r}
-    state = files.state(name, planned_steps or steps)[0]
+    state = files.state(name, steps)
     act_steps = [r["train/steps"] for r in records if r.get("train/count") and "train/steps" in r]
     return RunResult(
         group=group,
         experiment=experiment,
         seed=int(seed.removeprefix("seed-")),
-        state="stopped" if state == "waiting" else state,
+        state=state,
         final=float(figures[metric]) if state == "finished" and metric in figures else None,
         curve=tuple(sorted(curve.items())),
         train_steps=steps,

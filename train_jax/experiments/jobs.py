@@ -254,22 +254,24 @@ def sweep_lines(jobs: Sequence[Job], files: SweepFiles) -> Iterator[str]:
     """Yields the lines of a dry run."""
     width = max(len("run"), *(len(job.work.name) for job in jobs))
     yield f"{'run':<{width}}      steps  warm-up       examples      PFLOP  state"
-    total = 0.0
+    total, states = 0.0, Counter()
     for job in jobs:
         length, flops = cost_of(job)
         steps = warmup = examples = "?"
         if length is not None:
             steps, examples, warmup = f"{length.steps:,}", f"{length.examples:,}", f"{length.warmup_share:.1%}"
         pflop = "?" if flops is None else f"{flops / 1e15:,.4g}"
-        state, _ = files.state(job.work.name, job.work.steps)
-        if not job.work.same_as:
-            total += flops or 0.0
-        elif state == "waiting":
+        total += 0.0 if job.work.same_as else flops or 0.0
+        state: str = files.state(job.work.name, job.work.steps)
+        states[state] += 1
+        if state == "failed":
+            state += f": {(files.failure(job.work.name) or {}).get('reason')}"
+        elif state == "waiting" and job.work.same_as:
             state = f"copy of {job.work.same_as}"
         yield f"{job.work.name:<{width}}  {steps:>9}  {warmup:>7}  {examples:>13}  {pflop:>9}  {state}"
-    copies = sum(bool(job.work.same_as) for job in jobs)
     yield ""
-    yield f"{len(jobs)} runs of {len({job.experiment for job in jobs})} experiments, {copies} of them copies"
+    counted = ", ".join(f"{count} {state}" for state, count in states.items())
+    yield f"{len(jobs)} runs of {len({job.experiment for job in jobs})} experiments: {counted}"
     yield f"{total:.3g} FLOP in matrix products of train steps, without evaluations; memory by `trm compile-pod ID`"
     if commands := dict.fromkeys(command for job in jobs for command in job.work.builds):
         yield f"\n{len(commands)} data sets, each built before its first run unless it is there:"

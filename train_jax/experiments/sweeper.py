@@ -5,15 +5,14 @@ with a lease in storage. Both end with the process that holds them, so a run who
 next one, which continues it. The run's own lock keeps a process apart that is still alive after its sweeper.
 
 ROOT/<group>/<id>/seed-N/       the runs
-ROOT/sweep/plans/<hash>.json    names and steps of the runs of every sweep that was started here
 ROOT/sweep/claims/<run>/lock    held by the sweeper that trains the run
 ROOT/sweep/failures/<run>.json  the last failure of a run that is not finished
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import hashlib
 import json
 import shlex
 import sys
@@ -27,7 +26,7 @@ from train_jax.errors import PreemptedError, UserError
 from train_jax.run.files import copy_folder, write_text
 from train_jax.run.folder import RunFolder
 from train_jax.run.lease import HeldError, sole_writer
-from train_jax.run.status import RunStatus, read_status
+from train_jax.run.status import read_status
 from train_jax.run.storage import path_of
 from train_jax.runtime.supervisor import Supervisor
 
@@ -72,25 +71,6 @@ class SweepFiles:
         """The folder whose only writer may train the run, or build the data set."""
         return self._folder / "claims" / name.replace("/", "--")
 
-    def write_plan(self, works: Sequence[Work]) -> None:
-        content = json.dumps({work.name: work.steps for work in works}, indent=1)
-        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-        write_text(self._folder / "plans" / f"{digest}.json", content)
-
-    def planned(self) -> dict[str, int]:
-        """The steps of every run of every plan, by name. Raises `UserError` if no sweep was started in this root."""
-        folder, steps = self._folder / "plans", {}
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            plan = read_json(path)
-            if not (isinstance(plan, dict) and all(isinstance(each, int) for each in plan.values())):
-                raise UserError(f"{path} is not a plan of a sweep; remove it")
-            steps |= plan
-        if not steps:
-            raise UserError(
-                f"no sweep was started in {self.root}; start one with `trm sweep NAME --runs-root {self.root}`"
-            )
-        return steps
-
     def copy(self, work: Work) -> None:
         """Makes a run of the finished run with the same configuration; FINISHED, written last, names that run."""
         source, target = self.run(work.same_as), self.run(work.name)
@@ -122,26 +102,21 @@ class SweepFiles:
     def _failure(self, name: str) -> Path:
         return self._folder / "failures" / f"{name.replace('/', '--')}.json"
 
-    # ---- states
-
     def is_finished(self, name: str, steps: int) -> bool:
         """True if the run has all its steps."""
         figures = finished_figures(self.run(name))
         return figures is not None and figures["train_steps"] >= steps
 
-    def state(self, name: str, steps: int) -> tuple[State, RunStatus | None]:
+    def state(self, name: str, steps: int) -> State:
         folder = self.run(name)
-        try:
-            status = read_status(folder) if folder.config.is_file() else None
-        except UserError:
-            status = None
         if self.is_finished(name, steps):
-            return "finished", status
-        if status is not None and status.health in ("running", "stalled"):
-            return "running", status
+            return "finished"
+        with contextlib.suppress(UserError):  # a damaged config.json
+            if folder.config.is_file() and read_status(folder).health in ("running", "stalled"):
+                return "running"
         if self.failure(name) is not None:
-            return "failed", status
-        return ("stopped" if status is not None else "waiting"), status
+            return "failed"
+        return "stopped" if folder.config.is_file() else "waiting"
 
 
 def finished_figures(folder: RunFolder) -> dict[str, Any] | None:

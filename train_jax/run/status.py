@@ -7,12 +7,13 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
 from train_jax.run.events import Goodput, goodput_of, read_events, read_heartbeat
-from train_jax.run.folder import RunFolder, complete_steps, find_run
+from train_jax.run.folder import RunFolder, complete_steps
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
 from train_jax.task import COMMANDS, commands_of
@@ -66,21 +67,25 @@ class RunStatus:
 
 
 def find_runs(paths: Sequence[str]) -> list[RunFolder]:
-    """The runs at the paths, each a run folder or a folder of runs. Raises `UserError` for a path without any."""
+    """The runs at the paths, each a run folder or a folder of runs, such as the root of a sweep.
+
+    Raises `UserError` for a path without any.
+    """
     if not paths:
         raise UserError("trm status needs a run; give run folders, or folders of runs")
-    runs: list[RunFolder] = []
-    for path in paths:
-        if RunFolder(path_of(path)).config.is_file():
-            runs.append(find_run(path))
-            continue
-        folder = path_of(path)
-        inside = [RunFolder(each) for each in sorted(folder.iterdir())] if folder.is_dir() else []
-        inside = [each for each in inside if each.config.is_file()]
-        if not inside:
-            raise UserError(f"no run at {path} and none in its folders; train one with `trm train PRESET`")
-        runs += inside
-    return runs
+    runs = [list(_runs_below(path_of(path))) for path in paths]
+    if [] in runs:
+        raise UserError(f"no run at {paths[runs.index([])]} and none below it; train one with `trm train PRESET`")
+    return [run for below in runs for run in below]
+
+
+def _runs_below(folder: Path, depth: int = 3) -> Iterator[RunFolder]:
+    """Yields the run in a folder, otherwise those below it, as in the ROOT/GROUP/ID/seed-N of a sweep."""
+    if (run := RunFolder(folder)).config.is_file():
+        yield run
+    elif depth and folder.is_dir():
+        for each in sorted(folder.iterdir()):
+            yield from _runs_below(each, depth - 1)
 
 
 def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:

@@ -16,7 +16,7 @@ from train_jax.run.storage import path_of
 @dataclasses.dataclass(frozen=True)
 class Analyze:
     """Write the report of a sweep from its run folders, as HTML and Markdown: for each group one sentence with its
-    evidence, a plot, learning curves over seeds; and the tables of all runs as CSV."""
+    evidence and a plot; and the tables of all runs as CSV."""
 
     root: Annotated[str, tyro.conf.Positional] = "runs"
     """Folder of the runs, ROOT/GROUP/ID/seed-N, or gs://bucket/folder."""

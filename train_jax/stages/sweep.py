@@ -1,9 +1,7 @@
-"""`trm sweep NAME…`: trains experiments one after another; `list` and `status` only print."""
+"""`trm sweep NAME…`: trains experiments one after another; `list` prints their table."""
 
 import dataclasses
 import os
-import shutil
-from collections import Counter
 from typing import Annotated, Literal
 
 import tyro
@@ -15,7 +13,6 @@ from train_jax.experiments.jobs import Options, check_folders, combinations, job
 from train_jax.experiments.runs import differences, experiment_run
 from train_jax.experiments.sweeper import Sweeper, SweepFiles, run_command
 from train_jax.experiments.table import EXPERIMENTS, GROUPS
-from train_jax.report.status_table import status_table
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import VARIABLES
 
@@ -61,7 +58,7 @@ class Sweep:
     seeds: Annotated[int, Range(1, 10_000)] = 1
     """Runs of each experiment, with the seeds 0, 1, …"""
     dry_run: bool = False
-    """Only print the plan: order, steps, warm-up, examples, FLOPs, data sets."""
+    """Only print the plan: order, steps, warm-up, examples, FLOPs, the state of each run, data sets."""
     continue_on_failure: bool = False
     """Go on with the other runs when one has failed."""
     restarts: Annotated[int, Range(0, 1000)] = 3
@@ -93,7 +90,6 @@ class Sweep:
             print("\n".join(sweep_lines(jobs, files)))
             return
         works = [job.work for job in jobs]
-        files.write_plan(works)
         status = Sweeper(
             files,
             works,
@@ -105,28 +101,7 @@ class Sweep:
             raise SystemExit(status)
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepStatus:
-    """Show the runs of the sweeps in a root: how many are finished, running, failed or waiting, and how far they are.
-
-    Only files are read."""
-
-    root: Annotated[str, tyro.conf.Positional] = "runs"
-    """Folder of the runs."""
-
-    def run(self) -> None:
-        files = SweepFiles(self.root)
-        states = {name: files.state(name, steps) for name, steps in files.planned().items()}
-        counts = Counter(state for state, _ in states.values())
-        print(f"{files.root}: {len(states)} runs: {', '.join(f'{count} {state}' for state, count in counts.items())}")
-        if started := [status for _, status in states.values() if status is not None]:
-            print(status_table(started, width=max(72, shutil.get_terminal_size().columns)))
-        for name, (state, _) in states.items():
-            if state == "failed":
-                print(f"{name}: {(files.failure(name) or {}).get('reason')}")
-
-
-COMMANDS = {"run": Sweep, "list": ListExperiments, "status": SweepStatus}
+COMMANDS = {"run": Sweep, "list": ListExperiments}
 
 
 def cli(argv: list[str]) -> None:
