@@ -150,7 +150,7 @@ def test_missing_half_finished_and_foreign_folders_are_reported(tmp_path, capsys
     lines = [line for line in shown.splitlines() if line.startswith("not analysed:")]
     assert len(lines) == 2 and "exp02b/exp02b_03/seed-0: cannot be read" in lines[1]
     study = read_study(str(tmp_path))
-    assert [run.state for run in study.runs] == ["finished", "stopped", "stopped"]
+    assert [run.state for run in study.runs] == ["finished", "silent", "stopped"]
     assert (study.runs[0].final, study.runs[0].peak) == (0.5, (0.7, 20.0))
     assert study.runs[1].final is None and study.runs[1].train_steps == 20
     page = (tmp_path / "analysis" / "index.html").read_text()

@@ -28,7 +28,7 @@ class RunResult:
     experiment: str
     seed: int
     state: str
-    """Finished, running, failed or stopped."""
+    """`finished`, or the health of the run in `trm status`."""
     final: float | None
     """The metric of the final evaluation, on the whole test set."""
     curve: tuple[tuple[float, float], ...]

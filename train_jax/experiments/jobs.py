@@ -262,11 +262,9 @@ def sweep_lines(jobs: Sequence[Job], files: SweepFiles) -> Iterator[str]:
             steps, examples, warmup = f"{length.steps:,}", f"{length.examples:,}", f"{length.warmup_share:.1%}"
         pflop = "?" if flops is None else f"{flops / 1e15:,.4g}"
         total += 0.0 if job.work.same_as else flops or 0.0
-        state: str = files.state(job.work.name, job.work.steps)
+        state = files.state(job.work.name, job.work.steps)
         states[state] += 1
-        if state == "failed":
-            state += f": {(files.failure(job.work.name) or {}).get('reason')}"
-        elif state == "waiting" and job.work.same_as:
+        if state == "waiting" and job.work.same_as:
             state = f"copy of {job.work.same_as}"
         yield f"{job.work.name:<{width}}  {steps:>9}  {warmup:>7}  {examples:>13}  {pflop:>9}  {state}"
     yield ""

@@ -2,16 +2,15 @@
 
 A sweeper claims a run before it trains it (`train_jax/run/lease.py`): with a lock of the operating system on a disk,
 with a lease in storage. Both end with the process that holds them, so a run whose sweeper was killed is claimed by the
-next one, which continues it. The run's own lock keeps a process apart that is still alive after its sweeper.
+next one, which continues it. The run's own lock keeps a process apart that is still alive after its sweeper. Each
+sweeper tries a run once: one that failed in another sweeper may pass on this machine.
 
 ROOT/<group>/<id>/seed-N/       the runs
 ROOT/sweep/claims/<run>/lock    held by the sweeper that trains the run
-ROOT/sweep/failures/<run>.json  the last failure of a run that is not finished
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import shlex
@@ -20,21 +19,18 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from train_jax.errors import PreemptedError, UserError
-from train_jax.run.files import copy_folder, write_text
+from train_jax.run.files import write_bytes, write_text
 from train_jax.run.folder import RunFolder
 from train_jax.run.lease import HeldError, sole_writer
 from train_jax.run.status import read_status
 from train_jax.run.storage import path_of
 from train_jax.runtime.supervisor import Supervisor
 
-State = Literal["finished", "running", "failed", "stopped", "waiting"]
 POLL_SECONDS = 2.0
 """Between two looks at runs that other sweepers train."""
-KEPT_LINES = 40
-"""Of the output of a run that failed."""
 INTERRUPTED = (PreemptedError.STATUS, 130, 143)
 """Exit statuses of SIGTERM and Ctrl-C."""
 
@@ -54,7 +50,7 @@ class Work:
     needs: str = ""
     """The run whose weights it starts from."""
     same_as: str = ""
-    """The run with the same configuration, whose files are copied instead of training it again."""
+    """The run with the same configuration, whose results are copied instead of training it again."""
 
 
 class SweepFiles:
@@ -72,51 +68,35 @@ class SweepFiles:
         return self._folder / "claims" / name.replace("/", "--")
 
     def copy(self, work: Work) -> None:
-        """Makes a run of the finished run with the same configuration; FINISHED, written last, names that run."""
+        """Copies the results of the finished run with the same configuration, without its checkpoints.
+
+        FINISHED, written last, names that run.
+        """
         source, target = self.run(work.same_as), self.run(work.name)
-        own = (source.config, source.finished, source.lock, source.heartbeat, source.wandb_id)
-        copy_folder(source.path, target.path, without=[path.name for path in own])
+        for file, copy in (
+            (source.data, target.data), (source.machine, target.machine), (source.metrics, target.metrics)
+        ):  # fmt: skip
+            write_bytes(copy, file.read_bytes())
         group, label, seed = work.name.split("/")
         place = {"run_dir": f"{self.root_text}/{work.name}", "wandb_project": f"trm-{group}"}
         place |= {"wandb_group": label, "wandb_name": f"{label}/{seed}"}
         write_text(target.config, json.dumps(json.loads(source.config.read_text()) | place, indent=1))
         write_text(target.finished, json.dumps((finished_figures(source) or {}) | {"copied_from": work.same_as}))
 
-    # ---- failures
-
-    def write_failure(self, name: str, ended: Ended) -> str:
-        """Returns the reason: the last line of an error, which `trm` begins with its name."""
-        lines = [line.strip() for line in ended.output.splitlines() if line.strip()]
-        own = [line for line in lines if line.startswith("trm: ")]
-        reason = (own or lines or ["no output"])[-1].removeprefix("trm: ")
-        failure = {"time": time.time(), "status": ended.status, "reason": reason, "output": ended.output}
-        write_text(self._failure(name), json.dumps(failure, indent=1))
-        return reason
-
-    def failure(self, name: str) -> dict[str, Any] | None:
-        return read_json(self._failure(name))
-
-    def remove_failure(self, name: str) -> None:
-        self._failure(name).unlink(missing_ok=True)
-
-    def _failure(self, name: str) -> Path:
-        return self._folder / "failures" / f"{name.replace('/', '--')}.json"
-
     def is_finished(self, name: str, steps: int) -> bool:
         """True if the run has all its steps."""
         figures = finished_figures(self.run(name))
         return figures is not None and figures["train_steps"] >= steps
 
-    def state(self, name: str, steps: int) -> State:
-        folder = self.run(name)
+    def state(self, name: str, steps: int) -> str:
+        """Returns `finished`, `waiting` for a run that was not begun, otherwise its health in `trm status`."""
         if self.is_finished(name, steps):
             return "finished"
-        with contextlib.suppress(UserError):  # a damaged config.json
-            if folder.config.is_file() and read_status(folder).health in ("running", "stalled"):
-                return "running"
-        if self.failure(name) is not None:
-            return "failed"
-        return "stopped" if folder.config.is_file() else "waiting"
+        try:
+            health = read_status(self.run(name)).health
+        except UserError:  # without a config.json that can be read
+            return "waiting"
+        return "stopped" if health == "finished" else health  # with fewer steps than planned
 
 
 def finished_figures(folder: RunFolder) -> dict[str, Any] | None:
@@ -141,8 +121,8 @@ class Ended:
     """How a command ended."""
 
     status: int
-    output: str
-    """The last lines."""
+    reason: str = ""
+    """The last line of an error, which `trm` begins with its name, or of the output."""
 
 
 class Sweeper:
@@ -160,10 +140,9 @@ class Sweeper:
         self._files, self._works, self._say, self._run = files, works, say, run
         self._continues = continues_on_failure
         self._built: set[tuple[str, ...]] = set()
-        self._failures_before = {work.name: files.failure(work.name) for work in works}
         self._steps = {work.name: work.steps for work in works}
         self._failed: set[str] = set()
-        """Runs that failed since this sweeper started, here or in another one."""
+        """Runs that failed in this sweeper, and those that need them."""
 
     def sweep(self) -> int:
         """Returns the exit status: 0 if all runs are finished, 1 if some failed, 75 after SIGTERM."""
@@ -179,16 +158,13 @@ class Sweeper:
         return 1 if self._failed else 0
 
     def _is_settled(self, work: Work) -> bool:
-        """True if there is nothing left to do for the run; a failed one is noted."""
+        """True if there is nothing left to do for the run: it is finished, or failed in this sweeper."""
         if work.name in self._failed or self._files.is_finished(work.name, work.steps):
             return True
-        failure = self._files.failure(work.name)
-        failed = failure is not None and failure != self._failures_before[work.name]
         if lost := self._failed & {work.needs, work.same_as}:
             self._say(f"{work.name}: not trained, because {min(lost)} failed")
-        if failed or lost:
             self._failed.add(work.name)
-        return work.name in self._failed
+        return bool(lost)
 
     def _try(self, work: Work) -> int | None:
         """Trains a run; returns the exit status, None if it has to wait for another run or another sweeper."""
@@ -219,10 +195,9 @@ class Sweeper:
         if ended.status in INTERRUPTED:
             self._say(f"{work.name}: stopped; the same command continues it")
         elif ended.status or not self._files.is_finished(work.name, work.steps):
-            reason = self._files.write_failure(work.name, ended)
-            self._say(f"{work.name}: failed with status {ended.status}: {reason}")
+            self._failed.add(work.name)
+            self._say(f"{work.name}: failed with status {ended.status}: {ended.reason}")
         else:
-            self._files.remove_failure(work.name)
             summary = (finished_figures(self._files.run(work.name)) or {}).get("summary", "")
             self._say(f"{work.name}: finished: {summary}")
         return ended.status
@@ -237,7 +212,7 @@ class Sweeper:
                 if ended.status:
                     return ended
                 self._built.add(command)
-        return Ended(0, "")
+        return Ended(0)
 
 
 def run_command(words: Sequence[str], restarts: int = 0) -> Ended:
@@ -251,5 +226,6 @@ def run_command(words: Sequence[str], restarts: int = 0) -> Ended:
         command = [sys.executable, "-m", "train_jax", *words]
         status = Supervisor(command, restarts, say, output=output.fileno()).run()
         output.seek(0)
-        lines = output.read().decode(errors="replace").splitlines()
-    return Ended(status, "\n".join(lines[-KEPT_LINES:]))
+        lines = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip()]
+    own = [line.removeprefix("trm: ") for line in lines if line.startswith("trm: ")]
+    return Ended(status, (own or lines or ["no output"])[-1])

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import cast
 
@@ -117,22 +117,6 @@ def move_folder(source: Path, target: Path, *, marker: str) -> None:
         cast(RemotePath, source / name).copy_to(cast(RemotePath, target / name))
     for name in names:
         (source / name).unlink(missing_ok=True)
-
-
-def copy_folder(source: Path, target: Path, *, without: Collection[str] = ()) -> None:
-    """Copies the files of a folder in the same storage, except those with the names `without` at its top."""
-    if isinstance(source, RemotePath):
-        names = list(source.files())
-    else:
-        names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
-    for name in names:
-        if name in without:
-            continue
-        if isinstance(source, RemotePath):
-            cast(RemotePath, source / name).copy_to(cast(RemotePath, target / name))
-        else:
-            with whole_file(target / name) as scratch:
-                shutil.copyfile(source / name, scratch)
 
 
 def check_readable(path: Path) -> None:

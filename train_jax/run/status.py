@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import json
 import statistics
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
-from train_jax.run.events import Goodput, goodput_of, read_events, read_heartbeat
+from train_jax.run.events import goodput_of, read_events, read_heartbeat
 from train_jax.run.folder import RunFolder, complete_steps
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
@@ -104,6 +105,7 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
     step_seconds = statistics.median(speeds) if speeds else None
     health, why = _health(folder, events, beat, silent, step_seconds, now)
     saved, saved_at = _newest_checkpoint(folder)
+    goodput = goodput_of(events)
     running = health == "running" and steps is not None and step_seconds is not None
     return RunStatus(
         run=str(folder.path),
@@ -111,15 +113,15 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
         why=why,
         step=int(step),
         steps=steps,
-        loss=_latest(records, lambda name: name.startswith("train/") and name.endswith("loss")),
-        figure=_latest(records, *(f"{split}/{metric.name}".__eq__ for split in ("eval", "train"))) if metric else None,
+        loss=_latest(records, "train/*loss"),
+        figure=_latest(records, f"eval/{metric.name}", f"train/{metric.name}") if metric else None,
         examples_per_second=config["global_batch_size"] / step_seconds if step_seconds else None,
         seconds_left=max(0, steps - step) * step_seconds if running and steps and step_seconds else None,
         checkpoint_step=saved,
         checkpoint_age_seconds=None if saved_at is None else max(0.0, now - saved_at),
         silent_seconds=None if silent is None else max(0.0, silent),
         skipped_steps=int(sum(record.get("train/skipped_steps", 0) for record in records)),
-        goodput=_as_json(goodput_of(events)),
+        goodput=None if goodput is None else {"share": goodput.share, **dataclasses.asdict(goodput)},
         metric=metric,
     )
 
@@ -165,20 +167,15 @@ def _newest_checkpoint(folder: RunFolder) -> tuple[int | None, float | None]:
 def _config(folder: RunFolder) -> dict[str, Any]:
     try:
         config = json.loads(folder.config.read_text())
-        task = str(config.get("task", "puzzles"))
-        return {"steps": config["steps"], "global_batch_size": config["global_batch_size"], "task": task}
+        return {"task": "puzzles"} | {name: config[name] for name in ("steps", "global_batch_size")} | config
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UserError(f"{folder.config} cannot be read ({error!r}); restore the file, or remove the run") from error
 
 
-def _latest(records: list[dict[str, float]], *wanted: Any) -> float | None:
-    for matches in wanted:
+def _latest(records: list[dict[str, float]], *patterns: str) -> float | None:
+    """The latest value of a metric that matches the first pattern; if there is none, the second one."""
+    for pattern in patterns:
         for record in reversed(records):
-            values = [value for name, value in record.items() if matches(name)]
-            if values:
-                return values[0]
+            if names := fnmatch.filter(record, pattern):
+                return record[names[0]]
     return None
-
-
-def _as_json(goodput: Goodput | None) -> dict[str, Any] | None:
-    return None if goodput is None else {"share": goodput.share, **dataclasses.asdict(goodput)}
