@@ -19,7 +19,7 @@ def work(number: int) -> Work:
 
 
 def run(words):
-    return sweeper.Ended(Supervisor([sys.executable, "-m", *words], 0, print).run())
+    return Supervisor([sys.executable, "-m", *words], 0, print).run()
 
 
 files, works = SweepFiles(root), [work(number) for number in range(runs)]

@@ -12,7 +12,7 @@ import pytest
 from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.experiments import sweeper
-from train_jax.experiments.sweeper import Ended, Sweeper, SweepFiles, Work
+from train_jax.experiments.sweeper import Sweeper, SweepFiles, Work
 from train_jax.run.config import to_json
 from train_jax.run.lease import sole_writer
 from train_jax.run.presets import preset
@@ -35,14 +35,14 @@ def sweep(tmp_path):
         def command(words):
             commands.append(words)
             if words[0] == "build-data":
-                return Ended(0)
+                return 0
             name = words[1]
             if name in failing:
-                return Ended(failing[name] if isinstance(failing, dict) else 1, "it broke")
+                return failing[name] if isinstance(failing, dict) else 1
             folder = files.root / name
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "FINISHED").write_text(json.dumps({"train_steps": 10, "summary": "exact"}))
-            return Ended(0)
+            return 0
 
         status = Sweeper(files, works, say=lambda line: None, run=command, **options).sweep()
         return status, [words[1] for words in commands]
@@ -146,20 +146,20 @@ def test_a_run_whose_process_is_alive_is_not_started(works, tmp_path):
     """The process of a sweeper that was killed still saves."""
     with sole_writer(tmp_path / works[0].name):
         files = SweepFiles(str(tmp_path))
-        assert Sweeper(files, works[:1], say=print, run=lambda words: Ended(0))._try(works[0]) is None
+        assert Sweeper(files, works[:1], say=print, run=lambda words: 0)._try(works[0]) is None
 
 
 def test_a_run_waits_for_data_that_another_sweeper_builds(works, tmp_path):
     files = SweepFiles(str(tmp_path))
     with sole_writer(files.claim("data-four")):
-        assert Sweeper(files, works[:1], say=print, run=lambda words: Ended(0))._try(works[0]) is None
+        assert Sweeper(files, works[:1], say=print, run=lambda words: 0)._try(works[0]) is None
 
 
 def test_data_that_cannot_be_built_is_a_failure_of_the_run(works, tmp_path):
     lines = []
-    run = lambda words: Ended(2, "no such table")  # noqa: E731
+    run = lambda words: 2  # noqa: E731
     assert Sweeper(SweepFiles(str(tmp_path)), works, say=lines.append, run=run).sweep() == 1
-    assert lines == [f"{works[0].name}: failed with status 2: no such table"]
+    assert lines == [f"{works[0].name}: failed with status 2"]
 
 
 def test_the_state_is_read_from_the_folders(sweep, works, tmp_path):

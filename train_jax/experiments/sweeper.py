@@ -14,8 +14,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +25,6 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.lease import HeldError, sole_writer
 from train_jax.run.status import read_status
 from train_jax.run.storage import path_of
-from train_jax.runtime.supervisor import Supervisor
 
 POLL_SECONDS = 2.0
 """Between two looks at runs that other sweepers train."""
@@ -116,17 +113,8 @@ def read_json(path: Path) -> Any:
 # ---- training
 
 
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    status: int
-    reason: str = ""
-    """The last line of an error, which `trm` begins with its name, or of the output."""
-
-
 class Sweeper:
-    """Trains what is not finished; returns when every run is finished or has failed."""
+    """Trains what is not finished; `run` runs the words after `trm` and returns the exit status."""
 
     def __init__(
         self,
@@ -134,7 +122,7 @@ class Sweeper:
         works: Sequence[Work],
         *,
         say: Callable[[str], None],
-        run: Callable[[Sequence[str]], Ended],
+        run: Callable[[Sequence[str]], int],
         continues_on_failure: bool = False,
     ):
         self._files, self._works, self._say, self._run = files, works, say, run
@@ -188,44 +176,25 @@ class Sweeper:
             self._files.copy(work)
             self._say(f"{work.name}: copied from {work.same_as}, which has the same configuration")
             return 0
-        ended = self._build(work)
-        if ended.status == 0:
+        status = self._build(work)
+        if status == 0:
             self._say(f"{work.name}: trm {shlex.join(work.command)}")
-            ended = self._run(work.command)
-        if ended.status in INTERRUPTED:
+            status = self._run(work.command)
+        if status in INTERRUPTED:
             self._say(f"{work.name}: stopped; the same command continues it")
-        elif ended.status or not self._files.is_finished(work.name, work.steps):
+        elif status or not self._files.is_finished(work.name, work.steps):
             self._failed.add(work.name)
-            self._say(f"{work.name}: failed with status {ended.status}: {ended.reason}")
-        else:
-            summary = (finished_figures(self._files.run(work.name)) or {}).get("summary", "")
-            self._say(f"{work.name}: finished: {summary}")
-        return ended.status
+            self._say(f"{work.name}: failed with status {status}")
+        return status
 
-    def _build(self, work: Work) -> Ended:
-        """Builds the data sets of a run that this sweeper has not built yet."""
+    def _build(self, work: Work) -> int:
+        """Builds the data sets of a run that this sweeper has not built yet; returns the exit status."""
         for command in work.builds:
             if command not in self._built:
                 folder = command[-1].rstrip("/").rpartition("/")[2]
                 with sole_writer(self._files.claim(f"data-{folder}")):
-                    ended = self._run(command)
-                if ended.status:
-                    return ended
+                    status = self._run(command)
+                if status:
+                    return status
                 self._built.add(command)
-        return Ended(0)
-
-
-def run_command(words: Sequence[str], restarts: int = 0) -> Ended:
-    """Runs a command of `trm` in a process of its own, which ends if this one does; after a crash again."""
-    with tempfile.TemporaryFile() as output:
-
-        def say(line: str) -> None:
-            output.write(f"trm: {line}\n".encode())
-            output.flush()
-
-        command = [sys.executable, "-m", "train_jax", *words]
-        status = Supervisor(command, restarts, say, output=output.fileno()).run()
-        output.seek(0)
-        lines = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip()]
-    own = [line.removeprefix("trm: ") for line in lines if line.startswith("trm: ")]
-    return Ended(status, (own or lines or ["no output"])[-1])
+        return 0

@@ -59,13 +59,6 @@ class RunStatus:
     metric: Metric | None = None
     """What `figure` is; None for a task of the user."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields, with `figure` under the name of its metric."""
-        fields = dataclasses.asdict(self)
-        del fields["metric"]
-        name = self.metric.name if self.metric else "figure"
-        return {name if field == "figure" else field: value for field, value in fields.items()}
-
 
 def find_runs(paths: Sequence[str]) -> list[RunFolder]:
     """The runs at the paths, each a run folder or a folder of runs, such as the root of a sweep.

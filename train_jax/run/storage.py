@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import shutil
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
@@ -184,8 +185,7 @@ def crc32c_of(path: Path) -> str:
 def fetch(url: str, target: Path) -> None:
     """Copies what a URL of any service names to a local file, in one try, with the errors of the service's client."""
     with importlib.import_module("fsspec").open(url, "rb") as remote, target.open("wb") as file:
-        while block := remote.read(2**24):
-            file.write(block)
+        shutil.copyfileobj(remote, file, 2**24)
 
 
 # ---- conditional writes

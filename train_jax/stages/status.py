@@ -27,7 +27,7 @@ class Status:
 def main(config: Status) -> None:
     runs = [read_status(folder) for folder in find_runs(config.run_dirs)]
     if config.json:
-        print(json.dumps([_finite(run.as_dict()) for run in runs], indent=1))
+        print(json.dumps([_finite(dataclasses.asdict(run)) for run in runs], indent=1))
     else:
         print(status_table(runs, width=max(72, shutil.get_terminal_size().columns)))
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import sys
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import tyro
@@ -11,10 +13,11 @@ from train_jax.command_line import parse_subcommand
 from train_jax.errors import UserError
 from train_jax.experiments.jobs import Options, check_folders, combinations, jobs_of, select, sweep_lines
 from train_jax.experiments.runs import differences, experiment_run
-from train_jax.experiments.sweeper import Sweeper, SweepFiles, run_command
+from train_jax.experiments.sweeper import Sweeper, SweepFiles
 from train_jax.experiments.table import EXPERIMENTS, GROUPS
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import VARIABLES
+from train_jax.runtime.supervisor import Supervisor
 
 WIDTH = max(map(len, EXPERIMENTS))
 PROCESSES = VARIABLES[1]
@@ -90,15 +93,18 @@ class Sweep:
             print("\n".join(sweep_lines(jobs, files)))
             return
         works = [job.work for job in jobs]
-        status = Sweeper(
-            files,
-            works,
-            say=lambda line: print(line, flush=True),
-            run=lambda words: run_command(words, self.restarts),
-            continues_on_failure=self.continue_on_failure,
-        ).sweep()
-        if status:
+        if status := Sweeper(
+            files, works, say=_say, run=self._train, continues_on_failure=self.continue_on_failure
+        ).sweep():
             raise SystemExit(status)
+
+    def _train(self, words: Sequence[str]) -> int:
+        """Runs a command of `trm` in a process of its own, which ends if this one does; after a crash again."""
+        return Supervisor([sys.executable, "-m", "train_jax", *words], self.restarts, _say).run()
+
+
+def _say(line: str) -> None:
+    print(f"trm sweep: {line}", flush=True)
 
 
 COMMANDS = {"run": Sweep, "list": ListExperiments}
