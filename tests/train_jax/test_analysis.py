@@ -163,7 +163,7 @@ def test_the_flops_of_a_finished_run_are_those_that_were_planned(tmp_path):
     for job in jobs:
         write_run(job, 0.5, total_groups=puzzles_of(job.sets), seq_len=36, vocab_size=8)
     flops = {run.experiment: run.train_flops for run in read_study(str(tmp_path)).runs}
-    assert flops == {job.work.name.split("/")[1]: cost_of(job)[1] for job in jobs}
+    assert flops == {job.name.split("/")[1]: cost_of(job)[1] for job in jobs}
     assert flops["contrib01_curriculum"] < flops["contrib01_baseline"] == flops["exp08a"]
 
 

@@ -58,16 +58,16 @@ def test_names_groups_patterns_and_presets():
 def test_runs_have_folders_commands_and_seeds():
     options = Options("gs://bucket/runs", "data", "tiny", 2, {"platform": "cpu"})
     jobs = jobs_of(["exp01a", "tiny"], combinations(["optim.lr=3e-4", "optim.beta1=0.9"]), options)
-    assert [job.work.name for job in jobs] == [
+    assert [job.name for job in jobs] == [
         "exp01/exp01a@lr=0.0003,beta1=0.9/seed-0", "tiny/tiny@lr=0.0003,beta1=0.9/seed-0",
         "exp01/exp01a@lr=0.0003,beta1=0.9/seed-1", "tiny/tiny@lr=0.0003,beta1=0.9/seed-1",
     ]  # fmt: skip
     last = jobs[2]
-    assert last.config.run_dir == f"gs://bucket/runs/{last.work.name}" and last.config.seed == 1
+    assert last.config.run_dir == f"gs://bucket/runs/{last.name}" and last.config.seed == 1
     assert (last.config.wandb_project, last.config.wandb_group) == ("trm-exp01", "exp01a@lr=0.0003,beta1=0.9")
     assert last.config.wandb_name == "exp01a@lr=0.0003,beta1=0.9/seed-1"
-    assert last.work.builds == (("build-data", "sudoku", "--size", "4", "--output-dir", "data/sudoku-4x4"),)
-    assert last.work.steps == 40
+    assert last.builds == (("build-data", "sudoku", "--size", "4", "--output-dir", "data/sudoku-4x4"),)
+    assert last.steps == 40
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,18 @@ def test_runs_that_cannot_be_planned(names, over, options, message):
 )
 def test_the_command_of_a_run_trains_that_run(names, over, base):
     for job in jobs_of(names, combinations(over), Options("r", "d", base)):
-        assert parse_run(list(job.work.command[1:]), prog="trm train", description="")[1] == job.config
+        assert parse_run(list(job.command[1:]), prog="trm train", description="")[1] == job.config
 
 
 @pytest.mark.slow
 def test_the_command_of_every_experiment_trains_that_experiment():
     for job in jobs_of(list(EXPERIMENTS), [{}], Options("r", "d")):
-        assert parse_run(list(job.work.command[1:]), prog="trm train", description="")[1] == job.config
+        assert parse_run(list(job.command[1:]), prog="trm train", description="")[1] == job.config
 
 
 def test_a_run_starts_after_the_one_whose_weights_it_needs():
     jobs = jobs_of(["contrib06_transfer", "contrib06_sudoku"], [{}], Options("r", seeds=2))
-    assert [job.work.name.split("/", 1)[1] for job in jobs] == [
+    assert [job.name.split("/", 1)[1] for job in jobs] == [
         "contrib06_sudoku/seed-0", "contrib06_sudoku/seed-1", "contrib06_transfer/seed-0", "contrib06_transfer/seed-1"
     ]  # fmt: skip
     assert jobs[3].config.init_from == "r/contrib06/contrib06_sudoku/seed-1"
@@ -115,7 +115,7 @@ def test_a_run_starts_after_the_one_whose_weights_it_needs():
 
 def test_runs_with_the_same_configuration_and_seed_are_copies_of_the_first():
     jobs = jobs_of(["exp01a", "exp01c", "exp10b", "exp10c"], [{}], Options(seeds=2))
-    assert {job.work.name: job.work.same_as for job in jobs if job.work.same_as} == {
+    assert {job.name: job.same_as for job in jobs if job.same_as} == {
         "exp10/exp10b/seed-0": "exp01/exp01c/seed-0", "exp10/exp10b/seed-1": "exp01/exp01c/seed-1"
     }  # fmt: skip
 

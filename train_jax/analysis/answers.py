@@ -79,14 +79,8 @@ def differing_fields(runs: Sequence[RunResult]) -> list[str]:
 
 def axis_value(run: RunResult, aim: Aim) -> float | None:
     """Returns the place of a run on the axis; None without one."""
-    if not aim.axis:
-        return None
-    if aim.axis == "parameters":
-        value: Any = run.parameters
-    elif aim.axis.startswith("facts."):
-        value = run.facts.get(aim.axis.removeprefix("facts."))
-    else:
-        value = run.config.get(aim.axis)
+    facts = {f"facts.{name}": value for name, value in run.facts.items()}
+    value = {**run.config, **facts, "parameters": run.parameters}.get(aim.axis)
     return float(value) if _is_number(value) else None
 
 

@@ -41,9 +41,9 @@ Settings = dict[str, Any]
 """Values by dotted field name."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One run of a sweep."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job(Work):
+    """The work of a run, and what it is about."""
 
     experiment: str
     """Experiment or preset."""
@@ -52,7 +52,6 @@ class Job:
     config: RunConfig
     sets: tuple[DataSet, ...]
     """Empty for data sets that no experiment knows."""
-    work: Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,18 +139,18 @@ def jobs_of(names: Sequence[str], combinations: Sequence[Settings], options: Opt
         for name in names
         for settings in combinations
     ]
-    counts = Counter(job.work.name for job in jobs)
+    counts = Counter(job.name for job in jobs)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise UserError(f"{twice[0]} would be trained twice; remove a repeated value from --over")
-    if missing := sorted({job.work.needs for job in jobs if job.work.needs} - counts.keys()):
+    if missing := sorted({job.needs for job in jobs if job.needs} - counts.keys()):
         raise UserError(f"the weights of {missing[0]} are needed; add {missing[0].split('/')[1]} to the sweep")
     trained: dict[str, str] = {}
     marked = []
-    for job in sorted(jobs, key=lambda job: bool(job.work.needs)):
+    for job in sorted(jobs, key=lambda job: bool(job.needs)):
         config = dataclasses.replace(job.config, run_dir="", wandb_project="", wandb_group="", wandb_name="")
-        first = trained.setdefault(repr(config), job.work.name)
-        same_as = "" if first == job.work.name else first
-        marked.append(dataclasses.replace(job, work=dataclasses.replace(job.work, same_as=same_as)))
+        first = trained.setdefault(repr(config), job.name)
+        same_as = "" if first == job.name else first
+        marked.append(dataclasses.replace(job, same_as=same_as))
     return marked
 
 
@@ -189,10 +188,18 @@ def _job(name: str, settings: Settings, seed: int, options: Options) -> Job:
         changes["init_from"] = f"{options.root}/{needs}"
     changes |= {"wandb_project": f"trm-{group}", "wandb_group": label, "wandb_name": f"{label}/seed-{seed}"}
     config = with_changes(default, changes)
-    steps = config.steps or (plan(config, puzzles_of(sets)).steps if sets else 0)
-    builds = tuple(each.command for each in sets)
-    work = Work(folder, steps, command_of(name, config, default, preset), builds, needs)
-    return Job(name, group, seed, config, sets, work)
+    return Job(
+        name=folder,
+        steps=config.steps or (plan(config, puzzles_of(sets)).steps if sets else 0),
+        command=command_of(name, config, default, preset),
+        builds=tuple(each.command for each in sets),
+        needs=needs,
+        experiment=name,
+        group=group,
+        seed=seed,
+        config=config,
+        sets=sets,
+    )
 
 
 def _text(settings: Settings) -> str:
@@ -247,12 +254,12 @@ def cost_of(job: Job) -> tuple[Plan | None, float | None]:
     try:
         return length, train_flops(job.config, sizes, length.steps, puzzles_of(job.sets))
     except ValueError as error:
-        raise UserError(f"{job.work.name}: the model cannot be built: {error}") from error
+        raise UserError(f"{job.name}: the model cannot be built: {error}") from error
 
 
 def sweep_lines(jobs: Sequence[Job], files: SweepFiles) -> Iterator[str]:
     """Yields the lines of a dry run."""
-    width = max(len("run"), *(len(job.work.name) for job in jobs))
+    width = max(len("run"), *(len(job.name) for job in jobs))
     yield f"{'run':<{width}}      steps  warm-up       examples      PFLOP  state"
     total, states = 0.0, Counter()
     for job in jobs:
@@ -261,17 +268,17 @@ def sweep_lines(jobs: Sequence[Job], files: SweepFiles) -> Iterator[str]:
         if length is not None:
             steps, examples, warmup = f"{length.steps:,}", f"{length.examples:,}", f"{length.warmup_share:.1%}"
         pflop = "?" if flops is None else f"{flops / 1e15:,.4g}"
-        total += 0.0 if job.work.same_as else flops or 0.0
-        state = files.state(job.work.name, job.work.steps)
+        total += 0.0 if job.same_as else flops or 0.0
+        state = files.state(job.name, job.steps)
         states[state] += 1
-        if state == "waiting" and job.work.same_as:
-            state = f"copy of {job.work.same_as}"
-        yield f"{job.work.name:<{width}}  {steps:>9}  {warmup:>7}  {examples:>13}  {pflop:>9}  {state}"
+        if state == "waiting" and job.same_as:
+            state = f"copy of {job.same_as}"
+        yield f"{job.name:<{width}}  {steps:>9}  {warmup:>7}  {examples:>13}  {pflop:>9}  {state}"
     yield ""
     counted = ", ".join(f"{count} {state}" for state, count in states.items())
     yield f"{len(jobs)} runs of {len({job.experiment for job in jobs})} experiments: {counted}"
     yield f"{total:.3g} FLOP in matrix products of train steps, without evaluations; memory by `trm compile-pod ID`"
-    if commands := dict.fromkeys(command for job in jobs for command in job.work.builds):
+    if commands := dict.fromkeys(command for job in jobs for command in job.builds):
         yield f"\n{len(commands)} data sets, each built before its first run unless it is there:"
         yield from (f"  trm {shlex.join(words)}" for words in commands)
     for group in CONFOUNDED:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
-import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
 from train_jax.run.events import goodput_of, read_events, read_heartbeat
-from train_jax.run.folder import RunFolder, complete_steps
+from train_jax.run.folder import RunFolder, complete_steps, read_fields
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
 from train_jax.task import COMMANDS, commands_of
@@ -85,7 +84,7 @@ def _runs_below(folder: Path, depth: int = 3) -> Iterator[RunFolder]:
 def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
     """Reads one run. Raises `UserError` for a folder whose config.json is damaged. `now`: seconds of the epoch."""
     now = time.time() if now is None else now
-    config, events, records = _config(folder), read_events(folder), read_metrics(folder)
+    config, events, records = read_fields(folder), read_events(folder), read_metrics(folder)
     beat, task = read_heartbeat(folder), config["task"]
     metric = commands_of(task).metric if task in COMMANDS else None  # code of the user is not imported
     step = max([record["step"] for record in records] + [event.get("step", 0) for event in events[-1:]], default=0)
@@ -155,14 +154,6 @@ def _newest_checkpoint(folder: RunFolder) -> tuple[int | None, float | None]:
         with contextlib.suppress(OSError):  # deleted since it was listed
             return step, (folder.checkpoints / str(step) / "_CHECKPOINT_METADATA").stat().st_mtime
     return None, None
-
-
-def _config(folder: RunFolder) -> dict[str, Any]:
-    try:
-        config = json.loads(folder.config.read_text())
-        return {"task": "puzzles"} | {name: config[name] for name in ("steps", "global_batch_size")} | config
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{folder.config} cannot be read ({error!r}); restore the file, or remove the run") from error
 
 
 def _latest(records: list[dict[str, float]], *patterns: str) -> float | None:

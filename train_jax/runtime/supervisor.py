@@ -93,13 +93,7 @@ def restarts_option(argv: Sequence[str]) -> tuple[int, list[str]]:
 class Supervisor:
     """Runs a command again until it ends in a way that another start would not change."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        restarts: int,
-        say: Callable[[str], None],
-        wait_scale: float = 1.0,
-    ):
+    def __init__(self, command: Sequence[str], restarts: int, say: Callable[[str], None], wait_scale: float = 1.0):
         self._command, self._restarts, self._say, self._wait_scale = command, restarts, say, wait_scale
         self._process: subprocess.Popen | None = None
         self._stopped = threading.Event()

@@ -92,10 +92,8 @@ class Sweep:
         if self.dry_run:
             print("\n".join(sweep_lines(jobs, files)))
             return
-        works = [job.work for job in jobs]
-        if status := Sweeper(
-            files, works, say=_say, run=self._train, continues_on_failure=self.continue_on_failure
-        ).sweep():
+        sweeper = Sweeper(files, jobs, say=_say, run=self._train, continues_on_failure=self.continue_on_failure)
+        if status := sweeper.sweep():
             raise SystemExit(status)
 
     def _train(self, words: Sequence[str]) -> int:
@@ -110,12 +108,17 @@ def _say(line: str) -> None:
 COMMANDS = {"run": Sweep, "list": ListExperiments}
 
 
+def main(config: Sweep | ListExperiments) -> None:
+    config.run()
+
+
 def cli(argv: list[str]) -> None:
     named = argv and argv[0] in (*COMMANDS, "-h", "--help")
-    parse_subcommand(
+    config = parse_subcommand(
         COMMANDS,
         argv if named else ["run", *argv],
         prog="trm sweep",
         unknown="command {}",
         description="Trains experiments, or shows their table. `trm sweep exp01` is `trm sweep run exp01`.",
-    ).run()
+    )
+    main(config)
