@@ -174,9 +174,7 @@ def _sentence(points: Sequence[Point], aim: Aim, experiments: int) -> str:
 def shown(value: Estimate) -> str:
     """Formats a mean with its interval and the number of seeds."""
     seeds = f"{value.count} seed{'s' * (value.count > 1)}"
-    if value.low is None or value.high is None:
-        return f"{percent(value.mean)} ({seeds})"
-    return f"{percent(value.mean)} (95 % interval {percent(value.low)} to {percent(value.high)}, {seeds})"
+    return f"{percent(value.mean)} ({f'95 % interval {value.interval}, ' * bool(value.interval)}{seeds})"
 
 
 def _evidence(group: str, points: Sequence[Point], law: PowerLaw | None) -> Iterator[str]:
@@ -238,6 +236,10 @@ class Estimate:
     high: float | None
     count: int
     """Number of seeds."""
+
+    @property
+    def interval(self) -> str:
+        return "" if self.low is None or self.high is None else f"{percent(self.low)} to {percent(self.high)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,14 +78,13 @@ def _markdown(section: Section) -> Iterator[str]:
 
 def _row(point: Point) -> tuple[str, ...]:
     first, final = point.runs[0], point.final
-    interval = "-" if final.low is None or final.high is None else f"{percent(final.low)} to {percent(final.high)}"
     seconds, flops = point.mean(lambda run: run.train_seconds), point.mean(lambda run: run.train_flops)
     memory, act_steps = point.mean(lambda run: run.hbm_peak_bytes), point.mean(lambda run: run.act_steps)
     return (
         point.experiment,
         str(final.count),
         percent(final.mean),
-        interval,
+        final.interval or "-",
         f"{first.train_steps:,}",
         "-" if seconds is None else spelled(seconds),
         "-" if first.parameters is None else f"{first.parameters:,}",
