@@ -80,7 +80,7 @@ def differing_fields(runs: Sequence[RunResult]) -> list[str]:
 def axis_value(run: RunResult, aim: Aim) -> float | None:
     """Returns the place of a run on the axis; None without one."""
     facts = {f"facts.{name}": value for name, value in run.facts.items()}
-    value = {**run.config, **facts, "parameters": run.parameters}.get(aim.axis)
+    value: Any = {**run.config, **facts, "parameters": run.parameters}.get(aim.axis)
     return float(value) if _is_number(value) else None
 
 
