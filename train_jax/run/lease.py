@@ -96,13 +96,13 @@ class Lease:
 
     def acquire(self) -> None:
         """Waits for a silent owner. Raises `HeldError` if the owner is alive."""
-        found, end = read_generation(self._path), time.monotonic() + LEASE_SECONDS
-        newest = found
-        while newest == found and found[0] and time.monotonic() < end:
+        first, end = read_generation(self._path), time.monotonic() + LEASE_SECONDS
+        newest = first
+        while newest == first and first[0] and time.monotonic() < end:
             time.sleep(min(1.0, LEASE_SECONDS / 10))
             newest = read_generation(self._path)
         content, self._generation = newest
-        if newest != found and content:  # renewed
+        if newest != first and content:  # renewed
             raise _refused(self._path.parent, _owner_in(content))
         if not self._write():
             raise _refused(self._path.parent, _owner_in(read_generation(self._path)[0]))
