@@ -63,11 +63,16 @@ def test_a_bucket_has_matrices_of_one_group_and_shape_one_for_each_device():
     assert matrices == [("layers.0.weight", "layers.1.weight"), ("layers.4.weight",), ("layers.2.weight",)]
 
 
-def test_an_optimizer_of_the_user_is_refused(data_dir):
+@pytest.mark.parametrize(
+    "fields",
+    [{"optimizer": "optax:adam"}, {"groups": (ParameterGroup(".*q_head.*", optimizer="optax:adam"),)}],
+    ids=["run", "group"],
+)
+def test_an_optimizer_of_the_user_is_refused(data_dir, fields):
     config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir))
     config = dataclasses.replace(
         config,
-        optim=dataclasses.replace(config.optim, optimizer="optax:adam"),
+        optim=dataclasses.replace(config.optim, **fields),
         compute=dataclasses.replace(config.compute, shard_optimizer=True),
     )
     with pytest.raises(UserError, match="shard_optimizer cannot be used with the optimizer optax:adam"):
