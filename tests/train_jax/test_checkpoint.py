@@ -1,5 +1,7 @@
 """Checkpoints: what each reader loads, which are kept, and that no damaged one is ever used."""
 
+import errno
+import os
 import platform
 import random
 import shutil
@@ -281,6 +283,31 @@ def test_a_checkpoint_that_storage_refuses_to_give_is_not_put_aside(two, remote,
     ):
         checkpoints.restore_newest(made(0)[0])
     assert checkpoints.restore_newest(made(0)[0]).step == 2 and checkpoints.steps() == [1, 2]
+    checkpoints.close()
+
+
+def test_a_checkpoint_on_a_disk_that_fails_is_tried_again_and_not_put_aside(two, tmp_path, monkeypatch):
+    """Orbax does not tell a file that cannot be read from one that is not there."""
+    folder = copied(two, tmp_path)
+    checkpoints = Checkpoints(folder)
+    read, failures = checkpoints._read, [DamagedCheckpointError("once")]
+
+    def fail_once(*args):
+        if failures:
+            raise failures.pop()
+        return read(*args)
+
+    monkeypatch.setattr(checkpoints, "_read", fail_once)
+    assert checkpoints.restore_newest(made(0)[0]).step == 2
+    remove_folder(folder.checkpoints / "2" / "model")
+
+    def fails(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("train_jax.run.files.local_copy", fails)
+    with pytest.raises(StorageError, match=r"checkpoints/2/.* cannot be read \(Input/output error\); run the command"):
+        checkpoints.restore_newest(made(0)[0])
+    assert checkpoints.steps() == [1, 2]
     checkpoints.close()
 
 

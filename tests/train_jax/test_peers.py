@@ -64,9 +64,9 @@ def test_the_others_end_with_an_error_that_names_the_lost_process(tmp_path, case
     assert all(last.startswith(f"error: process {victim} on {platform.node()} {reason}; stopped.") for last in lasts)
 
 
-@pytest.mark.slow
-def test_a_process_that_is_busy_is_not_lost_and_all_wait_for_it(tmp_path):
-    processes = Processes(tmp_path, "end", "busy")
+@pytest.mark.parametrize("doing", slow_unless("late".__eq__, ["late", "busy"]))
+def test_a_process_that_is_busy_is_not_lost_and_all_wait_for_it(tmp_path, doing):
+    processes = Processes(tmp_path, "end", doing)
     assert processes.ended() == {0: (0, ""), 1: (0, "")}
 
 

@@ -34,7 +34,8 @@ class FakeTime:
 
 @pytest.fixture
 def folder(tmp_path):
-    write_text(tmp_path / "config.json", json.dumps({"steps": 100, "global_batch_size": 16}))
+    fields = {"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}}
+    write_text(tmp_path / "config.json", json.dumps(fields))
     return RunFolder(tmp_path)
 
 
@@ -184,7 +185,7 @@ def beat(time, kind="steps", step_time=None):
         (None, None, "silent", "not written for 1:30: killed, frozen"),
         (None, beat(1085.0), "running", ""),
         (None, beat(1085.0, "compile", 100.0), "running", "compile"),
-        (None, beat(1085.0, step_time=700.0), "stalled", "no step for 6:30"),
+        *((None, beat(1085.0, kind, 700.0), "stalled", "no step for 6:30") for kind in ("steps", "data")),
         ("preempted", None, "preempted", ""),
         ("error: 7 consecutive steps", None, "stopped", "7 consecutive steps"),
         ("interrupted", None, "stopped", "interrupted"),
