@@ -39,7 +39,7 @@ from train_jax.experiments.table import (
 )
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder
-from train_jax.run.presets import all_presets
+from train_jax.run.presets import find_preset, preset_names
 from train_jax.run.storage import path_of
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.tasks.puzzles.kinds import kind_from_key
@@ -85,12 +85,13 @@ class Options:
     """Fields of `RunConfig` that do not change what is learned, such as `platform`."""
 
 
-def select(words: Iterable[str]) -> list[str]:
+def select(words: Sequence[str]) -> list[str]:
     """Returns the experiments and presets that ids, groups, presets and patterns such as `exp0[12]*` name.
 
     Each one is there once, in the order of the table. Raises `UserError` for a word that names none.
     """
-    order = [*EXPERIMENTS, *(name for name in all_presets() if name not in EXPERIMENTS)]
+    order = [*EXPERIMENTS, *(name for name in preset_names() if name not in EXPERIMENTS)]
+    order += [word for word in words if word not in order and find_preset(word)]  # such as d12-r8
     chosen: set[str] = set()
     for word in words:
         in_group = [name for name, row in EXPERIMENTS.items() if row.group == word]

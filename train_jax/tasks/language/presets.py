@@ -1,16 +1,20 @@
 """Presets of language runs.
 
-Those named `d20` and so on have the sizes, the optimizer and the length of nanochat's base training, by depth.
+`d12`, `d12-2026` and so on have the sizes, the optimizer and the length of nanochat's base training, derived from the
+depth; the end of a name such as `d12-2026-r8` is the number of tokens per parameter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from models_torch.gpt import GPTConfig
 from models_torch.gpt_2026 import GPT2026Config, has_value_embedding
+from train_jax.errors import UserError
 from train_jax.optim.config import NewtonSchulzDtype, OptimConfig, ParameterGroup
 from train_jax.run.config import ComputeConfig, RunConfig
 from train_jax.tasks.language.task import LanguageConfig, Packing
@@ -19,6 +23,10 @@ REFERENCE_TOKENS = 2**19
 """Tokens of a step for which the published learning rates are."""
 _REFERENCE_WIDTH = 768
 _REFERENCE_DEPTH = 12
+_BATCH_EXPONENT = 0.383
+"""The tokens of a step grow with this power of the tokens of a run (https://arxiv.org/abs/2505.13738)."""
+DEPTHS = range(2, 65)
+LISTED_DEPTHS = range(4, 33)
 _ADAMW = OptimConfig(
     optimizer="adamw",
     warmup_steps=0,
@@ -32,9 +40,24 @@ _ADAMW = OptimConfig(
 )
 
 
-def width_and_heads(depth: int) -> tuple[int, int]:
-    """Returns the channels and the heads of the published model: 64 channels a layer, at most 128 channels a head."""
-    return 64 * depth, math.ceil(64 * depth / 128)
+def arch_2025(depth: int) -> GPTConfig:
+    """Returns the published model of a depth: 64 channels a layer, in as few heads as have at most 128 channels each.
+
+    Raises `UserError` for a depth whose channels do not divide into these heads.
+    """
+    width, heads = 64 * depth, math.ceil(64 * depth / 128)
+    if width % (2 * heads):
+        raise UserError(
+            f"the rule of 2025 has no depth {depth}: {width} channels do not divide into {heads} heads; use "
+            f"{depth - 1} or {depth + 1}, or --nanochat 2026"
+        )
+    return GPTConfig(seq_len=2048, vocab_size=65536, n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=width)
+
+
+def arch_2026(depth: int) -> GPT2026Config:
+    """Returns the published model of a depth: 64 channels a layer, rounded up to heads of 128 channels."""
+    heads = math.ceil(64 * depth / 128)
+    return GPT2026Config(n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=128 * heads)
 
 
 def optimizer_2025(
@@ -77,8 +100,6 @@ def optimizer_2026(arch: GPT2026Config, tokens_per_step: int) -> OptimConfig:
     """
     by_batch = math.sqrt(tokens_per_step / REFERENCE_TOKENS)
     adamw_lr = by_batch * (arch.n_embd / _REFERENCE_WIDTH) ** -0.5
-    width, heads = width_and_heads(_REFERENCE_DEPTH)
-    reference = dataclasses.replace(arch, n_layer=_REFERENCE_DEPTH, n_embd=width, n_head=heads, n_kv_head=heads)
     return dataclasses.replace(
         _ADAMW,
         warmup_steps=40,
@@ -94,7 +115,7 @@ def optimizer_2026(arch: GPT2026Config, tokens_per_step: int) -> OptimConfig:
                 momentum_warmup_steps=400,
                 momentum_end=0.90,
                 muon_beta2=0.9,
-                weight_decay=0.28 * by_batch * scaling_parameters(reference) / scaling_parameters(arch),
+                weight_decay=0.28 * by_batch / _relative_size(arch),
                 weight_decay_schedule="cosine",
                 cautious_decay=True,
             ),
@@ -118,9 +139,31 @@ def scaling_parameters(arch: GPTConfig) -> int:
     return blocks + gated * 12 * arch.n_kv_head + -(-arch.vocab_size // 64) * 64 * arch.n_embd
 
 
+def _relative_size(arch: GPT2026Config) -> float:
+    """Returns the parameters that decide the length of a run, in those of the reference with the same vocabulary."""
+    reference = arch_2026(_REFERENCE_DEPTH)
+    return scaling_parameters(arch) / scaling_parameters(dataclasses.replace(reference, vocab_size=arch.vocab_size))
+
+
+def parameters(arch: GPTConfig) -> int:
+    """Returns the number of all parameters."""
+    if not isinstance(arch, GPT2026Config):
+        return scaling_parameters(arch)
+    embedding = -(-arch.vocab_size // 64) * 64 * arch.n_embd
+    values = sum(has_value_embedding(layer, arch.n_layer) for layer in range(arch.n_layer))
+    scalars = 2 * arch.n_layer + 24 + 2  # of the residual stream; smear gate, smear and backout
+    return scaling_parameters(arch) + embedding + values * embedding * arch.n_kv_head // arch.n_head + scalars
+
+
 def steps_of(arch: GPTConfig, tokens_per_step: int, tokens_per_parameter: float) -> int:
     """Returns the number of steps for so many tokens per parameter."""
-    return int(tokens_per_parameter * scaling_parameters(arch)) // tokens_per_step
+    steps = int(tokens_per_parameter * scaling_parameters(arch)) // tokens_per_step
+    if not steps:
+        raise UserError(
+            f"{tokens_per_parameter:g} tokens per parameter are less than a step of {tokens_per_step:,} tokens; use at "
+            f"least {math.ceil(1000 * tokens_per_step / scaling_parameters(arch)) / 1000:g}"
+        )
+    return steps
 
 
 def _run(
@@ -155,24 +198,34 @@ def _run(
     )
 
 
-def of_2025(depth: int, **compute: Any) -> RunConfig:
-    """Returns the published run of a depth, November 2025: 2**19 tokens a step, 20 tokens per parameter.
+def of_2025(name: str, depth: int, tokens_per_parameter: float = 20) -> RunConfig:
+    """Returns the published run of a depth, November 2025: 2**19 tokens a step."""
+    arch = arch_2025(depth)
+    # What d32 needs to fit a TPU v4-64, and d26 does not; none between them was compiled.
+    large = ComputeConfig(attention="fused", shard_optimizer=True, remat=r"transformer\.h\.\d+\.mlp")
+    return _run(
+        name,
+        arch,
+        optimizer_2025(arch),
+        rows=REFERENCE_TOKENS // arch.seq_len,
+        steps=steps_of(arch, REFERENCE_TOKENS, tokens_per_parameter),
+        packing="stream",
+        compute=large if depth > 26 else None,
+    )
 
-    `compute` are fields of `ComputeConfig`.
-    """
-    width, heads = width_and_heads(depth)
-    arch = GPTConfig(seq_len=2048, vocab_size=65536, n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=width)
-    steps, options = steps_of(arch, REFERENCE_TOKENS, 20), ComputeConfig(attention="fused", **compute)
-    return _run(f"d{depth}", arch, optimizer_2025(arch), rows=256, steps=steps, packing="stream", compute=options)
 
-
-def of_2026(depth: int, *, rows: int, tokens_per_parameter: float) -> RunConfig:
-    """Returns the published run of a depth, July 2026, with rows of 2048 tokens."""
-    width, heads = width_and_heads(depth)
-    arch = GPT2026Config(n_layer=depth, n_embd=width, n_head=heads, n_kv_head=heads)
-    steps = steps_of(arch, rows * arch.seq_len, tokens_per_parameter)
-    optim = optimizer_2026(arch, rows * arch.seq_len)
-    return _run(f"d{depth}-2026", arch, optim, rows=rows, steps=steps, packing="bestfit")
+def of_2026(name: str, depth: int, tokens_per_parameter: float = 12) -> RunConfig:
+    """Returns the published run of a depth, July 2026: the tokens of a step are a power of 2."""
+    arch = arch_2026(depth)
+    tokens_per_step = 2 ** round(math.log2(REFERENCE_TOKENS * _relative_size(arch) ** _BATCH_EXPONENT))
+    return _run(
+        name,
+        arch,
+        optimizer_2026(arch, tokens_per_step),
+        rows=tokens_per_step // arch.seq_len,
+        steps=steps_of(arch, tokens_per_step, tokens_per_parameter),
+        packing="bestfit",
+    )
 
 
 def _chat(name: str, arch: GPTConfig, *, steps: int, eval_every_steps: int, matrix_lr: float = 0.02) -> RunConfig:
@@ -206,22 +259,81 @@ def _tiny_2026() -> RunConfig:
     )
 
 
-PRESETS: dict[str, RunConfig] = {
-    "chat-tiny": _chat(
-        "chat-tiny",
-        GPTConfig(seq_len=256, vocab_size=1024, n_layer=4, n_head=2, n_kv_head=2, n_embd=128, forward_dtype="float32"),
-        steps=600,
-        eval_every_steps=200,
-        matrix_lr=0.03,
-    ),
-    "chat-small": _chat(
-        "chat-small",
-        GPTConfig(seq_len=512, vocab_size=4096, n_layer=6, n_head=6, n_kv_head=6, n_embd=384, forward_dtype="float32"),
-        steps=240,
-        eval_every_steps=120,
-    ),
-    "chat-tiny-2026": _tiny_2026(),
-    **{f"d{depth}": of_2025(depth) for depth in (20, 26)},
-    "d32": of_2025(32, shard_optimizer=True, remat=r"transformer\.h\.\d+\.mlp"),  # what fits a TPU v4-64
-    "d24-2026": of_2026(24, rows=512, tokens_per_parameter=8),
-}
+def _tiny() -> RunConfig:
+    arch = GPTConfig(
+        seq_len=256, vocab_size=1024, n_layer=4, n_head=2, n_kv_head=2, n_embd=128, forward_dtype="float32"
+    )
+    return _chat("chat-tiny", arch, steps=600, eval_every_steps=200, matrix_lr=0.03)
+
+
+def _small() -> RunConfig:
+    arch = GPTConfig(
+        seq_len=512, vocab_size=4096, n_layer=6, n_head=6, n_kv_head=6, n_embd=384, forward_dtype="float32"
+    )
+    return _chat("chat-small", arch, steps=240, eval_every_steps=120)
+
+
+_NAMED: dict[str, Callable[[], RunConfig]] = {"chat-tiny": _tiny, "chat-small": _small, "chat-tiny-2026": _tiny_2026}
+_RULES: dict[str, Callable[..., RunConfig]] = {"": of_2025, "-2026": of_2026}
+_BY_DEPTH = re.compile(r"d(\d{1,6})(-2026)?(?:-r(\d{1,9}(?:\.\d{1,9})?))?")
+
+
+class Presets(Mapping[str, RunConfig]):
+    """Presets by name, each built when it is asked for. Raises `UserError` for a depth that has no run."""
+
+    def __getitem__(self, name: str) -> RunConfig:
+        if name in _NAMED:
+            return _NAMED[name]()
+        found = _BY_DEPTH.fullmatch(name)
+        if found is None:
+            raise KeyError(name)
+        depth, rule = int(found[1]), _RULES[found[2] or ""]
+        if depth not in DEPTHS:
+            raise UserError(f"{name} has depth {depth}; use {DEPTHS[0]} to {DEPTHS[-1]}")
+        return rule(name, depth, float(found[3])) if found[3] else rule(name, depth)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _NAMED
+        has_heads = {7, 15, 31, *range(0, 65, 2)}  # depths that the rule of 2025 takes
+        yield from (f"d{depth}" for depth in LISTED_DEPTHS if depth in has_heads)
+        yield from (f"d{depth}-2026" for depth in LISTED_DEPTHS)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+PRESETS = Presets()
+
+
+def is_by_depth(name: str) -> bool:
+    """Returns whether a name is that of a preset by depth."""
+    return _BY_DEPTH.fullmatch(name) is not None
+
+
+def derived(config: RunConfig) -> str:
+    """Returns a table of what a run by depth has: sizes, length, rates, schedule."""
+    from models_torch.flops import language_flops_per_token  # imports PyTorch's counters
+
+    arch: Any = config.arch
+    optim, tokens = config.optim, config.global_batch_size * arch.seq_len
+    counted = "all" if scaling_parameters(arch) == parameters(arch) else f"{scaling_parameters(arch):,}"
+    flops = language_flops_per_token(arch) * tokens * config.steps
+    momenta = [group for group in optim.groups if group.optimizer]
+    decay = ", ".join(f"{group.weight_decay:.4g}" for group in momenta if group.weight_decay) or "0"
+    rates = [
+        f"{re.sub(r'[.*]*$|[.*]*(?=[|])', '', group.pattern.replace(chr(92), ''))} {group.lr:.4g}"
+        for group in optim.groups
+    ]
+    rows = {
+        "model": f"{config.model}, {arch.n_layer} layers, {arch.n_embd} channels, {arch.n_head} heads of "
+        f"{arch.n_embd // arch.n_head}",
+        "parameters": f"{parameters(arch):,}, of which {counted} decide the length",
+        "step": f"{config.global_batch_size:,} rows of {arch.seq_len:,} tokens: {tokens:,}",
+        "length": f"{config.steps:,} steps, {tokens * config.steps:,} tokens, "
+        f"{tokens * config.steps / scaling_parameters(arch):.2f} per parameter, {flops:.3g} FLOP",
+        "rates": ", ".join(rates),
+        "schedule": f"{optim.warmup_steps} steps of warm-up, decay to {optim.lr_min_ratio:g} over the last "
+        f"{optim.decay_share:.0%}",
+        "weight decay": f"{decay} for the blocks",
+    }
+    return "\n".join(f"  {name:<13} {text}" for name, text in rows.items())
