@@ -4,6 +4,7 @@
 `NANOCHAT_DIR=/path/to/nanochat` derives it again from a checkout at one of them.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -79,12 +80,12 @@ def test_the_table_is_that_of_the_published_script(nanochat):
     assert len(published) == 29 and published == [row for row in rows() if row["year"] == published[0]["year"]]
 
 
-@pytest.mark.parametrize("name", ["d20", "d7", "d32", "d24-2026", "d5-2026"])
+@pytest.mark.parametrize("name", ["d20", "d7", "d32", "d24-2026", "d5-2026", "chat-d3"])
 def test_parameters_are_those_of_the_module(name):
     config = preset(name)
     counts = {name: p.numel() for name, p in modules_parameters(config).items()}
     assert sum(counts.values()) == parameters(config.arch)
-    if name.endswith("2026"):
+    if config.model == "gpt_2026":
         counted = sum(count for name, count in counts.items() if name.startswith(("transformer.h", "lm_head")))
         assert counted == scaling_parameters(config.arch)
 
@@ -150,7 +151,10 @@ def test_a_sweep_over_depths(tmp_path):
 
 def test_presets_are_built_when_they_are_named(monkeypatch):
     monkeypatch.setattr("train_jax.tasks.language.presets._run", None)  # building one fails
-    assert listed_presets().endswith("d4 to d32, d4-2026 to d32-2026") and find_preset("d20-2027") is None
+    assert (
+        listed_presets().endswith("d4 to d32, d4-2026 to d32-2026, chat-d2 to chat-d8")
+        and find_preset("d20-2027") is None
+    )
     assert len(PRESETS) == len(list(PRESETS)) == len(set(PRESETS)) > 40
 
 
@@ -172,6 +176,20 @@ def test_rates_of_d24():
     assert rates[r"value_embeds\..*"] == (pytest.approx(0.15), 0.01)
     assert rates["resid_lambdas"] == (pytest.approx(0.005 * 2**0.5), 0.05)
     assert rates[r"transformer\.h\..*"] == (pytest.approx(0.02 * 2**0.5), pytest.approx(0.05974, abs=1e-5))
+
+
+@pytest.mark.parametrize("name", ["chat-tiny-2026", "chat-d6"])
+def test_a_small_run_has_the_rates_and_the_horizon_of_decay_of_the_reference(name):
+    def horizon(config, muon):
+        same_text = dataclasses.replace(reference.arch, vocab_size=config.arch.vocab_size)
+        size = scaling_parameters(config.arch) / scaling_parameters(same_text)
+        return config.global_batch_size * config.arch.seq_len / (muon.lr * muon.weight_decay * size)
+
+    config, reference = preset(name), preset("d12-2026")
+    muon, expected = config.optim.groups[0], reference.optim.groups[0]
+    assert muon.lr == expected.lr == 0.02 and config.task_config.packing == "shuffled"
+    assert horizon(config, muon) == pytest.approx(horizon(reference, expected))
+    assert config.optim.warmup_steps <= config.steps / 10 and muon.momentum_warmup_steps < config.steps
 
 
 def test_a_preset_comes_back_from_json():

@@ -177,7 +177,7 @@ def _json(path: Path) -> dict[str, Any]:
 @functools.cache
 def _flops(model: str, steps: int, batch_size: int, content: str) -> float | None:
     """None for a model that cannot be built from its fields, such as one of the user."""
-    from models_torch.registry import architecture
+    from models_torch.registry import config_class
     from train_jax.experiments.jobs import train_flops
 
     config, facts = json.loads(content)
@@ -188,7 +188,7 @@ def _flops(model: str, steps: int, batch_size: int, content: str) -> float | Non
         if task.get("curriculum_epochs"):
             examples = facts["total_groups"] * facts["mean_puzzle_examples"]
             curriculum = task["curriculum_start"], task["curriculum_epochs"], examples
-        arch = architecture(model).config_class(**(config["arch"] | sizes))
+        arch = config_class(model)(**(config["arch"] | sizes))
         return train_flops(model, arch, steps, batch_size, curriculum)
     except (ValueError, TypeError, KeyError):
         return None

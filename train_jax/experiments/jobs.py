@@ -21,7 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from models_torch.flops import train_flops_per_example
+from models_torch.flops import language_flops_per_token, train_flops_per_example
+from models_torch.gpt import GPTConfig
 from train_jax.errors import UserError
 from train_jax.experiments.runs import LONG_WARMUP, Plan, command_of, differences, named_run, plan, with_changes
 from train_jax.experiments.sweeper import SweepFiles, Work
@@ -355,6 +356,8 @@ def cost_of(job: Job) -> Cost:
     if not (job.examples_per_epoch or config.steps):
         return Cost(None, None)
     length = plan(config, job.examples_per_epoch)
+    if isinstance(config.arch, GPTConfig):
+        return Cost(length, train_flops(config.model, config.arch, length.steps, config.global_batch_size))
     if not job.sets:
         return Cost(length, None)
     task, curriculum = config.task_config, None
@@ -378,6 +381,8 @@ def train_flops(
     `curriculum`: the H-cycles and L-cycles that it starts with, its epochs, and the examples of an epoch. Raises
     `ValueError` for a model whose FLOPs are not known.
     """
+    if isinstance(arch, GPTConfig):
+        return language_flops_per_token(arch) * arch.seq_len * batch_size * steps
     steps_of_arch = Counter({arch: steps})
     if curriculum is not None:
         (H_cycles, L_cycles), epochs, examples_per_epoch = curriculum

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from train_jax.analysis.law import METRIC, law
 from train_jax.analysis.page import fronts_of, html, markdown, sections_of, write_tables
 from train_jax.analysis.records import read_study
 from train_jax.command_line import parse
@@ -17,14 +18,15 @@ from train_jax.run.storage import path_of
 @dataclasses.dataclass(frozen=True)
 class Analyze:
     """Write the report of a sweep from its run folders, as HTML and Markdown: for each group one sentence with its
-    evidence, a plot, learning curves over seeds; and the tables of all runs as CSV and Parquet."""
+    evidence, a plot, learning curves over seeds; and the tables of all runs as CSV and Parquet. With --metric
+    bits_per_byte, the law of language models instead: bits per byte against FLOPs."""
 
     root: Annotated[str, tyro.conf.Positional] = "runs"
     """Folder of the runs, ROOT/GROUP/ID/seed-N, or gs://bucket/folder."""
     groups: tuple[str, ...] = ()
     """Only these groups; by default all that are there."""
     metric: str = "exact_accuracy"
-    """Figure of the evaluation, a share between 0 and 1."""
+    """Figure of the evaluation, a share between 0 and 1; or bits_per_byte."""
     output: str | None = None
     """Folder of the report, by default ROOT/analysis."""
 
@@ -37,6 +39,13 @@ def main(config: Analyze) -> None:
     if unknown:
         raise UserError(f"{config.root} has no group {unknown[0]}; use one of {', '.join(study.groups)}")
     folder: Path = path_of(config.output or f"{config.root.rstrip('/')}/analysis")
+    if config.metric == METRIC:
+        text = law(study)
+        tables = write_tables(study, folder)
+        write_text(folder / "law.md", f"{text}\n")
+        print(text)
+        print(f"{folder / 'law.md'}; {', '.join(path.name for path in tables)}")
+        return
     sections = sections_of(study, config.groups)
     fronts = fronts_of(sections)
     tables = write_tables(study, folder)

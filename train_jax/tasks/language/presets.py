@@ -15,7 +15,7 @@ from typing import Any
 from models_torch.gpt import GPTConfig
 from models_torch.gpt_2026 import GPT2026Config, has_value_embedding
 from train_jax.errors import UserError
-from train_jax.optim.config import NewtonSchulzDtype, OptimConfig, ParameterGroup
+from train_jax.optim.config import OptimConfig, ParameterGroup
 from train_jax.run.config import ComputeConfig, RunConfig
 from train_jax.tasks.language.task import LanguageConfig, Packing
 
@@ -25,6 +25,7 @@ _REFERENCE_WIDTH = 768
 _REFERENCE_DEPTH = 12
 _BATCH_EXPONENT = 0.383
 """The tokens of a step grow with this power of the tokens of a run (https://arxiv.org/abs/2505.13738)."""
+_CHAT_TINY: dict[str, Any] = {"seq_len": 256, "vocab_size": 1024, "forward_dtype": "float32"}
 DEPTHS = range(2, 65)
 LISTED_DEPTHS = range(4, 33)
 _ADAMW = OptimConfig(
@@ -60,13 +61,7 @@ def arch_2026(depth: int) -> GPT2026Config:
     return GPT2026Config(n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=128 * heads)
 
 
-def optimizer_2025(
-    arch: GPTConfig,
-    *,
-    matrix_lr: float = 0.02,
-    decay_share: float = 0.2,
-    newton_schulz_dtype: NewtonSchulzDtype = "bfloat16",
-) -> OptimConfig:
+def optimizer_2025(arch: GPTConfig, *, matrix_lr: float = 0.02, decay_share: float = 0.2) -> OptimConfig:
     """Returns the published optimizer of November 2025, for steps of 2**19 tokens.
 
     It has no warm-up, constant rates and, by default, a linear decay to 0 over the last fifth.
@@ -74,7 +69,6 @@ def optimizer_2025(
     adamw_lr = (arch.n_embd / _REFERENCE_WIDTH) ** -0.5
     return dataclasses.replace(
         _ADAMW,
-        newton_schulz_dtype=newton_schulz_dtype,
         decay_share=decay_share,
         lr_min_ratio=0.0,
         clip_norm=1.0,
@@ -92,13 +86,15 @@ def optimizer_2025(
     )
 
 
-def optimizer_2026(arch: GPT2026Config, tokens_per_step: int) -> OptimConfig:
+def optimizer_2026(arch: GPT2026Config, tokens_per_step: int, *, batch_exponent: float = 0.5) -> OptimConfig:
     """Returns the published optimizer of July 2026: Muon for the blocks, and six groups of AdamW.
 
-    Learning rates grow with the root of the tokens of a step, except that of smear and backout. The weight decay of
-    Muon also falls with the number of tokens that the run would have at a fixed number of tokens per parameter.
+    Learning rates grow with the root of the tokens of a step (`batch_exponent`), except that of smear and backout. The
+    weight decay of Muon keeps tokens of a step / (learning rate x decay x tokens of the run) as in the reference, at a
+    fixed number of tokens per parameter.
     """
-    by_batch = math.sqrt(tokens_per_step / REFERENCE_TOKENS)
+    batch = tokens_per_step / REFERENCE_TOKENS
+    by_batch = batch**batch_exponent
     adamw_lr = by_batch * (arch.n_embd / _REFERENCE_WIDTH) ** -0.5
     return dataclasses.replace(
         _ADAMW,
@@ -115,7 +111,7 @@ def optimizer_2026(arch: GPT2026Config, tokens_per_step: int) -> OptimConfig:
                 momentum_warmup_steps=400,
                 momentum_end=0.90,
                 muon_beta2=0.9,
-                weight_decay=0.28 * by_batch / _relative_size(arch),
+                weight_decay=0.28 * batch / by_batch / _relative_size(arch),
                 weight_decay_schedule="cosine",
                 cautious_decay=True,
             ),
@@ -228,18 +224,19 @@ def of_2026(name: str, depth: int, tokens_per_parameter: float = 12) -> RunConfi
     )
 
 
-def _chat(name: str, arch: GPTConfig, *, steps: int, eval_every_steps: int, matrix_lr: float = 0.02) -> RunConfig:
-    """Returns a small run with the optimizer of November 2025 and Newton-Schulz in float32.
+def _chat(
+    name: str, arch: GPTConfig, optim: OptimConfig, *, steps: int, rows: int = 16, eval_every_steps: int = 200
+) -> RunConfig:
+    """Returns a small run for a CPU, with Newton-Schulz in float32.
 
     Rows are shuffled: the files of the standard library are long, and the rows of a batch that follow each other would
     be of one or two files.
     """
-    optim = optimizer_2025(arch, matrix_lr=matrix_lr, decay_share=0.5, newton_schulz_dtype="float32")
     return _run(
         name,
         arch,
-        optim,
-        rows=16,
+        dataclasses.replace(optim, newton_schulz_dtype="float32"),
+        rows=rows,
         steps=steps,
         packing="shuffled",
         eval_every_steps=eval_every_steps,
@@ -248,34 +245,47 @@ def _chat(name: str, arch: GPTConfig, *, steps: int, eval_every_steps: int, matr
     )
 
 
-def _tiny_2026() -> RunConfig:
-    """Returns a small run on the data set of `chat-tiny`."""
-    arch = GPT2026Config(
-        seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=3, n_embd=192, forward_dtype="float32"
-    )
-    optim = dataclasses.replace(optimizer_2026(arch, 16 * arch.seq_len), newton_schulz_dtype="float32")
-    return _run(
-        "chat-tiny-2026", arch, optim, rows=16, steps=600, packing="bestfit", eval_every_steps=200, eval_batches=4
-    )
+def _chat_2026(
+    name: str, layers: int, width: int, heads: int, *, rows: int, steps: int = 0, ratio: float = 0.0
+) -> RunConfig:
+    """Returns a small run of the model of July 2026, without the rules that do not scale down.
+
+    Rates do not fall with the tokens of a step, warm-ups are shares of a short run, and rows are not packed by best
+    fit, which would use only the beginnings of documents that are much longer than a row.
+    """
+    arch = GPT2026Config(**_CHAT_TINY, n_layer=layers, n_embd=width, n_head=heads, n_kv_head=heads)
+    steps = steps or steps_of(arch, rows * arch.seq_len, ratio)
+    optim = optimizer_2026(arch, rows * arch.seq_len, batch_exponent=0)
+    muon, *others = optim.groups
+    muon = dataclasses.replace(muon, momentum_warmup_steps=min(400, 2 * steps // 3))
+    optim = dataclasses.replace(optim, warmup_steps=min(40, steps // 10), groups=(muon, *others))
+    return _chat(name, arch, optim, steps=steps, rows=rows)
+
+
+def laptop(name: str, depth: int, tokens_per_parameter: float = 4) -> RunConfig:
+    """Returns a run by depth for a CPU: 16 channels a layer in heads of 16, on the data set of `chat-tiny`."""
+    return _chat_2026(name, depth, 16 * depth, depth, rows=8, ratio=tokens_per_parameter)
 
 
 def _tiny() -> RunConfig:
-    arch = GPTConfig(
-        seq_len=256, vocab_size=1024, n_layer=4, n_head=2, n_kv_head=2, n_embd=128, forward_dtype="float32"
-    )
-    return _chat("chat-tiny", arch, steps=600, eval_every_steps=200, matrix_lr=0.03)
+    arch = GPTConfig(**_CHAT_TINY, n_layer=4, n_head=2, n_kv_head=2, n_embd=128)
+    return _chat("chat-tiny", arch, optimizer_2025(arch, matrix_lr=0.03, decay_share=0.5), steps=600)
 
 
 def _small() -> RunConfig:
     arch = GPTConfig(
         seq_len=512, vocab_size=4096, n_layer=6, n_head=6, n_kv_head=6, n_embd=384, forward_dtype="float32"
     )
-    return _chat("chat-small", arch, steps=240, eval_every_steps=120)
+    return _chat("chat-small", arch, optimizer_2025(arch, decay_share=0.5), steps=240, eval_every_steps=120)
 
 
-_NAMED: dict[str, Callable[[], RunConfig]] = {"chat-tiny": _tiny, "chat-small": _small, "chat-tiny-2026": _tiny_2026}
-_RULES: dict[str, Callable[..., RunConfig]] = {"": of_2025, "-2026": of_2026}
-_BY_DEPTH = re.compile(r"d(\d{1,6})(-2026)?(?:-r(\d{1,9}(?:\.\d{1,9})?))?")
+_NAMED: dict[str, Callable[[], RunConfig]] = {
+    "chat-tiny": _tiny,
+    "chat-small": _small,
+    "chat-tiny-2026": lambda: _chat_2026("chat-tiny-2026", 4, 128, 2, rows=16, steps=600),
+}
+_RULES: dict[str, Callable[..., RunConfig]] = {"d": of_2025, "d-2026": of_2026, "chat-d": laptop}
+_BY_DEPTH = re.compile(r"(d|chat-d)(\d{1,6})(-2026)?(?:-r(\d{1,9}(?:\.\d{1,9})?))?")
 
 
 class Presets(Mapping[str, RunConfig]):
@@ -287,16 +297,17 @@ class Presets(Mapping[str, RunConfig]):
         found = _BY_DEPTH.fullmatch(name)
         if found is None:
             raise KeyError(name)
-        depth, rule = int(found[1]), _RULES[found[2] or ""]
+        depth, rule = int(found[2]), _RULES[found[1] + (found[3] or "")]
         if depth not in DEPTHS:
             raise UserError(f"{name} has depth {depth}; use {DEPTHS[0]} to {DEPTHS[-1]}")
-        return rule(name, depth, float(found[3])) if found[3] else rule(name, depth)
+        return rule(name, depth, float(found[4])) if found[4] else rule(name, depth)
 
     def __iter__(self) -> Iterator[str]:
         yield from _NAMED
         has_heads = {7, 15, 31, *range(0, 65, 2)}  # depths that the rule of 2025 takes
         yield from (f"d{depth}" for depth in LISTED_DEPTHS if depth in has_heads)
         yield from (f"d{depth}-2026" for depth in LISTED_DEPTHS)
+        yield from (f"chat-d{depth}" for depth in range(2, 9))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -320,10 +331,7 @@ def derived(config: RunConfig) -> str:
     flops = language_flops_per_token(arch) * tokens * config.steps
     momenta = [group for group in optim.groups if group.optimizer]
     decay = ", ".join(f"{group.weight_decay:.4g}" for group in momenta if group.weight_decay) or "0"
-    rates = [
-        f"{re.sub(r'[.*]*$|[.*]*(?=[|])', '', group.pattern.replace(chr(92), ''))} {group.lr:.4g}"
-        for group in optim.groups
-    ]
+    rates = [f"{group.pattern.replace(chr(92), '').replace('..*', '')} {group.lr:.4g}" for group in optim.groups]
     rows = {
         "model": f"{config.model}, {arch.n_layer} layers, {arch.n_embd} channels, {arch.n_head} heads of "
         f"{arch.n_embd // arch.n_head}",

@@ -221,8 +221,8 @@ SAMPLES = {
     "conscience and should act towards one another in a spirit of brotherhood.",
     "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다. 인간은 천부적으로 이성과 "
     "양심을 부여받았으며 서로 형제애의 정신으로 행동하여야 한다.",
-    "Python": "def divisors(number: int) -> list[int]:\n    return [n for n in range(1, number + 1) if not number % n]\n"
-    '\n\nif __name__ == "__main__":\n    print(divisors(360))\n',
+    "Python": "def divisors(number: int) -> list[int]:\n    return [n for n in range(1, number + 1) if not number % n]"
+    '\n\n\nif __name__ == "__main__":\n    print(divisors(360))\n',
     "LaTeX": r"\begin{theorem} For every $x \in \mathbb{R}$ and $n \ge 1$, \[ \left| \sin(nx) \right| \le n \left| "
     r"\sin x \right|, \qquad \lim_{x \to 0} \frac{\sin(nx)}{\sin x} = n. \] \end{theorem}",
 }
