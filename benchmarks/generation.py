@@ -1,10 +1,13 @@
-"""Generation with a cache beside generation without one: the time of a token of a language model, batch of one.
+"""The engine of generation beside other ways to compute the same tokens.
 
-    python -m benchmarks.generation [--preset chat-small] [--tokens 200] [--rounds 5]
+    python -m benchmarks.generation decode [--preset chat-small] [--tokens 200]
+    python -m benchmarks.generation requests [--preset chat-tiny] [--requests 500] [--slots 16]
 
-Both sides have the same module with random weights, after as many tokens. Without a cache a token is one compiled call
-on all of them. The sides alternate in one process, so that other load affects both, and the ratio is the median of the
-ratios of rounds.
+`decode`: the time of one greedy token of one row, after as many tokens: the engine, the same model written by hand in
+`jax.numpy`, both with 8 tokens a dispatch, and PyTorch with a cache that grows. `requests`: tokens per second of many
+requests of different lengths, where a row that ends makes room for the next one, and in batches that wait for their
+longest row. Weights are random. The sides alternate in one process, so that other load affects all; the ratios are
+medians over rounds.
 """
 
 from __future__ import annotations
@@ -12,72 +15,246 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 import tyro
 
 import bridge
 from models_torch import registry
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.generation import Generator, PromptSample, Sampling, Sizes
+from train_jax.tasks.language.engine import Counts, Engine, Request
+from train_jax.tasks.language.sampling import GREEDY
+
+DISPATCH = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Compare generation with and without a cache."""
+class Decode:
+    """The time of one token."""
 
     preset: str = "chat-small"
-    """Preset of a language model."""
+    """Preset of a language model of 2025, computed in float32."""
     tokens: int = 200
     """Tokens before the measured ones."""
-    rounds: int = 5
-    """Measured rounds, after one that compiles; in each, 16 tokens with the cache and 4 without."""
+    rounds: int = 7
+    """Measured rounds, after one that compiles."""
 
 
-CACHED, UNCACHED = 16, 4
-"""Tokens of a round."""
+@dataclasses.dataclass(frozen=True)
+class Requests:
+    """Tokens per second of many requests."""
+
+    preset: str = "chat-tiny"
+    requests: int = 500
+    slots: int = 16
+    longest: int = 400
+    """Tokens after a prompt, from 1, uniform and log-uniform."""
 
 
-def seconds(function: Callable[[], object], count: int) -> float:
-    """Returns the time of one of the `count` tokens that `function` computes."""
-    started = time.perf_counter()
-    function()
-    return (time.perf_counter() - started) / count
+def module_of(name: str) -> tuple[Any, Any]:
+    config = preset(name)
+    torch.manual_seed(0)
+    module: Any = registry.build_model(config.model, config.arch).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.05)
+    return module, config.arch
 
 
-def main(options: Options) -> None:
-    config = preset(options.preset)
-    module = registry.build_model(config.model, config.arch)
-    fn = bridge.export(module)
-    prompt = tuple(np.random.default_rng(0).integers(config.arch.vocab_size, size=options.tokens).tolist())
-    sizes = Sizes(1, len(prompt), CACHED + 1, len(prompt) + CACHED + 1)
-    generator = Generator(module, fn.params, fn.buffers, Devices(1), sizes, sampling=Sampling(temperature=0.0))
+def engine_of(module: Any, slots: int, capacity: int) -> Engine:
+    engine, fn = (
+        Engine(module, Devices(1), slots=slots, capacity=capacity, tokens_per_dispatch=DISPATCH),
+        bridge.export(module),
+    )
+    engine.load(fn.params, fn.buffers)
+    return engine
 
-    @jax.jit
-    def next_token(params: dict, buffers: dict, idx: jax.Array) -> jax.Array:
-        logits, _ = fn(params, buffers, idx, train=False)
-        return jnp.argmax(logits[0, -1])
 
-    idx = jnp.asarray(prompt, jnp.int32)[None]
-    rounds = []
+# ---- one token
+
+
+def by_hand(module: Any, arch: Any, prompt: list[int], capacity: int) -> Callable[[], list[int]]:
+    """Returns a function that computes the next `DISPATCH` tokens of one row, written in `jax.numpy`."""
+    weights = {name: jnp.asarray(value.detach().numpy()) for name, value in module.named_parameters()}
+    cos, sin = (jnp.asarray(table.float().numpy())[0, :, 0] for table in (module.cos, module.sin))
+    heads, size = arch.n_head, arch.n_embd // arch.n_head
+
+    def norm(x: jax.Array) -> jax.Array:
+        return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + jnp.finfo(jnp.float32).eps)
+
+    def rotate(x: jax.Array, position: jax.Array) -> jax.Array:
+        first, second = jnp.split(x, 2, axis=-1)
+        c, s = cos[position], sin[position]
+        return jnp.concatenate([first * c + second * s, second * c - first * s], axis=-1)
+
+    def decode(weights: Mapping[str, jax.Array], cache: jax.Array, token: jax.Array, position: jax.Array) -> tuple:
+        x = norm(weights["transformer.wte.weight"][token])
+        for layer in range(arch.n_layer):
+            name = f"transformer.h.{layer}."
+            y = norm(x)
+            q, k, v = ((weights[f"{name}attn.c_{each}.weight"] @ y).reshape(heads, size) for each in "qkv")
+            q, k = norm(rotate(q, position)), norm(rotate(k, position))
+            cache = cache.at[layer, 0, :, position].set(k).at[layer, 1, :, position].set(v)
+            scores = jnp.einsum("hd,htd->ht", q, cache[layer, 0]) / size**0.5
+            shares = jax.nn.softmax(jnp.where(jnp.arange(capacity) <= position, scores, -jnp.inf))
+            x = x + weights[f"{name}attn.c_proj.weight"] @ jnp.einsum("ht,htd->hd", shares, cache[layer, 1]).reshape(-1)
+            y = jnp.square(jax.nn.relu(weights[f"{name}mlp.c_fc.weight"] @ norm(x)))
+            x = x + weights[f"{name}mlp.c_proj.weight"] @ y
+        logits = 15 * jnp.tanh(weights["lm_head.weight"] @ norm(x) / 15)
+        return cache, jnp.argmax(logits).astype(jnp.int32), position + 1
+
+    def dispatch(weights: Mapping[str, jax.Array], state: tuple) -> tuple[tuple, jax.Array]:
+        def step(state: tuple, _: None) -> tuple[tuple, jax.Array]:
+            state = decode(weights, *state)
+            return state, state[1]
+
+        return jax.lax.scan(step, state, length=DISPATCH)
+
+    compiled = jax.jit(dispatch, donate_argnums=1)
+    state = jnp.zeros((arch.n_layer, 2, heads, capacity, size)), jnp.int32(prompt[0]), jnp.int32(0)
+    one = jax.jit(decode)
+    for token in prompt:
+        state = one(weights, state[0], jnp.int32(token), state[2])
+    rest: dict[str, Any] = {"state": state}
+
+    def run() -> list[int]:
+        first = int(rest["state"][1])
+        rest["state"], tokens = compiled(weights, rest["state"])
+        return [first, *tokens[:-1].tolist()]
+
+    return run
+
+
+class GrowingCache:
+    """The cache of a PyTorch user: keys and values are joined to those before."""
+
+    def __init__(self, layers: int):
+        self.pairs: list[Any] = [None] * layers
+
+    def get_pos(self) -> int:
+        return 0 if self.pairs[-1] is None else self.pairs[-1][0].shape[2]
+
+    def insert_kv(self, layer: int, key: Any, value: Any) -> tuple[Any, Any]:
+        if self.pairs[layer] is not None:
+            key, value = (torch.cat(pair, dim=2) for pair in zip(self.pairs[layer], (key, value), strict=True))
+        self.pairs[layer] = key, value
+        return key, value
+
+
+def by_torch(module: Any, arch: Any, prompt: list[int]) -> Callable[[], list[int]]:
+    """Returns a function that computes the next `DISPATCH` tokens of one row in PyTorch."""
+    cache = GrowingCache(arch.n_layer)
+    with torch.inference_mode():
+        rest = {"token": int(module(torch.tensor([prompt]), kv_cache=cache)[0, -1].argmax())}
+
+    @torch.inference_mode()
+    def run() -> list[int]:
+        tokens = []
+        for _ in range(DISPATCH):
+            tokens.append(rest["token"])
+            rest["token"] = int(module(torch.tensor([[rest["token"]]]), kv_cache=cache)[0, -1].argmax())
+        return tokens
+
+    return run
+
+
+def by_engine(module: Any, prompt: list[int], capacity: int) -> Callable[[], list[int]]:
+    engine = engine_of(module, 1, capacity)
+    row = engine.submit(Request(prompt=tuple(prompt), max_tokens=capacity - len(prompt), sampling=GREEDY))
+    engine._admit()
+    jax.block_until_ready(engine._state)
+
+    def run() -> list[int]:
+        engine.step()
+        return row.tokens[-DISPATCH:]
+
+    return run
+
+
+def decode(options: Decode) -> None:
+    module, arch = module_of(options.preset)
+    prompt = np.random.default_rng(0).integers(arch.vocab_size, size=options.tokens).tolist()
+    capacity = len(prompt) + DISPATCH * (options.rounds + 2)
+    sides = {
+        "engine": by_engine(module, prompt, capacity),
+        "by hand": by_hand(module, arch, prompt, capacity),
+        "PyTorch": by_torch(module, arch, prompt),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(options.rounds + 1):
-        tokens = generator.tokens([PromptSample(prompt)])
-        next(tokens)  # of the prompt: the next ones depend on it and are computed after it
-        cached = seconds(lambda tokens=tokens: list(tokens), CACHED)
-        uncached = seconds(
-            lambda: [next_token(fn.params, fn.buffers, idx).block_until_ready() for _ in range(UNCACHED)], UNCACHED
+        tokens = {}
+        for name, side in sides.items():
+            started = time.perf_counter()
+            tokens[name] = side()
+            seconds[name].append((time.perf_counter() - started) / DISPATCH)
+        assert tokens["engine"] == tokens["by hand"] == tokens["PyTorch"], tokens
+    print(f"{options.preset} after {options.tokens} tokens, {options.rounds} rounds, on {kind()}, float32:")
+    for name, times in seconds.items():
+        ratio = statistics.median(mine / other for mine, other in zip(seconds["engine"][1:], times[1:], strict=True))
+        print(f"  {name:<8} {1e3 * statistics.median(times[1:]):8.3f} ms a token; engine / it {ratio:.2f}")
+
+
+def kind() -> str:
+    return jax.devices()[0].device_kind
+
+
+# ---- many requests
+
+
+def lengths(options: Requests) -> Iterator[tuple[str, np.ndarray]]:
+    generator = np.random.default_rng(0)
+    yield "uniform", generator.integers(1, options.longest + 1, options.requests)
+    drawn = np.exp(generator.uniform(0, np.log(options.longest + 1), options.requests))
+    yield "log-uniform", drawn.astype(int)
+
+
+def requests(options: Requests) -> None:
+    module, arch = module_of(options.preset)
+    generator = np.random.default_rng(1)
+    prompts = [
+        tuple(generator.integers(arch.vocab_size, size=n).tolist()) for n in generator.integers(4, 17, options.requests)
+    ]
+    engine = engine_of(module, options.slots, options.longest + 16)
+    for _ in engine.complete(Request(prompt=prompt, max_tokens=9) for prompt in prompts[: options.slots + 1]):
+        pass  # compiles
+    print(f"{options.preset}, {options.requests} requests, {options.slots} slots, on {kind()}:")
+    for name, each in lengths(options):
+        wanted = [Request(prompt=prompt, max_tokens=int(n)) for prompt, n in zip(prompts, each, strict=True)]
+        refilled, occupancy = until_drained(engine, wanted)
+        started = time.perf_counter()
+        for first in range(0, len(wanted), options.slots):
+            for _ in engine.complete(wanted[first : first + options.slots]):
+                pass
+        batches = each.sum() / (time.perf_counter() - started)
+        print(
+            f"  {name:<11} {refilled:8.0f} tokens/s at occupancy {occupancy:.1%}; in batches {batches:8.0f} tokens/s, "
+            f"ratio {refilled / batches:.2f}"
         )
-        rounds.append((cached, uncached))
-    cached, uncached = (statistics.median(side) for side in zip(*rounds[1:], strict=True))
-    ratio = statistics.median(without / having for having, without in rounds[1:])
-    kind = jax.devices()[0].device_kind
-    print(f"{options.preset} after {options.tokens} tokens, {options.rounds} rounds, on {kind}, float32:")
-    print(f"with a cache {1e3 * cached:.2f} ms a token, without {1e3 * uncached:.2f} ms, ratio {ratio:.1f}")
+
+
+def until_drained(engine: Engine, wanted: list[Request]) -> tuple[float, float]:
+    """Returns tokens per second and the occupancy until the last request has a slot."""
+    engine.counts = Counts()
+    started = time.perf_counter()
+    rows = [engine.submit(request) for request in wanted]
+    while engine.waiting:
+        engine.step()
+    rate, occupancy = engine.counts.tokens / (time.perf_counter() - started), engine.counts.occupancy
+    while rows and not engine.idle:
+        engine.step()
+    return rate, occupancy
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=Options.__doc__))
+    options = tyro.cli(
+        Annotated[Decode, tyro.conf.subcommand("decode")] | Annotated[Requests, tyro.conf.subcommand("requests")],
+        description=__doc__,
+    )
+    decode(options) if isinstance(options, Decode) else requests(options)

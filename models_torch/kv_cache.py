@@ -1,9 +1,12 @@
 """Keys and values of earlier tokens in buffers of fixed size, and a language model that returns them with its logits.
 
 The caches have the methods of nanochat's, which a model calls: `insert_kv` of November 2025, or `get_layer_cache` and
-`advance` of July 2026. Buffers do not grow, so that all calls after the first one have the same shapes.
+`advance` of July 2026. A causal model of Hugging Face gets the caches of its own library. Buffers do not grow, so that
+all calls after the first one have the same shapes.
 """
 
+import importlib
+import inspect
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,13 +31,19 @@ class Buffers(NamedTuple):
 def positions_of(model: nn.Module) -> int:
     """Returns the positions of a model: `max_positions`, or the length of its rotary table `cos`.
 
-    Raises ValueError for a model without either, which does not have the caches here.
+    Those of a model of Hugging Face are in its configuration. Raises ValueError for a model without the caches here.
     """
     if hasattr(model, "max_positions"):
         return int(model.max_positions)  # pyright: ignore[reportArgumentType]
+    if _takes(model, "past_key_values"):
+        return int(model.config.max_position_embeddings)  # pyright: ignore
     if not isinstance(tables := getattr(model, "cos", None), Tensor):
         raise ValueError(f"{type(model).__name__} has no cache of keys and values; use a model with that of nanochat")
     return tables.shape[1]
+
+
+def _takes(model: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters
 
 
 @dataclass
@@ -119,10 +128,15 @@ class StaticCache:
         self.position = self.position + num_tokens
 
 
+def cached_model(model: nn.Module) -> "CachedModel":
+    """Returns a model with `prefill` and `decode`; `model` takes `kv_cache`, or `past_key_values` of Hugging Face."""
+    return CachedCausalLM(model) if _takes(model, "past_key_values") else CachedModel(model)
+
+
 class CachedModel(nn.Module):
     """A language model whose cache is an argument and a result: `prefill` for a prompt, `decode` for one more token."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
         """`model` takes `(idx, kv_cache=…)`, as nanochat's."""
         super().__init__()
         self.model = model
@@ -158,3 +172,27 @@ class CachedModel(nn.Module):
         keys, values, previous = buffers
         cache = StaticCache(list(keys), list(values), torch.clamp(position, 1, capacity - 1), previous)
         return self.model(idx, kv_cache=cache), Buffers(cache.keys, cache.values, cache.prev_embedding)
+
+
+class CachedCausalLM(CachedModel):
+    """A causal language model of Hugging Face, whose layers all keep every token."""
+
+    def prefill(
+        self, idx: Int[Tensor, "batch seq"], last: Int[Tensor, "batch 1"], capacity: int
+    ) -> tuple[Logits, Buffers]:
+        cache = importlib.import_module("transformers.cache_utils").DynamicCache()
+        logits = self.model(idx, past_key_values=cache, use_cache=True).logits
+        padding = 0, 0, 0, capacity - idx.shape[1]
+        keys, values = ([F.pad(getattr(layer, side), padding) for layer in cache.layers] for side in ("keys", "values"))
+        return logits, Buffers(keys, values, None)
+
+    def decode(
+        self, idx: Int[Tensor, "batch 1"], buffers: Buffers, position: Int[Tensor, ""], capacity: int
+    ) -> tuple[Logits, Buffers]:
+        caches = importlib.import_module("transformers.cache_utils")
+        layers = [caches.StaticLayer(capacity) for _ in buffers.keys]
+        for layer, layer.keys, layer.values in zip(layers, buffers.keys, buffers.values, strict=True):
+            layer.cumulative_length = torch.clamp(position, 1, capacity - 1)
+            layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
+        logits = self.model(idx, past_key_values=caches.Cache(layers=layers), use_cache=True).logits
+        return logits, Buffers([layer.keys for layer in layers], [layer.values for layer in layers], None)

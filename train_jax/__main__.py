@@ -44,6 +44,7 @@ GROUPS = {
         "core": "score a language run on the CORE tasks of an evaluation bundle",
         "solve": "show a run's answer to one puzzle after every ACT step",
         "generate": "continue prompts with a language model",
+        "bench-generate": "measure how fast a language model writes, for 1 to 128 rows",
     },
     "results": {
         "export": "write a run's EMA weights under PyTorch names and check them in PyTorch",

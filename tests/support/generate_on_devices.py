@@ -1,48 +1,54 @@
-"""A script: generates on one and on eight virtual devices, alone and in batches; prints tokens and compilations.
+"""A script: generates on virtual devices, alone and in batches; prints tokens, log-probabilities and compilations.
 
-python -m support.generate_on_devices NAME_OF_A_LANGUAGE_MODEL
+python -m support.generate_on_devices NAME_OF_A_LANGUAGE_MODEL DEVICES
+
+With `JAX_COORDINATOR_ADDRESS` and the other variables of `train_jax.runtime.processes`, it is one of several processes,
+of so many devices each.
 """
 
 import os
+import sys
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[2]}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import dataclasses
 import json
-import sys
 
 import jax
 
-from support.small_gpt import generator_of, rows_of, small_gpt
+from support.small_gpt import engine_of, prompts_of, requests_of, small_gpt
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.generation import Sampling
+from train_jax.runtime.processes import join_processes
+from train_jax.tasks.language.sampling import Sampling
 
-SAMPLING = Sampling(temperature=0.8, top_k=20, top_p=0.9)
+join_processes()
 compiled: list[str] = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, _, **of: compiled.append(of["fun_name"]) if "backend_compile" in event else None
 )
-PROGRAMS = ("jit(_fun)", "jit(on_one_device)")
-"""The names of `Devices.parallel_map`'s programs, by pmap and shard_map; tracing also converts constants."""
+SAMPLING = Sampling(temperature=0.8, top_k=20, top_p=0.9)
 module = small_gpt(sys.argv[1])
-rows = [dataclasses.replace(row, sample=3) for row in rows_of([1, 9, 4, 12, 2, 7, 12, 5])]
+requests = requests_of(prompts_of([1, 9, 4, 12, 2, 7, 12, 5, 20, 3]), 10, sampling=SAMPLING, seed=5, sample=3)
 results = {}
 
 
-def generate(name, devices, rows, batch, **sizes):
-    generator = generator_of(module, devices, rows=batch, new_tokens=10, sampling=SAMPLING, seed=5, **sizes)
+def generate(name, devices, slots):
+    engine = engine_of(module, devices, slots=slots, capacity=32, tokens_per_dispatch=4)
+    rows = list(engine.complete(requests))
+    results[name] = {"tokens": [row.tokens for row in rows], "log_probs": [row.log_probs for row in rows]}
     compiled.clear()
-    results[name] = {"tokens": list(generator.complete(rows)), "programs": sum(map(compiled.count, PROGRAMS))}
-    compiled.clear()
-    for _ in generator.complete(rows[::-1]):
+    for _ in engine.complete(requests[::-1]):
         pass
     results[name]["compiled for other prompts"] = compiled[:]
 
 
-generate("one device", Devices(1), rows, 8, prompt_tokens=12)
-generate("eight devices", Devices(8), rows, 8, prompt_tokens=12)
-generate("eight devices by shard_map", Devices(8, "shard_map"), rows, 8, prompt_tokens=12)
-generate("in batches of three", Devices(1), rows, 3, prompt_tokens=16)
-generate("alone", Devices(1), rows, 1, prompt_tokens=12)
-print(json.dumps(results))
+if jax.process_count() > 1:
+    generate("processes", Devices(), 8)
+else:
+    generate("one device", Devices(1), 10)
+    generate("eight devices", Devices(8), 8)
+    generate("eight devices by shard_map", Devices(8, "shard_map"), 16)
+    generate("three slots", Devices(1), 3)
+    generate("alone", Devices(1), 1)
+if jax.process_index() == 0:
+    print(json.dumps(results))

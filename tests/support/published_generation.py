@@ -8,8 +8,9 @@ import sys
 import numpy as np
 
 from support.published_gpt import published_gpt
-from support.small_gpt import generator_of, greedy_ties, rows_of, small_gpt
+from support.small_gpt import engine_of, greedy_ties, prompts_of, requests_of, small_gpt
 from train_jax.runtime.devices import Devices
+from train_jax.tasks.language.sampling import GREEDY
 
 SIZES = {"vocab_size": 1024, "n_layer": 3, "n_head": 3, "n_embd": 192}
 NEW = 128
@@ -21,11 +22,11 @@ if __name__ == "__main__":
     module = gpt.GPT(gpt.GPTConfig(sequence_len=256, n_kv_head=heads, **SIZES))
     module.load_state_dict(small_gpt(name, seq_len=256, n_kv_head=heads, **SIZES).state_dict())
     lengths = [1, 200, *np.random.default_rng(0).integers(1, 201, size=30).tolist()]
-    rows = rows_of(lengths, vocab_size=SIZES["vocab_size"])
-    generator = generator_of(module, Devices(1), rows=len(rows), prompt_tokens=200, new_tokens=NEW)
-    completions = list(generator.complete(rows))
+    prompts = prompts_of(lengths, vocab_size=SIZES["vocab_size"])
+    engine = engine_of(module, Devices(1), slots=len(prompts), capacity=200 + NEW)
+    completions = [row.tokens for row in engine.complete(requests_of(prompts, NEW, sampling=GREEDY))]
     assert {len(tokens) for tokens in completions} == {NEW}
-    ties = [greedy_ties(module, row.prompt, tokens) for row, tokens in zip(rows, completions, strict=True)]
+    ties = [greedy_ties(module, prompt, tokens) for prompt, tokens in zip(prompts, completions, strict=True)]
     without, with_cache = np.sum(ties, axis=0).tolist()
-    print(f"{name}: {len(rows) * NEW} tokens, of which PyTorch chooses another one of equal logit:")
+    print(f"{name}: {len(prompts) * NEW} tokens, of which PyTorch chooses another one of equal logit:")
     print(f"{without} without a cache, {with_cache} with one")

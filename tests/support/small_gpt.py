@@ -6,10 +6,9 @@ import torch
 
 import bridge
 from models_torch import registry
-from models_torch.kv_cache import CachedModel
-from train_jax.tasks.language.generation import Generator, PromptSample, Sampling, Sizes
+from models_torch.kv_cache import cached_model
+from train_jax.tasks.language.engine import Engine, Request
 
-GREEDY = Sampling(temperature=0.0)
 VOCAB_SIZE = 61
 TIE = 1e-5
 """The largest difference of two logits that counts as a tie."""
@@ -31,30 +30,36 @@ def small_gpt(name="gpt", *, seed=0, **sizes):
     return module
 
 
-def rows_of(lengths, vocab_size=VOCAB_SIZE):
+def prompts_of(lengths, vocab_size=VOCAB_SIZE):
     """Random prompts of these lengths."""
     generator = torch.Generator().manual_seed(1)
-    return [
-        PromptSample(tuple(torch.randint(vocab_size, (length,), generator=generator).tolist())) for length in lengths
-    ]
+    return [tuple(torch.randint(vocab_size, (length,), generator=generator).tolist()) for length in lengths]
 
 
-def generator_of(module, devices, *, rows, prompt_tokens, new_tokens, sampling=GREEDY, **options):
-    sizes = Sizes(rows, prompt_tokens, new_tokens, prompt_tokens + new_tokens)
-    fn = bridge.export(module)
-    return Generator(module, fn.params, fn.buffers, devices, sizes, sampling=sampling, **options)
+def engine_of(module, devices, *, slots, capacity, **options):
+    engine, fn = Engine(module, devices, slots=slots, capacity=capacity, **options), bridge.export(module)
+    engine.load(fn.params, fn.buffers)
+    return engine
+
+
+def requests_of(prompts, max_tokens, **fields):
+    return [Request(prompt=prompt, max_tokens=max_tokens, **fields) for prompt in prompts]
+
+
+def _logits(output):
+    return getattr(output, "logits", output)
 
 
 @torch.no_grad()
 def uncached_logits(module, prompt, tokens):
     """PyTorch's logits at the positions of `tokens`, by one call without a cache."""
-    return module(torch.tensor([[*prompt, *tokens[:-1]]]))[0, len(prompt) - 1 :]
+    return _logits(module(torch.tensor([[*prompt, *tokens[:-1]]])))[0, len(prompt) - 1 :]
 
 
 @torch.no_grad()
 def cached_logits(module, prompt, tokens):
     """The same, token by token with a cache."""
-    cached = CachedModel(module)
+    cached = cached_model(module)
     capacity = len(prompt) + len(tokens)
     logits, buffers = cached.prefill(torch.tensor([prompt]), torch.tensor([prompt[-1:]]), capacity)
     rows = [logits[0, -1]]

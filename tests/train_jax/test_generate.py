@@ -11,7 +11,7 @@ from train_jax import load_run
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
-from train_jax.tasks.language.generation import encode_prompts, read_prompts
+from train_jax.tasks.language.generation import read_prompts
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.tokenizer import Tokenizer
 
@@ -125,16 +125,12 @@ def test_files_that_are_no_text(tmp_path):
             read_prompts(str(path))
 
 
-def test_sizes_serve_all_rows(run_dir):
-    tokenizer = Tokenizer.load(run_dir.removesuffix("run") + "set")
-    prompts = encode_prompts(tokenizer, ["a", "abcdefghijklmnopqrstuvwxyz"], 3)
-    assert [row.sample for row in prompts.rows] == [0, 1, 2, 0, 1, 2]
-    assert all(row.prompt[0] == tokenizer.bos for row in prompts.rows)
-    sizes = prompts.sizes(max_tokens=100, batch_size=4, devices=1, positions=POSITIONS)
-    assert (sizes.rows, sizes.prompt_tokens, sizes.new_tokens, sizes.capacity) == (4, 32, 100, 132)
-    assert prompts.sizes(max_tokens=134, batch_size=9, devices=4, positions=POSITIONS).capacity == POSITIONS
-    assert prompts.sizes(max_tokens=1, batch_size=1, devices=4, positions=POSITIONS).rows == 4
-    assert prompts.sizes(max_tokens=1, batch_size=9, devices=4, positions=POSITIONS).rows == 8
+def test_an_engine_serves_all_requests(run_dir):
+    model = load_run(run_dir)
+    requests = model.requests(["a", "abcdefghijklmnopqrstuvwxyz"], num_samples=3, max_tokens=POSITIONS - 27)
+    assert [request.sample for request in requests] == [0, 1, 2, 0, 1, 2]
+    assert all(request.prompt[0] == model.tokenizer.bos == request.stop[0] for request in requests)
+    model.engine(requests).submit(requests[-1])
 
 
 def test_a_character_appears_with_its_last_byte(run_dir):
@@ -143,3 +139,30 @@ def test_a_character_appears_with_its_last_byte(run_dir):
     pieces = list(tokenizer.decode_stream(iter(ids)))
     assert "".join(pieces) == tokenizer.decode(ids) == "aü€\ufffd"
     assert pieces[-1] == "\ufffd" and not any("\ufffd" in piece for piece in pieces[:-1])
+
+
+@pytest.mark.slow
+def test_bench_generate(capsys):
+    sizes = ["--rows", "1", "4", "--prompt-tokens", "20", "--tokens", "9", "--rounds", "1"]
+    assert trm(["bench-generate", "chat-tiny", *sizes]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [each["rows"] for each in figures["rows"]] == [1, 4]
+    cache = 4 * 2 * 2 * 64 * 4 * 24.5  # layers, keys and values, heads, channels, bytes, tokens on average
+    for each in figures["rows"]:
+        assert each["bytes_per_token_step"] == int(4 * 2**20 + each["rows"] * cache)
+        assert each["tokens_per_second"] == pytest.approx(each["rows"] / each["seconds_per_token"])
+        assert each["seconds_to_first_token"] > 0 and each["share_of_peak_bandwidth"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny"], "tiny is a preset of the task puzzles; use one of a language model"),
+        (["chat-tiny", "--tokens", "2500"], "--prompt-tokens 128 and --tokens 2500 are more than the 2560 positions"),
+        (["chat-tiny", "--rows", "0"], "--rows is (0,); use at least 1"),
+    ],
+)
+def test_bench_generate_refuses(capsys, arguments, message):
+    assert trm(["bench-generate", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1, error

@@ -43,6 +43,22 @@ PEAK_BF16_FLOPS = {
 """Peak dense bfloat16 FLOP/s of one device, by JAX's `device_kind`, from the vendors' data sheets. A TPU v4 device with
 megacore is a whole chip."""
 
+PEAK_BYTES_PER_SECOND = {
+    "TPU v4": 1228e9,
+    "TPU v5 lite": 819e9,
+    "TPU v5e": 819e9,
+    "TPU v5": 2765e9,
+    "TPU v5p": 2765e9,
+    "TPU v6 lite": 1640e9,
+    "TPU v6e": 1640e9,
+    "NVIDIA A100-SXM4-40GB": 1555e9,
+    "NVIDIA A100-SXM4-80GB": 2039e9,
+    "NVIDIA H100 80GB HBM3": 3350e9,
+    "NVIDIA H100 PCIe": 2000e9,
+    "NVIDIA H200": 4800e9,
+}
+"""Peak bytes/s between one device and its memory, from the same sources."""
+
 
 def peak_flops() -> float | None:
     """Returns the peak bfloat16 FLOP/s of a device of this process; None if it is not known, as of a CPU."""

@@ -88,24 +88,28 @@ class Devices:
         def with_key(state: Any, carry: Any, batch: Any, key_data: jax.Array) -> Any:
             return step(state, carry, batch, jax.random.wrap_key_data(key_data))
 
-        return self._parallel(with_key, (state_axes, 0, 0, None), (state_axes, 0, None), donate=(0, 1))
+        return self.parallel(with_key, (state_axes, 0, 0, None), (state_axes, 0, None), donate=(0, 1))
 
     def parallel_eval_step(self, step: Callable[..., Any]) -> Any:
         """Maps `(state, batch) -> (metrics, outputs)`: metrics are replicated, outputs have a device axis."""
-        return self._parallel(step, (None, 0), (None, 0))
+        return self.parallel(step, (None, 0), (None, 0))
 
     def parallel_map(self, function: Callable[..., Any], *, donate: bool = False) -> Any:
         """Maps `function(params, buffers, batch)` over the shards of the batch; the result has a device axis.
 
         With `donate`, the result may take the memory of the batch, which cannot be used again.
         """
-        return self._parallel(function, (None, None, 0), 0, donate=(2,) if donate else ())
+        return self.parallel(function, (None, None, 0), 0, donate=(2,) if donate else ())
 
     def parallel_gather(self, function: Callable[[Any, Any], Any]) -> Any:
         """Maps `function(a, b)` over the shards of both; the result is replicated."""
-        return self._parallel(function, (0, 0), None)
+        return self.parallel(function, (0, 0), None)
 
-    def _parallel(self, function: Callable, ins: tuple, outs: Any, donate: tuple[int, ...] = ()) -> Any:
+    def parallel(self, function: Callable, ins: tuple, outs: Any, donate: tuple[int, ...] = ()) -> Any:
+        """Maps a function over all devices; `ins` and `outs` have a device axis, 0, or are replicated, None.
+
+        They are prefixes of the arguments and of the result. `donate` are the arguments whose memory may be used again.
+        """
         if self._runner == "pmap":
             return jax.pmap(
                 function, axis_name=AXIS, devices=self._all, in_axes=ins, out_axes=outs, donate_argnums=donate

@@ -13,8 +13,9 @@ from train_jax.run.restore import restore
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.generation import Generator, Prompts, Sampling, TextModel, encode_prompts, read_prompts
-from train_jax.tasks.language.tokenizer import Tokenizer
+from train_jax.tasks.language.engine import Request
+from train_jax.tasks.language.generation import TextModel, read_prompts
+from train_jax.tasks.language.sampling import Sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,31 +65,35 @@ def main(config: Generate) -> None:
     use_on_one_host(config.platform)
     model = TextModel(restore(config.run_dir, step=config.step), config.data_dir, Devices(config.devices))
     sampling = Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
-    prompts = encode_prompts(model.tokenizer, texts, config.num_samples)
-    generator = model.generator(prompts, config.max_tokens, sampling, seed=config.seed, batch_size=config.batch_size)
-    if len(prompts.rows) == 1 and not config.json:
-        _print_stream(generator, prompts, model.tokenizer)
+    requests = model.requests(
+        texts, num_samples=config.num_samples, max_tokens=config.max_tokens, sampling=sampling, seed=config.seed
+    )
+    if len(requests) == 1 and not config.json:
+        _print_stream(model, texts[0], requests[0])
     else:
-        _print_samples(config, generator, prompts, model.tokenizer)
+        _print_samples(config, model, texts, requests)
 
 
-def _print_stream(generator: Generator, prompts: Prompts, tokenizer: Tokenizer) -> None:
+def _print_stream(model: TextModel, prompt: str, request: Request) -> None:
     """Prints the tokens of the only sample as they come."""
-    print(prompts.texts[0], end="", flush=True)
-    for text in tokenizer.decode_stream(generator.stream(prompts.rows[0])):
+    tokens = model.engine([request]).stream(request)
+    print(prompt, end="", flush=True)
+    for text in model.tokenizer.decode_stream(tokens):
         print(text, end="", flush=True)
     print()
 
 
-def _print_samples(config: Generate, generator: Generator, prompts: Prompts, tokenizer: Tokenizer) -> None:
-    for number, (row, tokens) in enumerate(zip(prompts.rows, generator.complete(prompts.rows), strict=True)):
-        prompt, text = prompts.texts[number // config.num_samples], tokenizer.decode(tokens)
+def _print_samples(config: Generate, model: TextModel, prompts: list[str], requests: list[Request]) -> None:
+    for number, row in enumerate(model.complete(requests, batch_size=config.batch_size)):
+        prompt, text = prompts[number // config.num_samples], model.tokenizer.decode(row.content)
         if config.json:
-            finish = "length" if len(tokens) == config.max_tokens else "stop"
-            record = {"prompt": prompt, "sample": row.sample, "text": text, "tokens": tokens, "finish": finish}
-            print(json.dumps(record, ensure_ascii=False), flush=True)
+            record = {"prompt": prompt, "sample": row.request.sample, "text": text, "tokens": row.content}
+            print(json.dumps(record | {"finish": row.finish}, ensure_ascii=False), flush=True)
         else:
-            print(f"--- prompt {number // config.num_samples + 1}, sample {row.sample + 1}\n{prompt}{text}", flush=True)
+            print(
+                f"--- prompt {number // config.num_samples + 1}, sample {row.request.sample + 1}\n{prompt}{text}",
+                flush=True,
+            )
 
 
 def cli(argv: list[str]) -> None:

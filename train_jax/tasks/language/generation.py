@@ -1,305 +1,44 @@
-"""Continues prompts with a language model: one compiled program for the prompts, one for each further token.
-
-A token is the most probable one, or a draw that belongs to a seed, a prompt, a sample and a position.
-
-The module itself runs in both, with a cache of fixed size. Prompts of different lengths form one batch: their tokens
-are padded on the right, where causal attention does not see them, and each row decodes at its own position.
-"""
+"""Texts that a language model writes: prompts, the model of a run, and the samples of an evaluation."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer, UInt32
 
-import bridge
-from models_torch.cached_attention import attention_with_cache
-from models_torch.kv_cache import Buffers, CachedModel, positions_of
-from train_jax.core.state import Arrays
+from models_torch.kv_cache import positions_of
 from train_jax.errors import UserError, brief
 from train_jax.run.restore import Restored
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.commands import Sample
+from train_jax.tasks.language.engine import Engine, Generation, Request
+from train_jax.tasks.language.sampling import Sampling
 from train_jax.tasks.language.task import language_task
 from train_jax.tasks.language.text_set import TextSet, TokenStream
 from train_jax.tasks.language.tokenizer import Tokenizer
 
-_GENERATOR = "threefry2x32"
 _LARGEST_BYTES = 2**30
-_PADDED_TO = 16
-"""Prompts are padded to a multiple of this many tokens, so that similar commands use the same compiled programs."""
+_CAPACITY_MULTIPLE = 16
+"""So that similar commands use the same compiled programs."""
 _DOCUMENTS, _WITHOUT_PROMPT = 4, 2
 _PROMPT_TOKENS, _NEW_TOKENS = 32, 96
 _SEARCHED_TOKENS = 2**22
 """Of the samples of an evaluation."""
 
-# The published modules of 2026 call it; without FlashAttention, it asks a tensor for the position.
-bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kvcache", attention_with_cache)
-
-
-@dataclass(frozen=True)
-class PromptSample:
-    """One sample of one prompt."""
-
-    prompt: tuple[int, ...]
-    """Its tokens, at least one."""
-    sample: int = 0
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The shapes of both programs."""
-
-    rows: int
-    """Rows of a batch on all devices together."""
-    prompt_tokens: int
-    """Tokens of the longest prompt."""
-    new_tokens: int
-    """Tokens after each prompt, at most."""
-    capacity: int
-    """Tokens in the cache, at least `prompt_tokens`, and at least all of a row but its last one."""
-
-
-class Generator:
-    """A language model that continues prompts; its programs are compiled at the first batch."""
-
-    def __init__(
-        self,
-        module: Any,
-        params: Arrays,
-        buffers: Arrays,
-        devices: Devices,
-        sizes: Sizes,
-        *,
-        sampling: Sampling,
-        seed: int = 0,
-        stop: int | None = None,
-    ):
-        """`module` takes `(idx, kv_cache=…)`; `params` and `buffers` have its names. A row ends before a token `stop`.
-
-        Raises `UserError` if the rows do not divide over the devices.
-        """
-        devices.local_batch_size(sizes.rows)
-        self._fn = bridge.export(CachedModel(module))
-        self._devices, self._sizes, self._sampling, self._seed, self._stop = devices, sizes, sampling, seed, stop
-        self._state = devices.replicate((_prefixed(params), _prefixed(buffers)))
-
-    @classmethod
-    def of_run(cls, run: Restored, devices: Devices, sizes: Sizes, **options: Any) -> Generator:
-        """Returns the generator of a run with its averaged weights."""
-        params, buffers = run.objective.params | run.state.eval_params, run.objective.buffers | run.state.buffers
-        return cls(run.objective.fn.module, params, buffers, devices, sizes, **options)
-
-    @cached_property
-    def _prefill(self) -> Any:
-        """Maps prompts to their next tokens and to the state of `_decode`."""
-
-        def prefill(params: Arrays, buffers: Arrays, batch: dict[str, jax.Array]) -> dict[str, Any]:
-            last = batch["lengths"][:, None] - 1
-            (logits, cache), _ = self._fn(
-                params,
-                buffers,
-                batch["prompts"],
-                jnp.take_along_axis(batch["prompts"], last, axis=1),
-                self._sizes.capacity,
-                method="prefill",
-                train=False,
-            )
-            token = self._choose(
-                jnp.take_along_axis(logits, last[:, :, None], axis=1)[:, 0], batch["streams"], batch["lengths"]
-            )
-            state = {"token": token, "position": batch["lengths"], "streams": batch["streams"], "cache": cache}
-            return {"token": token, "state": state}
-
-        return self._devices.parallel_map(prefill)
-
-    @cached_property
-    def _decode(self) -> Any:
-        """Maps the state with the token of every row to the next tokens and to the next state; donates the state."""
-
-        def decode(params: Arrays, buffers: Arrays, state: dict[str, Any]) -> dict[str, Any]:
-            def row(token: jax.Array, cache: Buffers, position: jax.Array) -> tuple[jax.Array, Buffers]:
-                cache = jax.tree.map(lambda x: x[None], cache)
-                (logits, cache), _ = self._fn(
-                    params,
-                    buffers,
-                    token[None, None],
-                    cache,
-                    position,
-                    self._sizes.capacity,
-                    method="decode",
-                    train=False,
-                )
-                return logits[0, 0], jax.tree.map(lambda x: x[0], cache)
-
-            logits, cache = jax.vmap(row)(state["token"], state["cache"], state["position"])
-            position = state["position"] + 1
-            token = self._choose(logits, state["streams"], position)
-            next_state = {"token": token, "position": position, "streams": state["streams"], "cache": cache}
-            return {"token": token, "state": next_state}
-
-        return self._devices.parallel_map(decode, donate=True)
-
-    def _choose(self, logits: jax.Array, streams: jax.Array, positions: jax.Array) -> jax.Array:
-        def choose(logits: jax.Array, stream: jax.Array, position: jax.Array) -> jax.Array:
-            return choose_token(logits, stream, position, self._sampling)
-
-        return jax.vmap(choose)(logits, streams, positions)
-
-    def tokens(self, rows: Sequence[PromptSample]) -> Iterator[Integer[np.ndarray, " rows"]]:
-        """Yields the next token of every row, until the largest number of tokens.
-
-        Raises `ValueError` for more rows or longer prompts than the generator was made for.
-        """
-        batch = self._devices.shard(self._devices.split_batch(self._batch(rows)))
-        result = self._prefill(*self._state, batch)
-        for remaining in reversed(range(self._sizes.new_tokens)):
-            token = result["token"]
-            if remaining:  # dispatched before the host waits for the token
-                result = self._decode(*self._state, result["state"])
-            yield self._devices.to_host(token).reshape(-1)[: len(rows)]
-
-    def stream(self, row: PromptSample) -> Iterator[int]:
-        """Yields the tokens after one prompt, without the token `stop`."""
-        for (token,) in self.tokens([row]):
-            if token == self._stop:
-                return
-            yield int(token)
-
-    def complete(self, rows: Sequence[PromptSample]) -> Iterator[list[int]]:
-        """Yields the tokens after each prompt, without the token `stop`; any number of rows, in batches."""
-        for first in range(0, len(rows), self._sizes.rows):
-            part = rows[first : first + self._sizes.rows]
-            completions, ended = [[] for _ in part], np.zeros(len(part), bool)
-            for column in self.tokens(part):
-                ended |= column == self._stop
-                for completion, token, end in zip(completions, column, ended, strict=True):
-                    completion += [] if end else [int(token)]
-                if ended.all():
-                    break
-            yield from completions
-
-    def _batch(self, rows: Sequence[PromptSample]) -> dict[str, np.ndarray]:
-        """The prompts, padded; rows that are missing repeat the first one."""
-        sizes, longest = self._sizes, max(len(row.prompt) for row in rows)
-        if len(rows) > sizes.rows or longest > sizes.prompt_tokens:
-            raise ValueError(
-                f"{len(rows)} prompts of up to {longest} tokens; use at most {sizes.rows} of {sizes.prompt_tokens}"
-            )
-        filled = [*rows, *[rows[0]] * (sizes.rows - len(rows))]
-        prompts = np.zeros((sizes.rows, sizes.prompt_tokens), np.int32)
-        for number, row in enumerate(filled):
-            prompts[number, : len(row.prompt)] = row.prompt
-        return {
-            "prompts": prompts,
-            "lengths": np.array([len(row.prompt) for row in filled], np.int32),
-            "streams": np.stack([stream_key(self._seed, row.prompt, row.sample) for row in filled]),
-        }
-
-
-def _prefixed(arrays: Mapping[str, jax.Array]) -> Arrays:
-    """The names that a module has as a part of `CachedModel`."""
-    return {f"model.{name}": array for name, array in arrays.items()}
-
-
-# ---- the choice of a token
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How to choose a token. The limits apply in this order: temperature, `top_k`, `top_p`."""
-
-    temperature: float = 1.0
-    """Divides the logits; 0 chooses the most probable token."""
-    top_k: int = 0
-    """Draw from this many of the most probable tokens; 0 for all."""
-    top_p: float = 1.0
-    """Draw from the most probable tokens that together have this probability."""
-
-
-def stream_key(seed: int, prompt: Sequence[int], sample: int) -> UInt32[np.ndarray, " 2"]:
-    """Returns the key data of a sample of a prompt.
-
-    It depends on the tokens of the prompt and not on its place among others, so that a sample does not depend on the
-    batch. Equal prompts have equal samples.
-    """
-    content = b"".join(number.to_bytes(8, "little") for number in (seed, sample, *prompt))
-    return np.frombuffer(hashlib.sha256(content).digest()[:8], "<u4").astype(np.uint32)
-
-
-def choose_token(
-    logits: Float[Array, " vocab_size"],
-    stream: UInt32[Array, " 2"],
-    position: Integer[Array, ""],
-    sampling: Sampling,
-) -> Integer[Array, ""]:
-    """Returns the token at a position, counted from the beginning of the prompt."""
-    logits = logits.astype(jnp.float32)
-    if sampling.temperature == 0:
-        return jnp.argmax(logits).astype(jnp.int32)
-    key = jax.random.fold_in(jax.random.wrap_key_data(stream, impl=_GENERATOR), position)
-    logits = logits / sampling.temperature
-    if not sampling.top_k and sampling.top_p == 1:
-        return jax.random.categorical(key, logits).astype(jnp.int32)
-    logits, tokens = jax.lax.top_k(logits, min(sampling.top_k or logits.size, logits.size))
-    probabilities = jax.nn.softmax(logits)
-    before = jnp.cumsum(probabilities) - probabilities
-    logits = jnp.where((before < sampling.top_p) | (jnp.arange(logits.size) == 0), logits, -jnp.inf)
-    return tokens[jax.random.categorical(key, logits)].astype(jnp.int32)
-
 
 # ---- prompts
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Texts, and the rows of all their samples: the samples of the first text, then those of the second."""
-
-    texts: list[str]
-    rows: list[PromptSample]
-
-    def sizes(self, *, max_tokens: int, batch_size: int, devices: int, positions: int) -> Sizes:
-        """Returns the sizes of the programs for `max_tokens` tokens after each prompt.
-
-        A batch has at most `batch_size` rows, but at least one on every device. Raises `UserError` if a model of so
-        many positions is too short.
-        """
-        longest = max(len(row.prompt) for row in self.rows)
-        if longest + max_tokens > positions + 1:  # the last token is no input
-            raise UserError(
-                f"a prompt of {longest} tokens and --max-tokens {max_tokens} need {longest + max_tokens - 1} "
-                f"positions, the model has {positions}; use {_remedy(positions + 1 - longest)}"
-            )
-        rows = min(len(self.rows), max(batch_size, devices))
-        padded = min(-(-longest // _PADDED_TO) * _PADDED_TO, positions)
-        return Sizes(-(-rows // devices) * devices, padded, max_tokens, min(padded + max_tokens, positions))
-
-
-def _remedy(most: int) -> str:
-    return f"at most --max-tokens {most}" if most > 0 else "a shorter prompt"
-
-
-def encode_prompts(tokenizer: Tokenizer, texts: list[str], num_samples: int) -> Prompts:
-    """Returns the rows of `num_samples` samples of each text, which follows <|bos|>.
-
-    Raises `UserError` for a text that is not valid UTF-8.
-    """
+def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Returns the tokens of each text, after <|bos|>. Raises `UserError` for a text that is not valid UTF-8."""
     try:
-        encoded = tokenizer.encode_batch(texts)
+        return [(tokenizer.bos, *tokens) for tokens in tokenizer.encode_batch(list(texts))]
     except UnicodeEncodeError:
         raise UserError("a prompt is not valid UTF-8; correct it") from None
-    prompts = [(tokenizer.bos, *tokens) for tokens in encoded]
-    return Prompts(texts, [PromptSample(prompt, sample) for prompt in prompts for sample in range(num_samples)])
 
 
 def read_prompts(where: str) -> Sequence[str]:
@@ -366,25 +105,50 @@ class TextModel:
         seed: int = 0,
     ) -> list[list[str]]:
         """Returns the texts that follow each prompt, `num_samples` of them. Raises `UserError` for too long a text."""
-        encoded = encode_prompts(self.tokenizer, list(prompts), num_samples)
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-        completed = self.generator(encoded, max_tokens, sampling, seed=seed).complete(encoded.rows)
-        texts = [self.tokenizer.decode(tokens) for tokens in completed]
+        requests = self.requests(prompts, num_samples=num_samples, max_tokens=max_tokens, sampling=sampling, seed=seed)
+        texts = [self.tokenizer.decode(row.content) for row in self.complete(requests)]
         return [texts[first : first + num_samples] for first in range(0, len(texts), num_samples)]
 
-    def generator(
-        self, prompts: Prompts, max_tokens: int, sampling: Sampling, *, seed: int = 0, batch_size: int = 32
-    ) -> Generator:
-        """Returns a generator for these prompts. Raises `UserError` for prompts that the model has no positions for."""
-        run = self._run
+    def requests(self, prompts: Sequence[str], *, num_samples: int, **fields: Any) -> list[Request]:
+        """Returns the requests for all samples of the first prompt, then for those of the second.
+
+        A row ends before <|bos|>. Raises `UserError` for a text that is not valid UTF-8.
+        """
+        return [
+            Request(prompt=prompt, sample=sample, stop=(self.tokenizer.bos,), **fields)
+            for prompt in encode_prompts(self.tokenizer, prompts)
+            for sample in range(num_samples)
+        ]
+
+    def complete(self, requests: Sequence[Request], *, batch_size: int = 32) -> Iterator[Generation]:
+        """Yields the tokens after each prompt. Raises `UserError` for more tokens than the model has positions."""
+        return self.engine(requests, batch_size=batch_size).complete(requests)
+
+    def engine(self, requests: Sequence[Request], *, batch_size: int = 32) -> Engine:
+        """Returns an engine for these requests, with at most `batch_size` rows, but at least one on every device.
+
+        Raises `UserError` for more tokens than the model has positions.
+        """
+        run, devices = self._run, self._devices.count
         try:
             positions = positions_of(run.objective.fn.module)
         except ValueError as error:
             raise UserError(f"--model {run.config.model}: {error}") from None
-        sizes = prompts.sizes(
-            max_tokens=max_tokens, batch_size=batch_size, devices=self._devices.count, positions=positions
-        )
-        return Generator.of_run(run, self._devices, sizes, sampling=sampling, seed=seed, stop=self.tokenizer.bos)
+        for prompt, tokens in ((len(each.prompt), each.max_tokens) for each in requests):
+            if prompt + tokens > positions + 1:  # the last token is no input
+                raise UserError(
+                    f"a prompt of {prompt} tokens and --max-tokens {tokens} need {prompt + tokens - 1} positions, the "
+                    f"model has {positions}; use {_remedy(positions + 1 - prompt)}"
+                )
+        longest = max(len(each.prompt) + each.max_tokens for each in requests)
+        capacity = min(-(-longest // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE, positions)
+        rows = min(len(requests), max(batch_size, devices))
+        return Engine.of_run(run, self._devices, slots=-(-rows // devices) * devices, capacity=capacity)
+
+
+def _remedy(most: int) -> str:
+    return f"at most --max-tokens {most}" if most > 0 else "a shorter prompt"
 
 
 def sample_texts(run: Restored, data: TextSet, devices: Devices) -> list[Sample]:
@@ -402,12 +166,14 @@ def sample_texts(run: Restored, data: TextSet, devices: Devices) -> list[Sample]
     new_tokens = min(_NEW_TOKENS, positions + 1 - _PROMPT_TOKENS)
     if new_tokens < 1:
         return []
-    rows = -(-len(prompts) // devices.count) * devices.count
-    sizes = Sizes(rows, _PROMPT_TOKENS, new_tokens, capacity=_PROMPT_TOKENS + new_tokens)
+    slots = -(-len(prompts) // devices.count) * devices.count
+    engine = Engine.of_run(run, devices, slots=slots, capacity=_PROMPT_TOKENS + new_tokens)
     sampling = Sampling(temperature=0.8, top_k=50)
-    generator = Generator.of_run(run, devices, sizes, sampling=sampling, stop=tokenizer.bos)
-    rows = [PromptSample(prompt, number) for number, (_, prompt) in enumerate(prompts)]
-    texts = map(tokenizer.decode, generator.complete(rows))
+    requests = [
+        Request(prompt=prompt, sample=number, max_tokens=new_tokens, sampling=sampling, stop=(tokenizer.bos,))
+        for number, (_, prompt) in enumerate(prompts)
+    ]
+    texts = (tokenizer.decode(row.content) for row in engine.complete(requests))
     return [
         Sample(name, tokenizer.decode(prompt[1:]), text) for (name, prompt), text in zip(prompts, texts, strict=True)
     ]

@@ -1,0 +1,275 @@
+"""The engine: greedy tokens are PyTorch's; a row is the same alone, in a batch, refilled and after a kept prefix."""
+
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+import torch
+from support.markers import slow_or_campaign
+from support.processes import run_processes
+from support.scripts import run_script, script
+from support.small_gpt import VOCAB_SIZE, engine_of, greedy_ties, prompts_of, requests_of, small_gpt
+
+import bridge
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.language.engine import Request
+from train_jax.tasks.language.sampling import GREEDY, Sampling
+
+NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
+DRAWN = Sampling(temperature=0.8, top_k=20, top_p=0.95)
+
+
+@pytest.fixture(scope="module")
+def module():
+    return small_gpt()
+
+
+@pytest.fixture(scope="module")
+def shared(module):
+    """An engine of two slots for all tests of this file; its capacity is that of 40 tokens."""
+    return engine_of(module, Devices(1), slots=2, capacity=40, tokens_per_dispatch=4)
+
+
+@pytest.fixture
+def engine(module, shared):
+    """The engine with the weights of the module and empty slots."""
+    fn = bridge.export(module)
+    shared.load(fn.params, fn.buffers)
+    return shared
+
+
+@pytest.fixture
+def compiled():
+    """Grows by one for each program of `Devices.parallel` that a test compiles."""
+    names = []
+
+    def listen(event, _, **of):
+        if "backend_compile" in event and of["fun_name"] == "jit(_fun)":
+            names.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def tokens_of(engine, requests):
+    return [row.tokens for row in engine.complete(requests)]
+
+
+def assert_same(rows, others):
+    assert [row.tokens for row in rows] == [row.tokens for row in others]
+    for name in ("log_probs", "sampling_log_probs"):
+        for row, other in zip(rows, others, strict=True):
+            np.testing.assert_allclose(getattr(row, name), getattr(other, name), atol=1e-5)
+
+
+def test_greedy_tokens_are_pytorch_s(module, engine):
+    """Of more prompts than slots, so that some rows refill a slot."""
+    prompts = prompts_of([1, 6, 3, 17, 2])
+    for prompt, row in zip(prompts, engine.complete(requests_of(prompts, 7, sampling=GREEDY)), strict=True):
+        assert (len(row.tokens), row.finish) == (7, "length")
+        assert greedy_ties(module, prompt, row.tokens) == (0, 0)
+    assert list(engine.stream(Request(prompt=prompts[1], max_tokens=7, sampling=GREEDY))) == row_of(engine, prompts[1])
+
+
+def row_of(engine, prompt, max_tokens=7, **fields):
+    fields.setdefault("sampling", GREEDY)
+    return next(engine.complete([Request(prompt=prompt, max_tokens=max_tokens, **fields)])).tokens
+
+
+def test_a_row_is_the_same_alone_in_a_batch_and_refilled(engine):
+    requests = requests_of(prompts_of([4, 9, 1, 20, 4]), 12, sampling=DRAWN, seed=3)
+    at_once = list(engine.complete(requests))
+    assert_same(at_once, [next(engine.complete([request])) for request in requests])
+    assert len({tuple(row.tokens) for row in at_once}) == len(requests)
+
+
+def test_a_further_turn_computes_only_what_is_new(engine):
+    (prompt,) = prompts_of([9])
+    first = next(engine.complete([Request(prompt=prompt, max_tokens=6, sampling=DRAWN)]))
+    turn = Request(prompt=(*prompt, *first.tokens, 7, 8, 9), max_tokens=8, sampling=DRAWN, seed=2)
+    prefilled = engine.counts.prefilled
+    continued = next(engine.complete([turn]))
+    assert engine.counts.prefilled == prefilled
+    fn = bridge.export(small_gpt())
+    engine.load(fn.params, fn.buffers)  # forgets the tokens
+    assert_same([continued], [next(engine.complete([turn]))])
+    assert engine.counts.prefilled == prefilled + 1
+    assert continued.forced == [False] * 8, "the turn's own tokens are no result"
+
+
+def test_samples_of_a_prompt_are_prefilled_once(engine):
+    (prompt,) = prompts_of([5])
+    before = engine.counts.prefills
+    rows = tokens_of(engine, [Request(prompt=prompt, max_tokens=9, sample=number) for number in (0, 1)])
+    assert engine.counts.prefills == before + 1
+    assert rows[0] != rows[1] == row_of(engine, prompt, 9, sample=1, sampling=Sampling())
+
+
+def test_a_row_ends_after_a_stop_token(engine):
+    (prompt,) = prompts_of([6])
+    free = row_of(engine, prompt, 12)
+    stop = free[5]
+    row = next(engine.complete([Request(prompt=prompt, max_tokens=12, sampling=GREEDY, stop=(60, stop))]))
+    first = free.index(stop)
+    assert (row.tokens, row.content, row.finish) == (free[: first + 1], free[:first], "stop")
+    assert list(engine.stream(row.request)) == row.content
+    assert row_of(engine, (*prompt, *row.tokens), 12 - first - 1) == free[first + 1 :], "after the kept prefix"
+
+
+def test_the_answer_of_a_tool_is_forced(module, engine):
+    """It counts among the tokens, does not end the row, and what follows is what follows it in a prompt."""
+    (prompt,) = prompts_of([6])
+    free = row_of(engine, prompt, 12)
+    call = free.index(free[3]) + 1
+    asked = []
+
+    def respond(tokens):
+        asked.append(list(tokens))
+        return [stop, 5, 11] if len(asked) == 1 else []
+
+    stop = free[3]
+    request = Request(prompt=prompt, max_tokens=14, sampling=GREEDY, stop=(stop,), respond=respond)
+    row = next(engine.complete([request]))
+    assert asked[0] == free[:call] and row.tokens[call : call + 3] == [stop, 5, 11]
+    assert row.forced == [False] * call + [True] * 3 + [False] * (len(row.tokens) - call - 3)
+    following = row_of(engine, (*prompt, *row.tokens[: call + 3]), 14 - call - 3)
+    assert row.tokens[call + 3 :] == following[: len(row.tokens) - call - 3]
+    log_probs = torch.log_softmax(module(torch.tensor([[*prompt, *row.tokens]]))[0], dim=-1)
+    expected = log_probs[len(prompt) - 1 : -1].gather(-1, torch.tensor(row.tokens)[:, None])[:, 0]
+    np.testing.assert_allclose(row.log_probs, expected.detach(), atol=1e-5)
+
+
+def test_other_weights_are_a_fresh_engine_and_compile_nothing(engine, compiled):
+    requests = requests_of(prompts_of([3, 8, 5]), 8, sampling=DRAWN)
+    for seed in range(1, 4):
+        module = small_gpt(seed=seed)
+        fn = bridge.export(module)
+        engine.load(fn.params, fn.buffers)
+        swapped, begun = list(engine.complete(requests)), len(compiled)
+    assert not begun, "the programs of other tests serve"
+    fresh = list(engine_of(module, Devices(1), slots=2, capacity=40, tokens_per_dispatch=4).complete(requests))
+    assert len(compiled) == 2
+    assert [(a.tokens, a.log_probs) for a in swapped] == [(b.tokens, b.log_probs) for b in fresh]
+
+
+def test_settings_and_lengths_compile_one_program_for_each_length(engine, compiled):
+    for number in range(20):
+        sampling = Sampling(temperature=number / 10, top_k=number % 4, top_p=1 - number / 40)
+        prompts = prompts_of([1 + number, 20 - number])
+        stop = tuple(range(number % 5))
+        tokens_of(engine, requests_of(prompts, 2 + number % 9, sampling=sampling, seed=number, stop=stop))
+    assert len(compiled) <= 3, compiled
+
+
+def test_a_cancelled_row_makes_room(engine):
+    (prompt,) = prompts_of([6])
+    long = [engine.submit(Request(prompt=prompt, max_tokens=30)) for _ in range(3)]
+    engine.step()
+    assert [len(row.tokens) for row in long] == [4, 4, 0]
+    for row in long:
+        engine.cancel(row)
+    assert engine.idle and [row.finish for row in long] == ["cancelled"] * 3
+    assert len(row_of(engine, prompt)) == 7
+    assert len(long[0].tokens) == 4
+
+
+def test_a_row_may_fill_the_cache(module, engine):
+    """Its last token has no place in it, and the slot is not continued."""
+    (prompt,) = prompts_of([30])
+    tokens = row_of(engine, prompt, 11)
+    assert greedy_ties(module, prompt, tokens) == (0, 0)
+    before = engine.counts.prefilled
+    row_of(engine, (*prompt, *tokens[:9]), 1)
+    assert engine.counts.prefilled == before + 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt": ()}, {"max_tokens": 0}, {"max_tokens": 41}, {"stop": tuple(range(9))}], ids=str
+)
+def test_requests_beyond_the_sizes_are_refused(engine, fields):
+    with pytest.raises(ValueError, match="use at"):
+        engine.submit(Request(**({"prompt": (1,), "max_tokens": 3} | fields)))
+
+
+@pytest.mark.parametrize("name", slow_or_campaign(["gpt"], ["gpt_2026"]))
+def test_a_row_is_the_same_on_eight_devices_and_two_processes(name):
+    results = json.loads(run_script("generate_on_devices", name, 8))
+    statuses, texts = run_processes([script("generate_on_devices", name, 4)] * 2)
+    assert statuses == [0, 0], texts
+    results |= json.loads(texts[0].strip().splitlines()[-1])
+    assert len(results) == 6
+    for result in results.values():
+        assert result["tokens"] == results["one device"]["tokens"]
+        for mine, one in zip(result["log_probs"], results["one device"]["log_probs"], strict=True):
+            np.testing.assert_allclose(mine, one, atol=1e-5)
+        assert not result["compiled for other prompts"]
+    assert results["processes"]["log_probs"] == results["eight devices"]["log_probs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
+def test_many_prompts_of_many_lengths_are_pytorch_s(name):
+    """With the windows of 128 tokens that `gpt_2026` has, which the rows leave."""
+    module, prompts = small_gpt(name, seq_len=160, n_layer=3), prompts_of([1, 2, 3, 17, 40, 112, 125, 128])
+    engine = engine_of(module, Devices(1), slots=8, capacity=152)
+    for prompt, tokens in zip(prompts, tokens_of(engine, requests_of(prompts, 24, sampling=GREEDY)), strict=True):
+        assert len(tokens) == 24
+        greedy_ties(module, prompt, tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral"])
+def test_causal_models_of_hugging_face(name):
+    """With grouped heads, and Mistral with a window of 8 tokens."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "GPT2": {"n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4},
+        "Llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    }
+    sizes["Mistral"] = sizes["Llama"] | {"num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8}
+    config = getattr(transformers, f"{name}Config")(vocab_size=VOCAB_SIZE, **sizes[name])
+    torch.manual_seed(0)
+    module = getattr(transformers, f"{name}{'LMHeadModel' if name == 'GPT2' else 'ForCausalLM'}")(config).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(4)
+    prompts = prompts_of([1, 3, 17, 40])
+    engine = engine_of(module, Devices(1), slots=3, capacity=80)
+    for prompt, tokens in zip(prompts, tokens_of(engine, requests_of(prompts, 32, sampling=GREEDY)), strict=True):
+        greedy_ties(module, prompt, tokens)
+
+
+@pytest.mark.slow
+def test_a_model_in_bfloat16():
+    """Logits are at most 15 and have 8 bits: the same sums in another order may choose a token that is 2**-4 away."""
+    module, prompts = small_gpt(forward_dtype="bfloat16"), prompts_of([1, 7])
+    engine = engine_of(module, Devices(1), slots=2, capacity=14)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(engine._state.cache)} == {"bfloat16"}
+    for prompt, tokens in zip(prompts, tokens_of(engine, requests_of(prompts, 6, sampling=GREEDY)), strict=True):
+        greedy_ties(module, prompt, tokens, tie=2**-4)
+
+
+@pytest.mark.campaign  # models of the size of chat-tiny, 32 prompts of 1 to 200 tokens, 128 tokens after each
+@pytest.mark.parametrize("n_kv_head", [1, 3])
+@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
+def test_greedy_tokens_of_a_larger_model(name, n_kv_head, capsys):
+    lengths = [1, 200, *np.random.default_rng(0).integers(1, 201, size=30).tolist()]
+    module = small_gpt(name, seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=n_kv_head, n_embd=192)
+    prompts = prompts_of(lengths, vocab_size=1024)
+    engine = engine_of(module, Devices(1), slots=16, capacity=328)
+    completions = tokens_of(engine, requests_of(prompts, 128, sampling=GREEDY))
+    ties = [greedy_ties(module, prompt, tokens) for prompt, tokens in zip(prompts, completions, strict=True)]
+    assert {len(tokens) for tokens in completions} == {128}
+    with capsys.disabled():
+        print(f"\nties without and with a cache: {np.sum(ties, axis=0).tolist()} of {32 * 128} tokens")
+
+
+@pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d or at 92d63d4")
+@pytest.mark.parametrize("n_kv_head", slow_or_campaign([3], [1]))
+def test_greedy_tokens_of_the_published_module(n_kv_head, capsys):
+    """Unchanged, 32 prompts of 1 to 200 tokens, 128 tokens after each."""
+    with capsys.disabled():
+        print(run_script("published_generation", n_kv_head))

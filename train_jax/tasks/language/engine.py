@@ -1,0 +1,498 @@
+"""Continues prompts with a language model: a fixed number of rows at the same time, each with settings of its own.
+
+Two kinds of programs run on the devices. `prefill` computes the keys and values of prompts, padded to one of a few
+lengths, and writes them to the places of rows ("slots"); there is one program for each length. `decode` chooses some
+tokens of every row and computes their keys and values. The parameters are arguments of both, so that other weights
+compile nothing. The schedule is computed on the host from the tokens that `decode` returns: a row that ends makes room
+for the next request. What `decode` returns is gathered from all devices, so that every process schedules alike.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+import bridge
+from models_torch.cached_attention import attention_with_cache
+from models_torch.kv_cache import Buffers, cached_model
+from train_jax.core.reduction import AXIS
+from train_jax.core.state import Arrays
+from train_jax.run.restore import Restored
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.language.sampling import Sampling, Settings, choose_tokens, stream_key
+
+# The published modules of 2026 call it; without FlashAttention, it asks a tensor for the position.
+bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kvcache", attention_with_cache)
+
+_SHORTEST_PREFILL = 16
+_MOST_STOP_TOKENS = 8
+_CONTINUED_TOKENS = 64
+"""A prompt that continues the tokens of a slot by more tokens than these is computed from its beginning."""
+
+Finish = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A prompt to continue."""
+
+    prompt: tuple[int, ...]
+    """Its tokens, at least one."""
+    max_tokens: int
+    """Tokens after the prompt, at most, with those that `respond` returns."""
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    sample: int = 0
+    """The random numbers belong to the seed, the prompt, the number of the sample and the position of a token."""
+    stop: tuple[int, ...] = ()
+    """The row ends after one of these tokens."""
+    respond: Callable[[Sequence[int]], Sequence[int]] | None = None
+    """Maps the row's tokens, at one of `stop`, to the tokens that follow; none of them end the row.
+
+    So the output of a tool comes into the row. It must be a function of the tokens, if there are several processes.
+    """
+
+
+@dataclass
+class Generation:
+    """The tokens after a prompt, as far as they are there."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    """With the token that ended the row."""
+    log_probs: list[float] = field(default_factory=list)
+    """Of each token, under the softmax of the logits."""
+    sampling_log_probs: list[float] = field(default_factory=list)
+    """Of each token, under the distribution that it was drawn from: after temperature, `top_k` and `top_p`."""
+    forced: list[bool] = field(default_factory=list)
+    """Whether a token came from `respond` and not from the model."""
+    finish: Finish | None = None
+    """Why the row ended; None before it."""
+
+    @property
+    def content(self) -> list[int]:
+        """The tokens without the one that ended the row."""
+        return self.tokens[:-1] if self.finish == "stop" else self.tokens
+
+
+@dataclass
+class Counts:
+    """The work of an engine."""
+
+    prefilled: int = 0
+    """Prompts, without those that continued the tokens of a slot."""
+    prefills: int = 0
+    """Calls of `prefill`."""
+    decodes: int = 0
+    """Calls of `decode`."""
+    tokens: int = 0
+    """Tokens that were chosen or forced, in all rows."""
+    places: int = 0
+    """Tokens that there was time for: slots times tokens of a dispatch, in calls of `decode`."""
+
+    @property
+    def occupancy(self) -> float:
+        """The share of the slots' time in which a row was in them."""
+        return self.tokens / max(1, self.places)
+
+
+@dataclass
+class _Slot:
+    """A row's place on a device."""
+
+    kept: list[int] = field(default_factory=list)
+    """The tokens whose keys and values are in the cache."""
+    pending: deque[int] = field(default_factory=deque)
+    """Tokens that come next whatever the model says: of the prompt, or from `respond`."""
+    unreported: int = 0
+    """How many of the next tokens belong to the prompt."""
+    row: Generation | None = None
+    used: int = 0
+    """The number of the last dispatch with a row."""
+
+
+class Control(NamedTuple):
+    """What `decode` is told of each row of a device."""
+
+    settings: Settings
+    position: Int[Array, " slots"]
+    """The number of tokens of the row, in the cache."""
+    remaining: Int[Array, " slots"]
+    """The largest number of further tokens; 0 for a slot without a row."""
+    forced: Int[Array, "slots dispatch"]
+    """The next tokens, if they are known; -1 otherwise."""
+    stop: Int[Array, "slots stop_tokens"]
+
+
+class Decoded(NamedTuple):
+    """Of each row and each of its next tokens."""
+
+    token: Int[Array, "slots dispatch"]
+    log_prob: Float[Array, "slots dispatch"]
+    sampling_log_prob: Float[Array, "slots dispatch"]
+    valid: Bool[Array, "slots dispatch"]
+    """Whether the row had not ended before the token."""
+
+
+class State(NamedTuple):
+    """The rows of a device."""
+
+    cache: Buffers
+    logits: Float[Array, "slots vocab_size"]
+    """Of the next token of each row."""
+
+
+class Engine:
+    """A language model that continues prompts, once it has weights; a program is compiled at its first use.
+
+    With several processes, each one submits the same requests in the same order.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        devices: Devices,
+        *,
+        slots: int,
+        capacity: int,
+        tokens_per_dispatch: int = 8,
+        prefill_rows: int = 1,
+    ):
+        """`module` has a cache that `cached_model` knows.
+
+        Args:
+          slots: rows at the same time, on all devices together.
+          capacity: tokens in a row's cache; a prompt and what follows it have at most one more.
+          tokens_per_dispatch: tokens of a row between two looks at whether it ended.
+          prefill_rows: prompts that a device prefills at the same time.
+
+        Raises `UserError` if the slots do not divide over the devices.
+        """
+        self._devices, self._capacity, self._dispatch = devices, capacity, tokens_per_dispatch
+        self._local_slots, self._prefill_rows = devices.local_batch_size(slots), prefill_rows
+        self._fn = bridge.export(cached_model(module))
+        self._queue: deque[Generation] = deque()
+        self._slots = [_Slot() for _ in range(slots)]
+        self.counts = Counts()
+
+    @classmethod
+    def of_run(cls, run: Restored, devices: Devices, **sizes: int) -> Engine:
+        """Returns the engine of a run with its averaged weights."""
+        params, buffers = run.objective.params | run.state.eval_params, run.objective.buffers | run.state.buffers
+        engine = cls(run.objective.fn.module, devices, **sizes)
+        engine.load(params, buffers)
+        return engine
+
+    def load(self, params: Arrays, buffers: Arrays) -> None:
+        """Uses these weights, by the names of the module, from now on; forgets the tokens of free slots.
+
+        Rows that have begun continue with the keys and values of the weights before.
+        """
+        self._weights = self._devices.replicate((_prefixed(params), _prefixed(buffers)))
+        for slot in self._slots:
+            if slot.row is None:
+                slot.kept = []
+
+    # ---- requests
+
+    def submit(self, request: Request) -> Generation:
+        """Returns the tokens after a prompt, which `step` computes.
+
+        Raises `ValueError` for an empty prompt, for more tokens than the cache holds, or for too many stop tokens.
+        """
+        length = len(request.prompt) + request.max_tokens
+        if not request.prompt or request.max_tokens < 1 or length > self._capacity + 1:
+            raise ValueError(
+                f"a prompt of {len(request.prompt)} tokens and {request.max_tokens} after it; use at least one of each "
+                f"and at most {self._capacity + 1} together"
+            )
+        if len(request.stop) > _MOST_STOP_TOKENS:
+            raise ValueError(f"{len(request.stop)} stop tokens; use at most {_MOST_STOP_TOKENS}")
+        row = Generation(request)
+        self._queue.append(row)
+        return row
+
+    def cancel(self, row: Generation) -> None:
+        """Ends a row, which has no further tokens."""
+        if row.finish is None:
+            row.finish = "cancelled"
+            self._queue = deque(each for each in self._queue if each is not row)
+            for slot in self._slots:
+                if slot.row is row:
+                    self._free(slot)
+
+    @property
+    def cache_bytes(self) -> int:
+        """The memory for keys and values."""
+        return sum(array.nbytes for array in jax.tree.leaves(self._state.cache))
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests without a slot."""
+        return len(self._queue)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every request has ended."""
+        return not self._queue and all(slot.row is None for slot in self._slots)
+
+    def complete(self, requests: Iterable[Request]) -> Iterator[Generation]:
+        """Yields the tokens after each prompt, in the order of the requests."""
+        for row in [self.submit(request) for request in requests]:
+            while row.finish is None:
+                self.step()
+            yield row
+
+    def stream(self, request: Request) -> Iterator[int]:
+        """Yields the tokens after a prompt as they come, without the one that ends the row."""
+        row, sent = self.submit(request), 0
+        while row.finish is None or sent < len(row.content):
+            if sent == len(row.tokens):
+                self.step()
+            for token in row.content[sent:]:
+                sent += 1
+                yield token
+
+    # ---- one dispatch
+
+    def step(self) -> list[Generation]:
+        """Gives free slots to requests and computes the next tokens of every row; returns the rows with new tokens."""
+        self._admit()
+        rows = [slot for slot in self._slots if slot.row is not None]
+        if not rows:
+            return []
+        self.counts.decodes += 1
+        self.counts.places += len(self._slots) * self._dispatch
+        control = self._own(self._control())
+        self._state, decoded = self._decode(*self._weights, self._state, self._devices.shard(control))
+        decoded = jax.tree.map(lambda x: x.reshape(len(self._slots), -1), self._devices.to_host(decoded))
+        return [slot.row for slot, *columns in zip(self._slots, *decoded, strict=True) if self._advance(slot, *columns)]
+
+    def _admit(self) -> None:
+        """Gives free slots to requests: those that hold the beginning of a prompt, then those unused for longest."""
+        started: list[tuple[int, tuple[int, ...]]] = []
+        free = sorted((n for n, slot in enumerate(self._slots) if slot.row is None), key=lambda n: self._slots[n].used)
+        while free and self._queue:
+            row = self._queue.popleft()
+            prompt = row.request.prompt
+            number = max(free, key=lambda n: _continues(self._slots[n].kept, prompt))
+            free.remove(number)
+            slot = self._slots[number]
+            if not _continues(slot.kept, prompt):
+                slot.kept = list(prompt)
+                started.append((number, prompt))
+            slot.row, slot.pending = row, deque(prompt[len(slot.kept) :])
+            slot.unreported = len(slot.pending)
+        self._prefill_all(started)
+
+    def _prefill_all(self, started: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Computes prompts and writes them to slots; a device computes a prompt of several of its slots once."""
+        by_length: dict[int, list[dict[tuple[int, ...], list[int]]]] = {}
+        for number, prompt in started:
+            device, local = divmod(number, self._local_slots)
+            of_devices = by_length.setdefault(self._padded(len(prompt)), [{} for _ in range(self._devices.count)])
+            of_devices[device].setdefault(prompt, []).append(local)
+        for length, of_devices in by_length.items():
+            for first in range(0, max(map(len, of_devices)), self._prefill_rows):
+                parts = [list(each.items())[first : first + self._prefill_rows] for each in of_devices]
+                batch = self._own(_stacked([self._prompts(part, length) for part in parts]))
+                self._state = self._prefill(*self._weights, self._state, self._devices.shard(batch))
+                self.counts.prefills += 1
+                self.counts.prefilled += sum(len(slots) for part in parts for _, slots in part)
+
+    def _padded(self, length: int) -> int:
+        """The length of the program for a prompt: a power of two, or the capacity."""
+        padded = _SHORTEST_PREFILL
+        while padded < length:
+            padded *= 2
+        return min(padded, self._capacity)
+
+    def _prompts(self, part: Sequence[tuple[tuple[int, ...], list[int]]], length: int) -> dict[str, np.ndarray]:
+        """Returns the prompts of one device, padded on the right, and the slots to write them to."""
+        tokens = np.zeros((self._prefill_rows, length), np.int32)
+        lengths = np.ones(self._prefill_rows, np.int32)
+        targets, sources = np.zeros((2, self._local_slots), np.int32)
+        pairs = [(slot, source) for source, (_, slots) in enumerate(part) for slot in slots]
+        for source, (prompt, _) in enumerate(part):
+            tokens[source, : len(prompt)], lengths[source] = prompt, len(prompt)
+        for number, (slot, source) in enumerate(pairs):
+            targets[number], sources[number] = slot, source
+        return {
+            "tokens": tokens,
+            "lengths": lengths,
+            "targets": targets,
+            "sources": sources,
+            "count": np.array(len(pairs), np.int32),
+        }
+
+    def _control(self) -> Control:
+        """Returns what `decode` is told, with leading axes for devices and slots."""
+        rows, size, full = len(self._slots), self._dispatch, cast("Any", np.full)
+        settings = Settings(
+            full(rows, 0, np.float32), full(rows, 0, np.int32), full(rows, 1, np.float32), full((rows, 2), 0, np.uint32)
+        )
+        control = Control(
+            settings,
+            full(rows, 1, np.int32),
+            full(rows, 0, np.int32),
+            full((rows, size), -1, np.int32),
+            full((rows, _MOST_STOP_TOKENS), -1, np.int32),
+        )
+        for number, slot in enumerate(self._slots):
+            control.position[number] = min(len(slot.kept), self._capacity)
+            if slot.row is None:
+                continue
+            request = slot.row.request
+            settings.temperature[number] = request.sampling.temperature
+            settings.top_k[number], settings.top_p[number] = request.sampling.top_k, request.sampling.top_p
+            settings.stream[number] = stream_key(request.seed, request.prompt, request.sample)
+            control.remaining[number] = len(request.prompt) + request.max_tokens - len(slot.kept)
+            control.stop[number, : len(request.stop)] = request.stop
+            forced = list(slot.pending)[:size]
+            control.forced[number, : len(forced)] = forced
+        return jax.tree.map(lambda x: x.reshape(self._devices.count, self._local_slots, *x.shape[1:]), control)
+
+    def _advance(self, slot: _Slot, token: Any, log_prob: Any, sampling_log_prob: Any, valid: Any) -> bool:
+        """Adds the new tokens to a row; returns whether there are any, apart from those of the prompt."""
+        row = slot.row
+        if row is None:
+            return False
+        before, request, count = len(row.tokens), row.request, int(valid.sum())
+        slot.used = self.counts.decodes
+        self.counts.tokens += count
+        slot.kept += token[:count].tolist()
+        for column in range(count):
+            forced = bool(slot.pending)
+            if forced:
+                slot.pending.popleft()
+            if slot.unreported:
+                slot.unreported -= 1
+                continue
+            row.tokens.append(int(token[column]))
+            row.log_probs.append(float(log_prob[column]))
+            row.sampling_log_probs.append(float(sampling_log_prob[column]))
+            row.forced.append(forced)
+        if row.tokens and not row.forced[-1] and row.tokens[-1] in request.stop:
+            slot.pending.extend(request.respond(row.tokens) if request.respond else ())
+            row.finish = None if slot.pending else "stop"
+        if row.finish is None and len(row.tokens) == request.max_tokens:
+            row.finish = "length"
+        if row.finish is not None:
+            self._free(slot)
+        return len(row.tokens) > before
+
+    def _free(self, slot: _Slot) -> None:
+        """Keeps the tokens of a row for a prompt that begins with them, unless the cache does not hold them all."""
+        slot.row, slot.unreported = None, 0
+        slot.pending.clear()
+        if len(slot.kept) >= self._capacity:
+            slot.kept = []
+
+    def _own(self, tree: Any) -> Any:
+        """The parts of this process, of arrays with a leading axis for all devices."""
+        positions = self._devices.positions
+        return tree if len(positions) == self._devices.count else jax.tree.map(lambda x: x[positions], tree)
+
+    # ---- programs
+
+    @cached_property
+    def _prefill(self) -> Any:
+        def prefill(params: Arrays, buffers: Arrays, state: State, batch: dict[str, Array]) -> State:
+            computed = self._prefilled(params, buffers, batch["tokens"], batch["lengths"])
+
+            def insert(number: Array, state: State) -> State:
+                source, target = batch["sources"][number], batch["targets"][number]
+                row = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, source), computed)
+                return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, target, 0), state, row)
+
+            return jax.lax.fori_loop(0, batch["count"], insert, state)
+
+        return self._devices.parallel(prefill, (None, None, 0, 0), 0, donate=(2,))
+
+    @cached_property
+    def _decode(self) -> Any:
+        def decode(params: Arrays, buffers: Arrays, state: State, control: Control) -> tuple[State, Decoded]:
+            def step(carry: tuple[State, Array, Array], forced: Array) -> tuple[tuple[State, Array, Array], Decoded]:
+                state, position, remaining = carry
+                choice = choose_tokens(state.logits, control.settings, position, forced)
+                token, active = choice.token, remaining > 0
+                logits, cache = self._next(params, buffers, token, state.cache, position)
+                # Of a row that has ended, the place after its tokens is written again when it has further tokens.
+                previous = jax.tree.map(_where(active), cache.previous, state.cache.previous)
+                state = State(cache._replace(previous=previous), _where(active)(logits, state.logits))
+                ended = (forced < 0) & jnp.any(control.stop == token[:, None], axis=-1)
+                remaining = jnp.where(ended, 0, jnp.maximum(remaining - 1, 0))
+                return (state, position + active, remaining), Decoded(*choice, active)
+
+            carry = state, control.position, control.remaining
+            (state, _, _), decoded = jax.lax.scan(step, carry, control.forced.T)
+            decoded = jax.tree.map(lambda x: jax.lax.all_gather(x.T, AXIS), decoded)
+            return state, decoded
+
+        return self._devices.parallel(decode, (None, None, 0, 0), (0, None), donate=(2,))
+
+    def _prefilled(self, params: Arrays, buffers: Arrays, tokens: Array, lengths: Array) -> State:
+        last = lengths[:, None] - 1
+        (logits, cache), _ = self._fn(
+            params,
+            buffers,
+            tokens,
+            jnp.take_along_axis(tokens, last, axis=1),
+            self._capacity,
+            method="prefill",
+            train=False,
+        )
+        return State(cache, jnp.take_along_axis(logits, last[:, :, None], axis=1)[:, 0].astype(jnp.float32))
+
+    def _next(
+        self, params: Arrays, buffers: Arrays, tokens: Array, cache: Buffers, positions: Array
+    ) -> tuple[Array, Buffers]:
+        """Returns the logits after a token of each row, and the cache with it."""
+
+        def row(token: Array, cache: Buffers, position: Array) -> tuple[Array, Buffers]:
+            cache = jax.tree.map(lambda x: x[None], cache)
+            (logits, cache), _ = self._fn(
+                params, buffers, token[None, None], cache, position, self._capacity, method="decode", train=False
+            )
+            return logits[0, 0].astype(jnp.float32), jax.tree.map(lambda x: x[0], cache)
+
+        return jax.vmap(row)(tokens, cache, positions)
+
+    @cached_property
+    def _state(self) -> State:
+        """Of empty slots."""
+        params, buffers = self._weights
+        tokens = jnp.zeros((self._local_slots, min(_SHORTEST_PREFILL, self._capacity)), jnp.int32)
+        shapes = jax.eval_shape(self._prefilled, params, buffers, tokens, tokens[:, 0] + 1)
+        local = len(self._devices.local)
+        return self._devices.shard(jax.tree.map(lambda x: np.zeros((local, *x.shape), x.dtype), shapes))
+
+
+def _where(condition: Bool[Array, " rows"]) -> Callable[[Array, Array], Array]:
+    """Returns a function that takes rows of its first argument where the condition holds."""
+    return lambda new, old: jnp.where(condition.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+
+def _continues(kept: Sequence[int], prompt: Sequence[int]) -> int:
+    """Returns how many tokens of a slot a prompt begins with, if it is worth to continue them; otherwise 0."""
+    follows = 0 < len(kept) <= len(prompt) <= len(kept) + _CONTINUED_TOKENS and tuple(kept) == tuple(
+        prompt[: len(kept)]
+    )
+    return len(kept) if follows else 0
+
+
+def _stacked(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+
+def _prefixed(arrays: Arrays) -> Arrays:
+    """The names that a module has as a part of a `CachedModel`."""
+    return {f"model.{name}": array for name, array in arrays.items()}

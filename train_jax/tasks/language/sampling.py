@@ -1,0 +1,135 @@
+"""The choice of the next token of every row, with settings that each row has for itself and that are traced.
+
+The noise belongs to a row's stream, a position and a token, so a row's tokens do not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt32
+
+_GENERATOR = "threefry2x32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How to choose a token. The limits apply in this order: temperature, `top_k`, `top_p`."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 chooses the most probable token."""
+    top_k: int = 0
+    """Draw from this many of the most probable tokens, and from those as probable as the last; 0 for all."""
+    top_p: float = 1.0
+    """Draw from the most probable tokens that together have this probability."""
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Settings(NamedTuple):
+    """The arrays of `Sampling`, and the stream, of each row."""
+
+    temperature: Float[Array, " rows"]
+    top_k: Int[Array, " rows"]
+    top_p: Float[Array, " rows"]
+    stream: UInt32[Array, "rows 2"]
+
+
+class Choice(NamedTuple):
+    """A token of each row with two log-probabilities of it."""
+
+    token: Int[Array, " rows"]
+    log_prob: Float[Array, " rows"]
+    """Under the softmax of the logits."""
+    sampling_log_prob: Float[Array, " rows"]
+    """Under the distribution of the draw: after temperature, `top_k` and `top_p`; 0 for the most probable token."""
+
+
+def stream_key(seed: int, prompt: Sequence[int], sample: int) -> UInt32[np.ndarray, " 2"]:
+    """Returns the key data of a sample of a prompt.
+
+    It depends on the tokens of the prompt and not on its place among others, so that a sample does not depend on the
+    batch. Equal prompts have equal samples.
+    """
+    content = b"".join(number.to_bytes(8, "little") for number in (seed, sample, *prompt))
+    return np.frombuffer(hashlib.sha256(content).digest()[:8], "<u4").astype(np.uint32)
+
+
+def choose_tokens(
+    logits: Float[Array, "rows vocab_size"],
+    settings: Settings,
+    positions: Int[Array, " rows"],
+    forced: Int[Array, " rows"],
+) -> Choice:
+    """Returns the token at each row's position, counted from the beginning of the prompt.
+
+    That is `forced` where it is not negative. Limits are computed if any row has `top_k` or `top_p`, and random numbers
+    if any row has a temperature.
+    """
+    logits = logits.astype(jnp.float32)
+    limited = (settings.top_k > 0) | (settings.top_p < 1)
+    drawn = settings.temperature > 0
+    case = jnp.where(jnp.any(drawn & limited), 2, jnp.where(jnp.any(drawn), 1, 0))
+    kept, noise = jax.lax.switch(case, (_greedy, _unlimited, _limited), logits, settings, positions)
+    token = jnp.where(forced >= 0, forced, jnp.argmax(kept + noise, axis=-1).astype(jnp.int32))
+    sampled = _log_prob(kept, token)
+    return Choice(token, _log_prob(logits, token), jnp.where(drawn, sampled, jnp.where(forced >= 0, sampled, 0.0)))
+
+
+def _log_prob(logits: Float[Array, "rows vocab_size"], token: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _greedy(logits: Array, settings: Settings, positions: Array) -> tuple[Array, Array]:
+    return logits, jnp.zeros_like(logits)
+
+
+def _unlimited(logits: Array, settings: Settings, positions: Array) -> tuple[Array, Array]:
+    def noise_of(stream: Array, position: Array) -> Array:
+        key = jax.random.fold_in(jax.random.wrap_key_data(stream, impl=_GENERATOR), position)
+        return jax.random.gumbel(key, logits.shape[1:])
+
+    drawn = (settings.temperature > 0)[:, None]
+    divided = logits / jnp.where(drawn, settings.temperature[:, None], 1.0)
+    return divided, jnp.where(drawn, jax.vmap(noise_of)(settings.stream, positions), 0.0)
+
+
+def _limited(logits: Array, settings: Settings, positions: Array) -> tuple[Array, Array]:
+    divided, noise = _unlimited(logits, settings, positions)
+    order = _ordered(divided)
+    top_k = jnp.where(settings.top_k > 0, settings.top_k, logits.shape[-1])[:, None]
+    kept = order >= _largest(lambda bound: jnp.sum(order >= bound, axis=-1, keepdims=True) >= top_k, len(logits))
+    shares = jax.nn.softmax(jnp.where(kept, divided, -jnp.inf))
+    top_p = jnp.where(settings.top_p < 1, settings.top_p, jnp.inf)[:, None]
+    kept &= order >= _largest(
+        lambda bound: jnp.sum(jnp.where(order >= bound, shares, 0.0), axis=-1, keepdims=True) >= top_p, len(logits)
+    )
+    return jnp.where(kept, divided, -jnp.inf), noise
+
+
+def _ordered(x: Float[Array, "rows vocab_size"]) -> UInt32[Array, "rows vocab_size"]:
+    """Returns integers in the order of the floats, equal ones for equal floats."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)  # one zero of the two
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def _largest(holds: Callable[[Array], Array], rows: int) -> UInt32[Array, "rows 1"]:
+    """Returns the largest integer of each row for which `holds`, which holds for all smaller ones; 0 if for none.
+
+    Finding a threshold takes 32 sums over the vocabulary, which is faster than a sort.
+    """
+
+    def set_bit(number: Array, bound: Array) -> Array:
+        higher = bound | (jnp.uint32(1 << 31) >> number.astype(jnp.uint32))
+        return jnp.where(holds(higher), higher, bound)
+
+    return jax.lax.fori_loop(0, 32, set_bit, jnp.zeros((rows, 1), jnp.uint32))
