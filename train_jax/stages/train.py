@@ -1,6 +1,7 @@
 """`trm train PRESET`: trains a model, or continues a run."""
 
 import sys
+from typing import Any
 
 from models_torch.registry import LANGUAGE_MODELS
 from train_jax.experiments.runs import differences, named_run, plan_lines
@@ -69,7 +70,8 @@ def cli(argv: list[str]) -> None:
     elif "--dry-run" in argv:
         dry_run(name, config, option_value(argv, "--preset") or BASE_PRESET)
     else:
-        main(config, verify="--no-verify" not in argv, heading=heading)
+        options: dict[str, Any] = {"heading": heading} if heading else {}
+        main(config, **options | ({"verify": False} if "--no-verify" in argv else {}))
 
 
 def _derived(name: str, config: RunConfig) -> str:

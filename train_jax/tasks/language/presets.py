@@ -294,13 +294,13 @@ class Presets(Mapping[str, RunConfig]):
     def __getitem__(self, name: str) -> RunConfig:
         if name in _NAMED:
             return _NAMED[name]()
-        found = _BY_DEPTH.fullmatch(name)
-        if found is None:
+        match = _BY_DEPTH.fullmatch(name)
+        if match is None:
             raise KeyError(name)
-        depth, rule = int(found[2]), _RULES[found[1] + (found[3] or "")]
+        depth, rule = int(match[2]), _RULES[match[1] + (match[3] or "")]
         if depth not in DEPTHS:
             raise UserError(f"{name} has depth {depth}; use {DEPTHS[0]} to {DEPTHS[-1]}")
-        return rule(name, depth, float(found[4])) if found[4] else rule(name, depth)
+        return rule(name, depth, float(match[4])) if match[4] else rule(name, depth)
 
     def __iter__(self) -> Iterator[str]:
         yield from _NAMED

@@ -235,17 +235,17 @@ Encode = Callable[[str], list[int]]
 
 def others_at_hand() -> dict[str, Any]:
     """Returns the encodings of `OTHERS` whose files tiktoken has in its cache. Nothing is downloaded."""
-    tiktoken, found = text_package("tiktoken"), {}
+    tiktoken, encodings = text_package("tiktoken"), {}
     load = text_package("tiktoken.load")
     download = load.read_file
     load.read_file = _refuse_download
     try:
         for shown, name in OTHERS.items():
             with contextlib.suppress(FileNotFoundError):
-                found[shown] = tiktoken.get_encoding(name)
+                encodings[shown] = tiktoken.get_encoding(name)
     finally:
         load.read_file = download
-    return found
+    return encodings
 
 
 def _refuse_download(path: str) -> bytes:
