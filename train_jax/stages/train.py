@@ -71,7 +71,9 @@ def cli(argv: list[str]) -> None:
         dry_run(name, config, option_value(argv, "--preset") or BASE_PRESET)
     else:
         options: dict[str, Any] = {"heading": heading} if heading else {}
-        main(config, **options | ({"verify": False} if "--no-verify" in argv else {}))
+        if "--no-verify" in argv:
+            options["verify"] = False
+        main(config, **options)
 
 
 def _derived(name: str, config: RunConfig) -> str:
