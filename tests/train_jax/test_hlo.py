@@ -75,13 +75,13 @@ def test_sums(program):
     sums = yardsticks(program)
     transferred = 3 * 2 * 104 * 512 * 2  # the weights lie in a cache
     assert (sums.total.cycles, sums.total.hbm_bytes) == (3010, transferred + 3 * 32)
-    assert {name: cost.cycles for name, cost in sums.by_kind.items()} == {
+    assert {name: cost.cycles for name, cost in sums.splits["kind"].items()} == {
         "matrix products": 3000,
         "elementwise, reductions": 10,
     }
-    assert {name: cost.cycles for name, cost in sums.by_pass.items()} == {"backward": 3000, "forward": 10}
-    assert {name: cost.cycles for name, cost in sums.by_module.items()} == {"layers.0.mlp": 3000, "": 10}
-    assert {name: cost.cycles for name, cost in sums.by_class.items()} == {"Block/SwiGLU": 3000, "": 10}
+    assert {name: cost.cycles for name, cost in sums.splits["pass"].items()} == {"backward": 3000, "forward": 10}
+    assert {name: cost.cycles for name, cost in sums.splits["module"].items()} == {"layers.0.mlp": 3000, "": 10}
+    assert {name: cost.cycles for name, cost in sums.splits["class"].items()} == {"Block/SwiGLU": 3000, "": 10}
     (collective,) = sums.collectives
     assert (collective.kind, collective.bytes, collective.asynchronous) == ("all-reduce", 32, False)
 

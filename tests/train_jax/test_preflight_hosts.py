@@ -73,7 +73,7 @@ def test_a_host_with_other_data(hosts, tmp_path):
     (hosts[1] / "data" / "recipe.json").unlink()
     statuses, rows, _, left_out = preflight(hosts, tmp_path / "run")
     assert (statuses, failed(rows)) == ([1, 1], {"data"})
-    assert "process 1 on" in rows["data"]["measured"] and "model beside PyTorch" in left_out
+    assert "process 1 on" in rows["data"]["measured"] and "configuration trains" in left_out
 
 
 @pytest.mark.slow

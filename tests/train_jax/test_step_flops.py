@@ -65,9 +65,9 @@ def test_flops_of_the_train_step(mixer):
     sums = yardsticks(Program(""), products=counted.by_name)
     updates_of_all = (2 + 3) * updates
     perceptron = swiglu(rows, HIDDEN, 16) - product(rows, 96, HIDDEN)  # without its last product, a module of its own
-    mlp = sums.by_module["model.inner.L_level.layers.1.mlp"].product_flops
+    mlp = sums.splits["module"]["model.inner.L_level.layers.1.mlp"].product_flops
     assert mlp == pytest.approx(updates_of_all * perceptron)
-    assert sums.by_pass["backward"].product_flops == pytest.approx(2 * (updates * network + heads), rel=1e-3)
+    assert sums.splits["pass"]["backward"].product_flops == pytest.approx(2 * (updates * network + heads), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", slow_unless("chat-tiny".__eq__, ["chat-tiny", "chat-tiny-2026"]))
@@ -93,7 +93,7 @@ def test_flops_of_a_language_model(name):
     last = 2 * 48 * 4 * 48
     expected = 2 * 16 * (2 * blocks + 2 * attention - 2 * last)
     assert counted.recomputed == expected
-    by_pass = yardsticks(Program(""), products=counted.by_name).by_pass
+    by_pass = yardsticks(Program(""), products=counted.by_name).splits["pass"]
     assert by_pass["update"].product_flops == counted.outside
     assert by_pass["backward"].product_flops == counted.recomputed + 2 * by_pass["forward"].product_flops
     # Newton-Schulz iterates five times with three products; more rows than columns are transposed.

@@ -45,7 +45,6 @@ class Topology:
     """The devices of a TPU slice that is not there."""
 
     name: str
-    megacore: bool
     devices: Sequence[Any]
 
     @property
@@ -89,15 +88,14 @@ class Topology:
         return chip.bf16_ops_per_second / (2 * chip.num_mxus * chip.mxu_column_size**2)
 
     def __str__(self) -> str:
-        cores = " with megacore" if self.megacore and self.cores > 1 else ""
-        return f"{self.name}{cores}: {len(self.devices)} devices ({self.device_kind}) in {self.hosts} hosts"
+        return f"{self.name}: {len(self.devices)} devices ({self.device_kind}) in {self.hosts} hosts"
 
 
-def topology(name: str = DEFAULT_TOPOLOGY, *, megacore: bool = True) -> Topology:
+def topology(name: str = DEFAULT_TOPOLOGY) -> Topology:
     """Returns a topology such as `v4:2x4x4`, chips along each axis of the slice.
 
-    With `megacore`, the two TensorCores of a v4 or v5p chip are one device, as on Google Cloud. Raises `UserError` for
-    an unknown name, and if libtpu, the compiler, is not installed.
+    The two TensorCores of a v4 or v5p chip are one device, as on Google Cloud. Raises `UserError` for an unknown name,
+    and if libtpu, the compiler, is not installed.
     """
     parsed = _NAME.fullmatch(name)
     if parsed is None:
@@ -115,13 +113,13 @@ def topology(name: str = DEFAULT_TOPOLOGY, *, megacore: bool = True) -> Topology
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{'v5litepod' if chip == 'v5e' else chip}-{cores}")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    config = {"chip_config_name": "megacore" if megacore else "default"} if chip in _MEGACORE_CHIPS else {}
+    config = {"chip_config_name": "megacore"} if chip in _MEGACORE_CHIPS else {}
     try:
         devices = topologies.get_topology_desc(topology_name=name, platform="tpu", **config).devices
     except Exception as error:  # JAX and libtpu raise RuntimeError, ValueError and errors of their own
         reason = str(error).strip() or type(error).__name__
         raise UserError(f"topology {name!r}: {reason.splitlines()[0]}") from error
-    return Topology(name, megacore, devices)
+    return Topology(name, devices)
 
 
 def _find_compiler() -> None:
