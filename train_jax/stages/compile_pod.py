@@ -23,7 +23,7 @@ from train_jax.pod.compile import (
     use_host_backend,
 )
 from train_jax.pod.results import figures_of, lines_of
-from train_jax.pod.search import compile_all, lines, to_json, variants
+from train_jax.pod.search import compile_all, lines, variants
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
 from train_jax.run.storage import path_of
@@ -99,7 +99,7 @@ def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
 
     chosen = variants(config, len(pod.devices), _batch_sizes(options.search_batch_sizes))
     tried = compile_all(chosen, compiled, lambda text: _say(f"compiling for {pod.name}, {text}"))
-    _print(options, to_json(tried), lines(tried, pod))
+    _print(options, {"variants": tried}, lines(tried, pod))
 
 
 def _say(text: str) -> None:
