@@ -27,10 +27,7 @@ def law(study: Study) -> str:
         )
     rows = [_HEADINGS, ("---",) * len(_HEADINGS)]
     for flops, final, run in points:
-        tokens, parameters = (
-            run.train_steps * run.config["global_batch_size"] * run.config["arch.seq_len"],
-            run.parameters,
-        )
+        tokens = run.train_steps * run.config["global_batch_size"] * run.config["arch.seq_len"]
         sizes = ("-" if run.parameters is None else f"{run.parameters:,}", f"{tokens:,}", f"{flops:.3g}")
         rows.append((f"{run.experiment}, seed {run.seed}", *sizes, f"{final:.4f}", f"{fit.at(flops):.4f}"))
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
