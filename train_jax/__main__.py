@@ -35,7 +35,7 @@ GROUPS = {
     },
     "pods": {
         "preflight": "check hosts, devices, code, data and run folder before a run, on one machine or a pod",
-        "compile-pod": "compile the train step for a TPU topology, without a TPU, and print what it costs",
+        "compile-pod": "compile a run for a TPU topology, without a TPU, and print what it costs",
         "launch": "run a command on every host of a TPU slice, or rehearse it here with --rehearse 8x4",
     },
     "evaluation": {
