@@ -45,6 +45,18 @@ def test_train_step_for_a_host_of_v4(tmp_path):
     assert estimate and float(estimate[1]) == pytest.approx(figures["estimated_cycles"] / 1e6, abs=0.05)
 
 
+@pytest.mark.slow
+def test_a_step_of_generation(tmp_path):
+    sizes = {"n-layer": 2, "n-embd": 128, "n-head": 1, "n-kv-head": 1, "seq-len": 256, "vocab-size": 512}
+    small = [word for name, size in sizes.items() for word in (f"--arch.{name}", str(size))]
+    where = ["--global-batch-size", "4", "--eval-batch-size", "4", "--topology", "v4:2x2x1"]
+    figures, _ = compile_pod(tmp_path, "d20", *small, *where, "--step", "decode", "--rows", "8", "--capacity", "64")
+    assert (figures["step"], figures["batch_size"], figures["fits"]) == ("decode", 8, True)
+    weights = 4 * (2 * 512 * 128 + 2 * 12 * 128 * 128)
+    assert weights < figures["memory"]["arguments"] < 1.5 * weights
+    assert figures["hbm_bytes"] + figures["prefetched_bytes"] > weights / 2 and figures["estimated_cycles"] > 0
+
+
 @pytest.mark.parametrize("topology", slow_or_campaign(["v5e:2x2", "v6e:2x2"], ["v4:2x2x2", "v5p:2x2x1"]))
 def test_every_generation(topology, tmp_path):
     figures, _ = compile_pod(tmp_path, "tiny", "--topology", topology, "--compute.runner", "shard_map")
@@ -104,6 +116,8 @@ def test_a_search(tmp_path):
         (["nothing"], "unknown preset 'nothing'"),
         (["tiny", "--search-batch-sizes", "8,many"], "'8,many' is not a list of batch sizes"),
         (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
+        (["tiny", "--step", "decode"], "has no cache of keys and values"),
+        (["d20", "--step", "decode", "--capacity", "99999"], "--capacity is 99999, the model has 20480 positions"),
         (["tiny", "--search", "--text", "a"], "leave out --step, --text and --save"),
         (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
     ],

@@ -144,7 +144,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A train step, compiled for a topology."""
+    """A program, compiled for a topology."""
 
     executable: Any
     """`jax.stages.Compiled`."""
@@ -176,7 +176,7 @@ def compile_train_step(training: Training) -> Compiled:
     Nothing of that size is allocated. Raises `UserError` if the compiler refuses the program, because of its memory
     for example.
     """
-    return _compile(training.parallel_step(), train_step_arguments(training))
+    return compile_program(training.parallel_step(), train_step_arguments(training))
 
 
 def train_step_arguments(training: Training) -> tuple:
@@ -227,10 +227,11 @@ def compile_eval_step(training: Training) -> Compiled:
         raise UserError(f"task {training.config.task} has no method eval_step, which compiling its evaluation needs")
     step, batch = task.eval_step(training.objective)
     state = _state_shapes(training)
-    return _compile(training.devices.parallel_eval_step(step), (state, _shares(batch, training.devices.count)))
+    return compile_program(training.devices.parallel_eval_step(step), (state, _shares(batch, training.devices.count)))
 
 
-def _compile(step: Any, arguments: tuple) -> Compiled:
+def compile_program(step: Any, arguments: tuple) -> Compiled:
+    """Compiles a function of `Devices.parallel` for arguments of these shapes. Raises `UserError` if it is refused."""
     begin = time.perf_counter()
     lowered = step.lower(*arguments)
     lowering = time.perf_counter()

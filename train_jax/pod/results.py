@@ -13,10 +13,12 @@ from train_jax.run.performance import model_flops
 from train_jax.start import Training
 
 
-def figures_of(name: str, step: str, training: Training, topology: Topology, compiled: Compiled) -> dict[str, Any]:
-    """Returns every figure of a train or evaluation step, in bytes, FLOPs, cycles and seconds, of one device.
+def figures_of(
+    name: str, step: str, training: Training, topology: Topology, compiled: Compiled, rows: int = 0
+) -> dict[str, Any]:
+    """Returns every figure of a step, in bytes, FLOPs, cycles and seconds, of one device.
 
-    None is measured on a TPU. `step` is `train` or `evaluate`.
+    None is measured on a TPU. `step` is `train`, `evaluate` or `decode`; `rows` are those of `decode`.
     """
     config, memory, products = training.config, compiled.memory, compiled.products
     sums = yardsticks(compiled.program, products.by_name)
@@ -39,7 +41,7 @@ def figures_of(name: str, step: str, training: Training, topology: Topology, com
         "slice": str(topology),
         "devices": len(topology.devices),
         "hosts": topology.hosts,
-        "batch_size": config.global_batch_size if step == "train" else config.eval_batch_size,
+        "batch_size": rows or (config.global_batch_size if step == "train" else config.eval_batch_size),
         "runner": config.compute.runner,
         "remat": config.compute.remat,
         "accumulation_steps": config.compute.accumulation_steps,
@@ -60,6 +62,7 @@ def figures_of(name: str, step: str, training: Training, topology: Topology, com
         "estimated_seconds": None if topology.clock is None else sums.total.cycles / topology.clock,
         "kernels": sums.total.kernels,
         "hbm_bytes": sums.total.hbm_bytes,
+        "prefetched_bytes": sums.prefetched_bytes,
         "hbm_seconds": sums.total.hbm_bytes / topology.hbm_bandwidth,
         **splits,
         "collectives": [dataclasses.asdict(each) for each in sums.collectives],
@@ -90,6 +93,7 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
         )
     yield f"  at peak FLOP/s   {_ms(figures['roofline_seconds'])}"
     yield f"  HBM bytes        {figures['hbm_bytes'] / 1e9:.2f} GB, {_ms(figures['hbm_seconds'])} at peak bandwidth"
+    yield f"                   and {figures['prefetched_bytes'] / 1e9:.2f} GB in copies beside other work"
     seconds = figures["estimated_seconds"]
     clock = "" if seconds is None else f", {_ms(seconds)} at the clock of the chip"
     yield f"  estimated cycles {figures['estimated_cycles'] / 1e6:.1f} M{clock}"

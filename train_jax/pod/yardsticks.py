@@ -90,6 +90,8 @@ class Yardsticks:
     splits: Mapping[str, Mapping[str, Cost]]
     """By each of `SPLITS`, the most cycles first."""
     collectives: tuple[CollectiveOperation, ...]
+    prefetched_bytes: float
+    """Copies between the memory and the caches of the device that run beside the instructions."""
 
 
 def yardsticks(
@@ -102,9 +104,11 @@ def yardsticks(
     `products` are the FLOPs of matrix products by the names of their operations.
     """
     costs: list[tuple[tuple[str, ...], Cost]] = []
-    collectives = []
+    collectives, prefetched = [], 0.0
     for instruction, times in program.executed():
         kind = kind_of(program, instruction)
+        if instruction.opcode in ("copy-start", "slice-start"):
+            prefetched += sum(array.size_bytes for array in instruction.results[1:2]) * times
         if kind == COLLECTIVE and not instruction.opcode.endswith("-done"):
             size = sum(array.size_bytes for array in instruction.results[-1:])
             asynchronous = instruction.opcode.endswith("-start")
@@ -120,7 +124,7 @@ def yardsticks(
     for name, flops in (products or {}).items():
         costs.append(((PRODUCTS, pass_of(name), *module_of(name)), Cost(product_flops=flops)))
     total = sum((cost for _, cost in costs), Cost())
-    return Yardsticks(total, _split(costs, lambda cost: cost.cycles), tuple(collectives))
+    return Yardsticks(total, _split(costs, lambda cost: cost.cycles), tuple(collectives), prefetched)
 
 
 def _split(costs: Iterable[tuple[tuple[str, ...], C]], size: Callable[[C], float]) -> dict[str, dict[str, C]]:

@@ -1,4 +1,4 @@
-"""`trm compile-pod NAME`: compiles the train step of a run for a TPU topology, on a machine without a TPU."""
+"""`trm compile-pod NAME`: compiles a step of a run for a TPU topology, on a machine without a TPU."""
 
 import dataclasses
 import json
@@ -9,14 +9,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.experiments.table import recipes
 from train_jax.pod.compile import (
     DEFAULT_TOPOLOGY,
+    Compiled,
     Topology,
     compile_eval_step,
+    compile_program,
     compile_train_step,
     topology,
     training_for,
@@ -29,14 +32,16 @@ from train_jax.run.folder import write_text
 from train_jax.run.storage import path_of
 from train_jax.run_arguments import parse_run, split_arguments
 from train_jax.runtime.compilation import save_program
+from train_jax.start import Training
 from train_jax.task import Task, task_class
+from train_jax.tasks.language.engine import Engine
 from train_jax.tasks.language.task import UnbuiltText
 from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 
 @dataclasses.dataclass(frozen=True)
 class CompilePod:
-    """Compile the train step of a run for a TPU topology, on a machine without a TPU, and print what it costs: memory,
+    """Compile a step of a run for a TPU topology, on a machine without a TPU, and print what it costs: memory,
     FLOPs, estimated cycles, bytes to and from memory, collectives. Needs libtpu (`source ./environment.sh pod`).
 
     NAME is a preset or an experiment; every field of `trm train NAME` can follow."""
@@ -45,8 +50,12 @@ class CompilePod:
     """Preset or experiment, such as sudoku-extreme or exp01a."""
     topology: str = DEFAULT_TOPOLOGY
     """Chip and axes of the slice: v4:2x4x4 is a v4-64; v5e:4x8, v5p:2x4x4 and v6e:4x8 have as many chips."""
-    step: Literal["train", "evaluate"] = "train"
-    """The train step, or the step of evaluations during training."""
+    step: Literal["train", "evaluate", "decode"] = "train"
+    """The train step, the step of evaluations during training, or that of generation: one token of every row."""
+    rows: Annotated[int, Range(1, 10**6)] = 32
+    """Rows of --step decode on all devices together; at least one on each."""
+    capacity: Annotated[int, Range(1, 10**6)] = 2048
+    """Tokens in the cache of each row of --step decode."""
     kind: str = ""
     """Kind of puzzles, such as sudoku-9x9, maze-30 or arc, if the data set is not built and its folder has another
     name."""
@@ -77,7 +86,7 @@ def main(options: CompilePod, config: RunConfig) -> None:
     _say(f"compiling for {pod} …")
     training = training_for(config, _task(options, config), pod)
     try:
-        compiled = compile_train_step(training) if options.step == "train" else compile_eval_step(training)
+        compiled = _compiled(options, training)
     except UserError as error:
         remedy = "; --search compiles variants that need less" if "memory" in str(error) else ""
         raise UserError(f"{error}{remedy}") from error
@@ -85,8 +94,25 @@ def main(options: CompilePod, config: RunConfig) -> None:
         write_text(Path(options.text), compiled.executable.as_text())
     if options.save:
         save_program(path_of(options.save), compiled.lowered, compiled.executable, pod.devices)
-    figures = figures_of(options.name, options.step, training, pod, compiled)
+    rows = options.rows if options.step == "decode" else 0
+    figures = figures_of(options.name, options.step, training, pod, compiled, rows)
     _print(options, figures, lines_of(figures))
+
+
+def _compiled(options: CompilePod, training: Training) -> Compiled:
+    if options.step == "train":
+        return compile_train_step(training)
+    if options.step == "evaluate":
+        return compile_eval_step(training)
+    module, objective = training.objective.fn.module, training.objective
+    try:
+        if options.capacity > positions_of(module):
+            raise ValueError(f"--capacity is {options.capacity}, the model has {positions_of(module)} positions")
+    except ValueError as error:
+        raise UserError(f"--step decode: {error}") from None
+    sizes = {"slots": options.rows, "capacity": options.capacity, "tokens_per_dispatch": 1}
+    program, arguments = Engine(module, training.devices, **sizes).decode_program(objective.params, objective.buffers)
+    return compile_program(program, arguments)
 
 
 def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
