@@ -116,7 +116,7 @@ def test_a_search(tmp_path):
         (["nothing"], "unknown preset 'nothing'"),
         (["tiny", "--search-batch-sizes", "8,many"], "'8,many' is not a list of batch sizes"),
         (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
-        (["tiny", "--step", "decode"], "has no cache of keys and values"),
+        (["tiny", "--step", "decode", "--topology", "v4:2x2x1"], "has no cache of keys and values"),
         (["d20", "--step", "decode", "--capacity", "99999"], "--capacity is 99999, the model has 20480 positions"),
         (["tiny", "--search", "--text", "a"], "leave out --step, --text and --save"),
         (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
