@@ -93,19 +93,16 @@ def test_a_data_set_without_a_row_is_said(streams):
 # ---- data sets with weights
 
 
-def conversations(tokenizer, seed, count=40):
-    """Documents of digits, some of which are no targets."""
-        rng = np.random.default_rng(seed)
-        texts = [" ".join(map(str, rng.integers(100, size=size))) for size in rng.integers(1, 14, count)]
-        self.documents = []
-        for ids in tokenizer.encode_batch(texts):
-            mask = rng.integers(0, 2, len(ids) + 1)
-            mask[0] = 0
-            self.documents.append(([tokenizer.bos, *ids], mask))
+def conversations(tokenizer, seed):
+    """Forty documents of digits, some of which are no targets."""
+    rng = np.random.default_rng(seed)
+    texts = [" ".join(map(str, rng.integers(100, size=size))) for size in rng.integers(1, 14, 40)]
+    encoded = tokenizer.encode_batch(texts)
+    return [([tokenizer.bos, *ids], [0, *rng.integers(0, 2, len(ids))]) for ids in encoded]
 
 
 def write(folder, tokenizer, seed=0, **options):
-    documents = _Options(tokenizer, seed).documents
+    documents = conversations(tokenizer, seed)
     folder.mkdir()
     write_documents(folder, tokenizer, {"seed": seed}, {"train": documents[:30], "test": documents[30:]}, **options)
     return TextSet(folder)
@@ -141,7 +138,7 @@ def config_of(text, *names, fields=None, **task_config):
 
 def test_documents_and_weights_come_back(text, tmp_path):
     tokenizer = Tokenizer.load(text / "plain")
-    expected = _Options(tokenizer, 0).documents[:30]
+    expected = conversations(tokenizer, 0)[:30]
     small, data = write(tmp_path / "small", tokenizer, shard_tokens=50), TextSet(text / "weighted")
     assert small.fingerprint == data.fingerprint and len(small.splits["train"].shards) > 3
     for each in (data, small):
