@@ -103,7 +103,6 @@ def conversations(tokenizer, seed):
 
 def write(folder, tokenizer, seed=0, **options):
     documents = conversations(tokenizer, seed)
-    folder.mkdir()
     write_documents(folder, tokenizer, {"seed": seed}, {"train": documents[:30], "test": documents[30:]}, **options)
     return TextSet(folder)
 
@@ -159,7 +158,6 @@ def test_weights_are_a_part_of_the_fingerprint(text, tmp_path):
     tokenizer, prints = Tokenizer.load(text / "plain"), set()
     for number, mask in enumerate(([0, 1, 1], [0, 0, 1])):
         folder = tmp_path / str(number)
-        folder.mkdir()
         document = [([tokenizer.bos, 5, 6], mask)]
         write_documents(folder, tokenizer, {}, {"train": document, "test": document})
         prints.add(TextSet(folder).fingerprint)
@@ -336,17 +334,17 @@ def test_the_loss_is_the_weighted_sum_over_the_divisor(weighted_run, parts):
         return jnp.vdot(losses.reshape(weights.shape), weights)
 
     @jax.jit
-    def computed(params):
+    def gradients_of(params):
         options = {"scale": 1.0, "global_batch_size": 8, "parts": parts}
         arrays = jax.tree.map(jnp.asarray, batch)
         return compute_gradients(objective, state, params, (), arrays, lambda *_: None, **options)
 
-    found, (value, gradients) = computed(state.params), jax.jit(jax.value_and_grad(expected))(state.params)
-    np.testing.assert_allclose(found.loss, value, rtol=1e-5)
-    np.testing.assert_allclose(found.weight, batch["divisor"].sum(), rtol=1e-6)
-    assert found.counted == found.metrics["tokens"] == (weights != 0).sum()
+    ours, (value, gradients) = gradients_of(state.params), jax.jit(jax.value_and_grad(expected))(state.params)
+    np.testing.assert_allclose(ours.loss, value, rtol=1e-5)
+    np.testing.assert_allclose(ours.weight, batch["divisor"].sum(), rtol=1e-6)
+    assert ours.counted == ours.metrics["tokens"] == (weights != 0).sum()
     for name, gradient in gradients.items():
-        np.testing.assert_allclose(found.dense[name], gradient, rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(ours.dense[name], gradient, rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_without_weights_the_loss_is_that_of_weights_of_one(weighted_run):
