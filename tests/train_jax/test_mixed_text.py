@@ -65,7 +65,8 @@ def test_every_data_set_has_its_exact_share_of_a_block(streams):
 
 def test_each_data_set_gives_its_own_rows_in_their_order(streams):
     """Over the ends of blocks, and of the data."""
-    batch = mixed(streams, [3, 1, 1]).at(range(3 * BLOCK_ROWS))
+    parts = [mixed(streams, [3, 1, 1]).at(range(*ends)) for ends in ((0, 1500), (1500, 3 * BLOCK_ROWS))]
+    batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     for number, stream in enumerate(streams):
         own = sources_of(batch) == number
         alone = StreamRows(stream, 9, 4).at(range(own.sum()))
