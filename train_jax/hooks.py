@@ -73,9 +73,9 @@ class Logging(Hook):
             fetched = [{n: v[i] for n, v in stack.items()} for stack in fetched for i in range(len(stack["lr"]))]
         step, size, count = window[-1][0], config.global_batch_size, len(fetched)
         sums = window_sums(fetched)
-        skipped = int(sums.pop("skipped_steps"))
-        figures = training.task.figures(sums, size * (count - skipped))
-        figures |= optimizer_figures(fetched[-1], training.groups, self._rates) | {"skipped_steps": float(skipped)}
+        left_out = {name: float(sums.pop(name)) for name in ("skipped_steps", "empty_steps") if name in sums}
+        figures = training.task.figures(sums, size * (count - int(sum(left_out.values()))))
+        figures |= optimizer_figures(fetched[-1], training.groups, self._rates) | left_out
         lap = session.clock.lap()
         seconds = max(sum(lap.values()), 1e-9)
         metrics = {f"train/{name}": value for name, value in figures.items()}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from train_jax.tasks.language.batches import ShuffledRows, stream_batch
+from train_jax.tasks.language.batches import ShuffledRows, StreamRows
 from train_jax.tasks.language.text_set import TokenStream, shard_name
 
 ROWS, SEQ_LEN, LENGTH = 4, 32, 2000
@@ -45,5 +45,5 @@ def test_a_batch_is_a_function_of_the_seed_the_step_and_the_shard(stream):
 def test_the_rows_are_those_of_the_stream(stream):
     """In the order of the data, as one step takes them."""
     rows = {tuple(row) for batch in rows_of(stream, 16) for row in batch["inputs"]}
-    in_order = stream_batch(stream, step=0, rows=8, seq_len=SEQ_LEN, shard=(0, 1))["inputs"]
+    in_order = StreamRows(stream, SEQ_LEN, 8).batch(step=0, rows=8, shard=(0, 1))["inputs"]
     assert {tuple(row) for row in in_order} <= rows

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from train_jax.tasks.language.batches import count_rows, eval_batches, stream_batch, tokens_per_step
+from train_jax.tasks.language.batches import StreamRows, count_rows, eval_batches, tokens_per_step
 from train_jax.tasks.language.text_set import TokenStream, shard_name
 
 
@@ -25,20 +25,20 @@ def test_an_epoch_uses_every_token_once(stream):
     """Of 4 rows of 6 tokens, 25 tokens a step: 8 steps are an epoch of 200 tokens."""
     used = []
     for step in range(8):
-        batch = stream_batch(stream, step=step, rows=4, seq_len=6, shard=(0, 1))
+        batch = StreamRows(stream, 6, 4).batch(step=step, rows=4, shard=(0, 1))
         inputs, targets = batch["inputs"].ravel(), batch["targets"].ravel()
         np.testing.assert_array_equal(targets, inputs + 1)
         used += [*inputs, targets[-1]]
     assert used == list(range(200)) and tokens_per_step(4, 6) == 25
-    again = stream_batch(stream, step=8, rows=4, seq_len=6, shard=(0, 1))
+    again = StreamRows(stream, 6, 4).batch(step=8, rows=4, shard=(0, 1))
     assert again["inputs"][0, 0] == 0
 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_shards_are_parts_of_the_batch(stream, count):
     for step in (0, 3, 11):
-        whole = stream_batch(stream, step=step, rows=4, seq_len=6, shard=(0, 1))
-        parts = [stream_batch(stream, step=step, rows=4, seq_len=6, shard=(i, count)) for i in range(count)]
+        whole = StreamRows(stream, 6, 4).batch(step=step, rows=4, shard=(0, 1))
+        parts = [StreamRows(stream, 6, 4).batch(step=step, rows=4, shard=(i, count)) for i in range(count)]
         for name, rows in whole.items():
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), rows)
             assert rows.dtype == np.int32

@@ -14,7 +14,7 @@ import pytest
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.tasks.language.batches import stream_batch, tokens_per_step
+from train_jax.tasks.language.batches import StreamRows, tokens_per_step
 from train_jax.tasks.language.documents import (
     STANDARD_LIBRARY,
     Skipped,
@@ -241,7 +241,7 @@ def test_two_hundred_batches_equal_those_of_the_published_loader(source, tmp_pat
     loader = dataloader.tokenizing_distributed_data_loader(4, 8, "train", device="cpu")
     stream = data.stream("train")
     for step, (inputs, targets) in zip(range(200), loader, strict=False):
-        batch = stream_batch(stream, step=step, rows=4, seq_len=8, shard=(0, 1))
+        batch = StreamRows(stream, 8, 4).batch(step=step, rows=4, shard=(0, 1))
         np.testing.assert_array_equal(batch["inputs"], inputs)
         np.testing.assert_array_equal(batch["targets"], targets)
     assert step == 199 and 200 * tokens_per_step(4, 8) <= len(stream)

@@ -26,6 +26,7 @@ class Gradients(NamedTuple):
     loss: jax.Array
     """Summed over the examples."""
     weight: jax.Array | None
+    counted: jax.Array | None
     metrics: dict[str, jax.Array]
     carry: Any
     buffers: Arrays
@@ -65,7 +66,7 @@ def compute_gradients(
         (dense, rows), out = jax.grad(loss, argnums=(0, 1), has_aux=True)(trainable, objective.local_rows)
         ids = {table.local_ids: out.buffers[table.local_ids] for table in objective.tables}
         after = {name: out.buffers[name] for name in buffers}
-        return Gradients(dense, rows, ids, out.loss, out.weight, out.metrics, out.carry, after)
+        return Gradients(dense, rows, ids, out.loss, out.weight, out.counted, out.metrics, out.carry, after)
 
     if parts == 1:
         return of_part(state.buffers, carry, batch, keys(0, 1))
@@ -91,6 +92,7 @@ def compute_gradients(
         row_ids=_merge(stacked.row_ids),
         loss=stacked.loss.sum(),
         weight=None if stacked.weight is None else stacked.weight.sum(),
+        counted=None if stacked.counted is None else stacked.counted.sum(),
         metrics=jax.tree.map(lambda x: x.sum(0), stacked.metrics),
         carry=_merge(stacked.carry),
         buffers=state.buffers | {name: after[name] for name in written},

@@ -1,4 +1,4 @@
-"""Skips steps whose loss or gradients are not finite, and updates the loss scale of float16."""
+"""Skips steps whose loss or gradients are not finite, or that have no targets; updates the loss scale of float16."""
 
 from typing import Any, NamedTuple
 
@@ -42,12 +42,20 @@ class FiniteCheck(NamedTuple):
     metrics: dict[str, Array]
 
 
-def check_finite(guard: Guard, loss: Float[Array, ""], norms: list[Array], growth_steps: int | None) -> FiniteCheck:
+def check_finite(
+    guard: Guard,
+    loss: Float[Array, ""],
+    norms: list[Array],
+    growth_steps: int | None,
+    counted: Array | None = None,
+) -> FiniteCheck:
     """Decides whether a step is applied, from its summed loss and gradient norms, which are equal on every device.
 
     `growth_steps` is the number of good steps after which the loss scale doubles; None without loss scaling. After a
     bad step the carry is reset, because its latents may be NaN and the example that caused them would stay until it
     halts. If only the gradients overflow float16 and the loss scale can be halved, the latents are valid and are kept.
+    A step whose loss has no terms (`counted` is 0) is not applied either, and counted apart: it leaves the guard as it
+    is, because it says nothing of the run.
     """
     loss_good = jnp.isfinite(loss)
     good = jnp.all(jnp.array([loss_good, *(jnp.isfinite(norm).all() for norm in norms)]))
@@ -59,6 +67,11 @@ def check_finite(guard: Guard, loss: Float[Array, ""], norms: list[Array], growt
     if growth_steps is not None:
         after = _rescaled(after, good, growth_steps)
         metrics["loss_scale"] = guard.loss_scale
+    if counted is not None:
+        empty = counted == 0
+        good, after = good & ~empty, where_tree(empty, guard, after)
+        metrics |= {"skipped_steps": metrics["skipped_steps"] & ~empty, "empty_steps": empty}
+        metrics["consecutive_skipped"] = after.consecutive_skipped
     return FiniteCheck(good, carry_good, after, metrics)
 
 

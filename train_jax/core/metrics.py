@@ -42,7 +42,7 @@ def norms_by_group(squares: Arrays, groups: Groups) -> Float[Array, "groups"]:
 
 
 def window_sums(steps: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Sums the metrics of the task and `skipped_steps` over the steps of a window."""
+    """Sums the metrics of the task and counts of skipped steps over the steps of a window."""
     names = [name for name in steps[-1] if name not in (*_LAST, *_LAST_BY_GROUP, _RATES)]
     return {name: sum(step[name] for step in steps) for name in names}
 

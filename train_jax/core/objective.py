@@ -35,6 +35,9 @@ class LossSums(NamedTuple):
     """Sums and counts."""
     carry: Any
     buffers: Arrays
+    counted: jax.Array | None = None
+    """What the loss has terms for, such as targets, summed over all replicas; by default `weight`. A step for which it
+    is 0 is not applied."""
 
 
 class TrainingTask(Protocol):

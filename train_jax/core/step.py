@@ -49,7 +49,7 @@ def make_train_step(
 ) -> TrainStep:
     """Returns the step `(state, carry, batch, key) -> (state, carry, metrics)` of one replica.
 
-    A step with a non-finite loss or gradient changes only the guard of the state.
+    A step with a non-finite loss or gradient changes only the guard of the state; one without targets changes nothing.
     """
     trained = trainable(objective.params, config)
     if not trained and not objective.tables:
@@ -86,14 +86,16 @@ def make_train_step(
             overrides={name: schedule(state.step) for name, schedule in options.overrides.items()},
         )
         dense, rows = jax.tree.map(lambda g: g / scale, (out.dense, out.rows))
-        dense, (sums, loss, weight) = sharding.sum_gradients(dense, (out.metrics, out.loss, out.weight))
+        rest = (out.metrics, out.loss, out.weight, out.counted)
+        dense, (sums, loss, weight, counted) = sharding.sum_gradients(dense, rest)
+        counted = weight if counted is None else counted
         if weight is not None:
             divisor = jnp.where(weight > 0, weight, 1)
             dense, rows = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), (dense, rows))
         sparse = _sum_sparse_gradients(objective, out.row_ids, rows)
         grad_norm = norms_by_group(sharding.squares(dense), groups)
         sparse_grad_norm = jnp.asarray(optax.tree.norm([rows.sums for rows in sparse.values()]))
-        check = check_finite(state.guard, loss, [grad_norm, sparse_grad_norm], growth_steps)
+        check = check_finite(state.guard, loss, [grad_norm, sparse_grad_norm], growth_steps, counted)
 
         after, updates = update(state, check.good, dense, sparse, out.buffers)
         metrics = {name: jnp.where(check.good, value, 0) for name, value in sums.items()}

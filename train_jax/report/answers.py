@@ -15,7 +15,8 @@ from train_jax.report.run_page import RunFiles, read_json
 from train_jax.run.config import RunConfig
 from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder
-from train_jax.tasks.puzzles.batches import data_dirs, loss_labels
+from train_jax.tasks.mixing import data_dirs
+from train_jax.tasks.puzzles.batches import loss_labels
 from train_jax.tasks.puzzles.format import Metadata, load_split
 from train_jax.tasks.puzzles.kind import Kind, number_range
 from train_jax.tasks.puzzles.kinds import Trace, add_kind, kind_of, trace_of

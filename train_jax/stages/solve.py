@@ -19,7 +19,8 @@ from train_jax.run.restore import Restored, restore
 from train_jax.run.storage import is_folder
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
-from train_jax.tasks.puzzles.batches import data_dirs, load_part
+from train_jax.tasks.mixing import data_dirs
+from train_jax.tasks.puzzles.batches import load_part
 from train_jax.tasks.puzzles.kind import PuzzleInput
 from train_jax.tasks.puzzles.kinds import trace_of
 from train_jax.tasks.puzzles.solving import from_test_set, known_kind, puzzle_task, solve

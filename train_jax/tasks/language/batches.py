@@ -6,7 +6,10 @@ batch follow each other in the data, or are drawn from all of it.
 Best-fit packing has rows of whole documents, which begin with a document and are filled with the start of another. A
 row takes the longest document of a buffer that fits, again and again. If none fits, the shortest one is cut to the rest
 of the row, and its remaining tokens are not used. Which documents a row has depends on their lengths and their order
-alone, so that every host computes the same rows.
+alone, so that every host computes the same rows. With padding, no document is cut: the rest of such a row has no
+targets.
+
+The rows of a run may come from several data sets; which one row n comes from depends on n, the seed and the weights.
 """
 
 from __future__ import annotations
@@ -14,23 +17,32 @@ from __future__ import annotations
 import bisect
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from models_torch.gpt import IGNORED_TARGET
+from train_jax.errors import UserError
 from train_jax.tasks.language.text_set import TokenStream
+from train_jax.tasks.mixing import apportion
 
 Batch = dict[str, np.ndarray]
-"""`inputs` and `targets`, (rows, seq_len), int32; the target of a position is the token after it."""
+"""`inputs` and `targets`, (rows, seq_len), int32; the target of a position is the token after it, or `IGNORED_TARGET`.
 
+A task of yours may add `weights`, (rows, seq_len), and `divisor`, (rows,), both float32: see `LanguageTask.loss`.
+"""
 
 BUFFER_DOCUMENTS = 1000
 """The buffer is filled before each choice until it has at least as many documents, as in the published loader."""
 REFILL_DOCUMENTS = 128
 """Documents that enter the buffer together; fewer at the end of the data."""
+PADDED_BUFFER_DOCUMENTS = 100
+"""The same with padding, as in the published loader of conversations; they enter the buffer one by one."""
+
+BLOCK_ROWS = 1024
+"""Rows of which each data set has its exact share."""
 
 Part = tuple[int, int]
 """The number of a document, and how many of its first tokens are used."""
@@ -44,28 +56,57 @@ def tokens_per_step(rows: int, seq_len: int) -> int:
     return rows * seq_len + 1
 
 
-def stream_batch(stream: TokenStream, *, step: int, rows: int, seq_len: int, shard: tuple[int, int]) -> Batch:
-    """Returns shard `(index, count)` of the batch at `step`; after the end of the stream follows its beginning."""
-    places = _places(0, rows, shard)
-    start = step * tokens_per_step(rows, seq_len) + places.start * seq_len
-    tokens = stream.take(start, len(places) * seq_len + 1)
-    return {"inputs": tokens[:-1].reshape(-1, seq_len), "targets": tokens[1:].reshape(-1, seq_len)}
+class Rows:
+    """The rows of a train split by number, counted on when the data repeat."""
+
+    rows_per_epoch: float
+    cut_documents: int = 0
+    """Documents that are longer than a row, where all others are whole."""
+
+    def at(self, numbers: range) -> Batch:
+        """Returns the rows with these numbers."""
+        raise NotImplementedError
+
+    def batch(self, *, step: int, rows: int, shard: tuple[int, int]) -> Batch:
+        """Returns shard `(index, count)` of the batch of `rows` rows at `step`."""
+        index, count = shard
+        return self.at(range(step * rows + index * rows // count, step * rows + (index + 1) * rows // count))
 
 
-def _places(step: int, rows: int, shard: tuple[int, int]) -> range:
-    """Returns which rows of all batches are those of a shard at `step`."""
-    index, count = shard
-    return range(step * rows + index * rows // count, step * rows + (index + 1) * rows // count)
+def _take(stream: TokenStream, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tokens, and the same as targets, without those of weight 0."""
+    tokens = stream.take(start, count)
+    if stream.weights is None:
+        return tokens, tokens
+    return tokens, np.where(stream.weights.take(start, count) == 0, np.int32(IGNORED_TARGET), tokens)
 
 
-def _shifted(rows: Iterable[np.ndarray]) -> Batch:
-    """Returns the batch of rows with one token more than inputs."""
-    tokens = np.stack(list(rows))
-    return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+def _joined(rows: Iterable[tuple[np.ndarray, np.ndarray]]) -> Batch:
+    """Returns the batch of rows, as inputs and targets, that have one token more than a row of the batch."""
+    tokens, targets = (np.stack(each) for each in zip(*rows, strict=True))
+    return {"inputs": tokens[:, :-1], "targets": targets[:, 1:]}
 
 
 @dataclass(frozen=True)
-class ShuffledRows:
+class StreamRows(Rows):
+    """The rows of a stream in its order; after the end follows the beginning."""
+
+    stream: TokenStream
+    seq_len: int
+    step_rows: int
+    """Rows of a step, whose last token is only a target."""
+
+    @property
+    def rows_per_epoch(self) -> float:
+        return self.step_rows * len(self.stream) / tokens_per_step(self.step_rows, self.seq_len)
+
+    def at(self, numbers: range) -> Batch:
+        starts = (number * self.seq_len + number // self.step_rows for number in numbers)
+        return _joined(_take(self.stream, start, self.seq_len + 1) for start in starts)
+
+
+@dataclass(frozen=True)
+class ShuffledRows(Rows):
     """The rows of a stream in a random order, which is another one in every epoch.
 
     In an epoch every token is a target once, except the first one and those after the last whole row.
@@ -79,13 +120,11 @@ class ShuffledRows:
     def rows_per_epoch(self) -> int:
         return (len(self.stream) - 1) // self.seq_len
 
-    def batch(self, *, step: int, rows: int, shard: tuple[int, int]) -> Batch:
-        """Returns shard `(index, count)` of the batch at `step`."""
-        places = _places(step, rows, shard)
-        return _shifted(self.stream.take(self._row(place) * self.seq_len, self.seq_len + 1) for place in places)
+    def at(self, numbers: range) -> Batch:
+        return _joined(_take(self.stream, self._row(number) * self.seq_len, self.seq_len + 1) for number in numbers)
 
-    def _row(self, place: int) -> int:
-        epoch, within = divmod(place, self.rows_per_epoch)
+    def _row(self, number: int) -> int:
+        epoch, within = divmod(number, self.rows_per_epoch)
         return int(_order(self.rows_per_epoch, self.seed, epoch)[within])
 
 
@@ -119,9 +158,9 @@ def eval_batches(
         }
         if filled:
             size = min(filled * seq_len + 1, len(stream) - first * seq_len)
-            tokens = stream.take(first * seq_len, size)
+            tokens, targets = _take(stream, first * seq_len, size)
             batch["inputs"].reshape(-1)[: size - 1] = tokens[:-1]
-            batch["targets"].reshape(-1)[: size - 1] = tokens[1:]
+            batch["targets"].reshape(-1)[: size - 1] = targets[1:]
         yield batch
 
 
@@ -133,6 +172,8 @@ class Packer:
     """Tokens of each document, in the order of the data, which repeats without end."""
     capacity: int
     """Tokens of a row."""
+    pads: bool = False
+    """True if a row ends where no document fits; then none is longer than a row."""
     row: int = 0
     """Rows packed so far."""
     read: int = 0
@@ -145,6 +186,8 @@ class Packer:
         parts, free = [], self.capacity
         while free:
             self._refill()
+            if self.pads and self.buffer[0][0] > free:
+                break
             length, number = self.buffer.pop(self._choice(free))
             used = min(length, free)
             parts.append((number % len(self.lengths), used))
@@ -165,52 +208,98 @@ class Packer:
         return bisect.bisect_left(self.buffer, (self.buffer[fitting - 1][0], 0))
 
     def _refill(self) -> None:
-        if len(self.buffer) >= BUFFER_DOCUMENTS:
+        size, together = (PADDED_BUFFER_DOCUMENTS, 1) if self.pads else (BUFFER_DOCUMENTS, REFILL_DOCUMENTS)
+        if len(self.buffer) >= size:
             return
-        while len(self.buffer) < BUFFER_DOCUMENTS:
+        while len(self.buffer) < size:
             first = self.read % len(self.lengths)
-            added = self.lengths[first : first + REFILL_DOCUMENTS].tolist()
+            added = self.lengths[first : first + together].tolist()
             self.buffer += [(length, self.read + n) for n, length in enumerate(added)]
             self.read += len(added)
         self.buffer.sort()
 
 
-class BestFit:
+class BestFit(Rows):
     """The rows of a split. A row is packed after all rows before it, which takes microseconds for each document."""
 
-    def __init__(self, stream: TokenStream, bos: int, seq_len: int):
+    def __init__(self, stream: TokenStream, bos: int, seq_len: int, *, pads: bool = False):
         """`bos` is the token that begins every document; it occurs nowhere else. Reads all tokens once."""
-        self._stream, self._seq_len = stream, seq_len
+        self._stream, self._bos, self._capacity, self._pads = stream, bos, seq_len + 1, pads
         places, position = [], 0
         for chunk in stream.chunks():
             places.append(np.flatnonzero(chunk == bos) + position)
             position += len(chunk)
         self._starts = np.concatenate(places)
         self._lengths = np.diff(self._starts, append=position)
-        self._packer = Packer(self._lengths, seq_len + 1)
+        if pads:
+            self.cut_documents = int((self._lengths > self._capacity).sum())
+            self._lengths = np.minimum(self._lengths, self._capacity)
+        self._packer = self._new_packer()
         self._lock = threading.Lock()
 
-    def batch(self, *, step: int, rows: int, shard: tuple[int, int]) -> Batch:
-        """Returns shard `(index, count)` of the batch at `step`."""
-        return _shifted(self._tokens(parts) for parts in self._parts(_places(step, rows, shard)))
+    def _new_packer(self) -> Packer:
+        return Packer(self._lengths, self._capacity, self._pads)
+
+    def at(self, numbers: range) -> Batch:
+        return _joined(self._row(parts) for parts in self._parts(numbers))
 
     @cached_property
     def rows_per_epoch(self) -> int:
         """The number of rows that use as many documents as the split has."""
-        packer = Packer(self._lengths, self._seq_len + 1)
+        packer = self._new_packer()
         while packer.used < len(self._lengths):
             packer.next_row()
         return packer.row
 
-    def _parts(self, places: range) -> list[list[Part]]:
+    def _parts(self, numbers: range) -> list[list[Part]]:
         """Returns what the rows consist of; earlier rows are packed again if they are asked for."""
         with self._lock:
-            if self._packer.row > places.start:
-                self._packer = Packer(self._lengths, self._seq_len + 1)
-            while self._packer.row < places.start:
+            if self._packer.row > numbers.start:
+                self._packer = self._new_packer()
+            while self._packer.row < numbers.start:
                 self._packer.next_row()
             packer = replace(self._packer, buffer=self._packer.buffer.copy())  # the same rows may be asked for again
-        return [packer.next_row() for _ in places]
+        return [packer.next_row() for _ in numbers]
 
-    def _tokens(self, parts: list[Part]) -> np.ndarray:
-        return np.concatenate([self._stream.take(int(self._starts[number]), used) for number, used in parts])
+    def _row(self, parts: list[Part]) -> tuple[np.ndarray, np.ndarray]:
+        row = [_take(self._stream, int(self._starts[number]), used) for number, used in parts]
+        rest = self._capacity - sum(used for _, used in parts)
+        row.append((np.full(rest, self._bos, np.int32), np.full(rest, IGNORED_TARGET, np.int32)))
+        tokens, targets = (np.concatenate(each) for each in zip(*row, strict=True))
+        return tokens, targets
+
+
+class MixedRows(Rows):
+    """Rows of several data sets. Each has its share of every `BLOCK_ROWS` rows, and gives its own rows in their order.
+
+    The places of a block are permuted at random, so that a batch has about the shares of the block.
+    """
+
+    def __init__(self, sources: Sequence[Rows], weights: Sequence[float], seed: int):
+        """Raises `UserError` if a data set has no row in a block."""
+        self._sources, self._seed, self._counts = sources, seed, tuple(apportion(weights, BLOCK_ROWS))
+        if not all(self._counts):
+            raise UserError(
+                f"{BLOCK_ROWS:,} rows have none of the data set of weight {weights[self._counts.index(0)]:g}, expected "
+                "at least one; use --data-weights that differ less"
+            )
+        self.rows_per_epoch = sum(source.rows_per_epoch for source in sources)
+        self.cut_documents = sum(source.cut_documents for source in sources)
+
+    def at(self, numbers: range) -> Batch:
+        first, before = divmod(numbers.start, BLOCK_ROWS)
+        blocks = range(first, numbers.stop // BLOCK_ROWS + 1)
+        places = np.concatenate([_block(self._counts, self._seed, block) for block in blocks])
+        own, batch = places[before : before + len(numbers)], {}
+        for number, (source, count) in enumerate(zip(self._sources, self._counts, strict=True)):
+            where = np.flatnonzero(own == number)
+            start = first * count + np.count_nonzero(places[:before] == number)
+            for name, rows in source.at(range(start, start + len(where))).items() if len(where) else ():
+                batch.setdefault(name, np.empty((len(own), *rows.shape[1:]), rows.dtype))[where] = rows
+        return batch
+
+
+@functools.lru_cache(maxsize=2)
+def _block(counts: tuple[int, ...], seed: int, block: int) -> np.ndarray:
+    """Returns the number of the data set of each row of a block."""
+    return np.random.default_rng([seed, block]).permutation(np.repeat(np.arange(len(counts)), counts))

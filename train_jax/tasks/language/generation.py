@@ -20,6 +20,7 @@ from train_jax.tasks.language.sampling import Sampling
 from train_jax.tasks.language.task import language_task
 from train_jax.tasks.language.text_set import TextSet, TokenStream
 from train_jax.tasks.language.tokenizer import Tokenizer
+from train_jax.tasks.mixing import data_dirs
 
 _LARGEST_BYTES = 2**30
 _CAPACITY_MULTIPLE = 16
@@ -79,7 +80,7 @@ class TextModel:
     def __init__(self, run: Restored, data_dir: str | None = None, devices: Devices | None = None):
         """`data_dir` has the tokenizer, by default the data of the run. Raises `UserError` for another tokenizer."""
         self._run, self._devices = run, devices or Devices(1)
-        data_dir = data_dir or run.config.data_dir
+        data_dir = data_dir or data_dirs(run.config.data_dir)[0]
         self.tokenizer = Tokenizer.load(data_dir)
         vocab_size = language_task(run).sizes["vocab_size"]
         if self.tokenizer.vocab_size != vocab_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -30,18 +31,21 @@ from train_jax.runtime.processes import process_shard
 from train_jax.task import Evaluation, Task, TaskConfig
 from train_jax.tasks.language.batches import (
     BestFit,
+    MixedRows,
+    Rows,
     ShuffledRows,
+    StreamRows,
     count_rows,
     eval_batches,
-    stream_batch,
     tokens_per_step,
 )
-from train_jax.tasks.language.text_set import TextSet, TokenStream
+from train_jax.tasks.language.text_set import TextSet, TokenStream, open_beside
+from train_jax.tasks.mixing import names_and_weights
 
 if TYPE_CHECKING:
     from train_jax.run.restore import Restored
 
-Packing = Literal["stream", "shuffled", "bestfit"]
+Packing = Literal["stream", "shuffled", "bestfit", "bestfit-pad"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,11 @@ class LanguageConfig(TaskConfig):
     packing: Packing = "stream"
     """Which tokens a row has: stream takes every token of the data in turn; shuffled takes the same rows in a random
     order, so that the rows of a long document do not share a batch; bestfit begins every row with a document,
-    and fills it with whole documents and the start of one, whose other tokens are not used."""
+    and fills it with whole documents and the start of one, whose other tokens are not used; bestfit-pad does not cut a
+    document, and pads the row where none fits. Only a document that is longer than a row is cut."""
+    data_weights: str = ""
+    """Share of each data set in the rows, for several data sets (3,1: three quarters and one quarter); by default one
+    pass over each data set takes the same number of steps."""
 
     def __post_init__(self):
         try:
@@ -82,26 +90,38 @@ class LanguageTask(Task):
     # ---- data
 
     @cached_property
-    def data(self) -> TextSet:
-        return TextSet(self.config.data_dir, getattr(self.config.arch, "vocab_size", 0))
+    def sources(self) -> list[TextSet]:
+        """The data sets of the run. Raises `UserError` if they have different tokenizers."""
+        names, _ = names_and_weights(self.config.data_dir, self._task_config.data_weights)
+        first = TextSet(names[0], getattr(self.config.arch, "vocab_size", 0))
+        return [first, *(open_beside(name, first) for name in names[1:])]
 
-    @cached_property
-    def train_stream(self) -> TokenStream:
-        return self.data.stream("train")
+    @property
+    def data(self) -> TextSet:
+        """The first data set, on which the run is evaluated."""
+        return self.sources[0]
 
     @cached_property
     def test_stream(self) -> TokenStream:
         return self.data.stream("test")
 
     @cached_property
-    def packed(self) -> BestFit | ShuffledRows | None:
-        """The rows of the train split, unless they follow each other in the stream."""
-        seq_len = self.config.arch.seq_len
-        if self._task_config.packing == "bestfit":
-            return BestFit(self.train_stream, self.data.tokenizer().bos, seq_len)
-        if self._task_config.packing == "shuffled":
-            return ShuffledRows(self.train_stream, seq_len, self.config.seed)
-        return None
+    def rows(self) -> Rows:
+        """The rows of the train splits."""
+        config = self.config
+        rows = [self._rows_of(source.stream("train"), number) for number, source in enumerate(self.sources)]
+        if len(rows) == 1:
+            return rows[0]
+        _, weights = names_and_weights(config.data_dir, self._task_config.data_weights)
+        return MixedRows(rows, weights or [source.rows_per_epoch for source in rows], config.seed)
+
+    def _rows_of(self, stream: TokenStream, number: int) -> Rows:
+        packing, seq_len = self._task_config.packing, self.config.arch.seq_len
+        if packing == "stream":
+            return StreamRows(stream, seq_len, self.config.global_batch_size)
+        if packing == "shuffled":  # each data set has its own seed, so that equal ones have different orders
+            return ShuffledRows(stream, seq_len, self.config.seed + number * 2**32)
+        return BestFit(stream, self.data.tokenizer().bos, seq_len, pads=packing == "bestfit-pad")
 
     @cached_property
     def token_bytes(self) -> np.ndarray:
@@ -114,50 +134,66 @@ class LanguageTask(Task):
 
     @property
     def fingerprint(self) -> str:
-        return self.data.fingerprint
+        each = [source.fingerprint for source in self.sources]
+        return each[0] if len(each) == 1 else hashlib.sha256("\n".join(each).encode()).hexdigest()[:32]
 
     @property
     def examples_per_epoch(self) -> float:
-        """Rows of a pass over the train split."""
-        if self.packed is not None:
-            return self.packed.rows_per_epoch
-        rows = self.config.global_batch_size
-        return rows * len(self.train_stream) / tokens_per_step(rows, self.config.arch.seq_len)
+        """Rows of a pass over each train split."""
+        return self.rows.rows_per_epoch
 
     @property
     def description(self) -> str:
-        train, test = (self.data.splits[split] for split in ("train", "test"))
-        return f"{train.tokens:,} tokens of {train.documents:,} documents, {test.documents:,} documents held out"
+        train, test = [source.splits["train"] for source in self.sources], self.data.splits["test"]
+        tokens, documents = sum(each.tokens for each in train), sum(each.documents for each in train)
+        several = f" in {len(train)} data sets" if len(train) > 1 else ""
+        text = f"{tokens:,} tokens of {documents:,} documents{several}, {test.documents:,} documents held out"
+        cut = self.rows.cut_documents if self._task_config.packing == "bestfit-pad" else 0
+        return text + (f", {cut:,} longer documents cut to {self.config.arch.seq_len + 1:,} tokens" if cut else "")
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
-        rows = self.config.global_batch_size
-        if self.packed is not None:
-            return self.packed.batch(step=step, rows=rows, shard=shard)
-        return stream_batch(self.train_stream, step=step, rows=rows, seq_len=self.config.arch.seq_len, shard=shard)
+        return self.rows.batch(step=step, rows=self.config.global_batch_size, shard=shard)
 
     def check(self, config: RunConfig, devices: Devices) -> None:
         if config.model not in registry.LANGUAGE_MODELS and not outside.is_outside(config.model):
             names = ", ".join(registry.LANGUAGE_MODELS)
             raise UserError(f"--model {config.model} is no language model; use one of {names}, or package.module:Class")
-        needed = tokens_per_step(config.global_batch_size, config.arch.seq_len)
-        if len(self.train_stream) < needed:
-            raise UserError(
-                f"{config.data_dir} has {len(self.train_stream):,} train tokens, expected at least {needed:,} for one "
-                "batch; use a smaller --global-batch-size or --arch.seq-len, or more text"
-            )
+        alone = len(self.sources) == 1
+        needed = tokens_per_step(config.global_batch_size if alone else 1, config.arch.seq_len)
+        for source in self.sources:
+            if source.splits["train"].tokens < needed:
+                raise UserError(
+                    f"{source.directory} has {source.splits['train'].tokens:,} train tokens, expected at least "
+                    f"{needed:,} for one {'batch' if alone else 'row'}; use a smaller "
+                    f"{'--global-batch-size or ' * alone}--arch.seq-len, or more text"
+                )
         if len(self.test_stream) < 2:
-            raise UserError(f"{config.data_dir} has one test token; build it with more text")
+            raise UserError(f"{self.data.directory} has one test token; build it with more text")
+        _ = self.rows
         _ = self.token_bytes
 
     # ---- model and loss
 
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
-        losses, buffers = call(batch["inputs"], batch["targets"], loss_reduction="none")
-        sums = token_sums(losses, batch["targets"], self.token_bytes)
-        return LossSums(sums["loss"], sums["tokens"], sums, carry, buffers)
+        """The sum of weight times negative log-likelihood over the targets, divided by the divisor.
+
+        `weights` of the batch are 1 by default; a target of weight 0 is ignored. The divisor is the sum of `divisor`,
+        by default the number of targets, over the global batch. Metrics are those of all targets, without weights.
+        """
+        targets, weights = batch["targets"], batch.get("weights")
+        if weights is not None:
+            targets = jnp.where(weights == 0, IGNORED_TARGET, targets)
+        losses, buffers = call(batch["inputs"], targets, loss_reduction="none")
+        sums = token_sums(losses, targets, self.token_bytes)
+        loss, divisor = sums["loss"], sums["tokens"]
+        if weights is not None:
+            loss = jnp.where(targets == IGNORED_TARGET, 0, weights * losses.reshape(targets.shape)).sum()
+        if "divisor" in batch:
+            divisor = batch["divisor"].sum()
+        return LossSums(loss, divisor, sums, carry, buffers, counted=sums["tokens"])
 
     def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
-        return figures_of(sums)
+        return {name: value for name, value in figures_of(sums).items() if not math.isnan(value)}
 
     def evaluator(self, objective: Objective, devices: Devices, **options: Any) -> LanguageEvaluator:
         """Returns an evaluator; `options` are those of `LanguageEvaluator`."""
@@ -214,8 +250,11 @@ def token_sums(losses: jax.Array, targets: Int[Array, "batch seq"], token_bytes:
 
 
 def figures_of(sums: Mapping[str, Any]) -> dict[str, float]:
-    """Converts sums to `loss`, the mean over tokens in nats, and `bits_per_byte`, which leaves special tokens out."""
-    loss = float(sums["loss"]) / max(float(sums["tokens"]), 1)
+    """Converts sums to `loss`, the mean over tokens in nats, and `bits_per_byte`, which leaves special tokens out.
+
+    A mean over nothing is NaN.
+    """
+    loss = float(sums["loss"]) / float(sums["tokens"]) if sums["tokens"] else math.nan
     size = float(sums["bytes"])
     bits_per_byte = float(sums["nats"]) / (math.log(2) * size) if size else math.nan
     return {"loss": loss, "bits_per_byte": bits_per_byte, "tokens": float(sums["tokens"])}

@@ -21,12 +21,13 @@ import hashlib
 import json
 import lzma
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 from tyro.conf import arg
 
 from models_torch.ranges import Range, check_ranges
@@ -165,11 +166,14 @@ def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, r
     """Writes the shards and the record."""
     records, content = [parts.record(number) for number in range(len(parts))], {}
     for split in SPLITS:
-        writer = _SplitWriter(folder / split, options.shard_tokens)
+        writer = _ShardWriter(folder / split, options.shard_tokens)
         for number in range(len(parts)):
             for tokens in parts.tokens(number, split):
                 writer.add(tokens)
-        content[split] = writer.close([record.splits[split] for record in records])
+        counts = [record.splits[split] for record in records]
+        totals = (sum(getattr(each, name) for each in counts) for name in ("documents", "bytes", "tokens"))
+        shards, digest = writer.close()
+        content[split] = SplitRecord(*totals, shards=shards, sha256=digest)
     skipped = Skipped.total(record.skipped for record in records)
     for split, each in content.items():
         if not each.tokens:
@@ -184,6 +188,50 @@ def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, r
     }
     if content["test"].bytes <= _COMPRESSED_BYTES:
         findings |= compressed_bits_per_byte(_held_out(parts, tokenizer))
+    _write_record(folder, tokenizer, recipe, content, findings)
+
+
+def write_documents(
+    folder: Path,
+    tokenizer: Tokenizer,
+    recipe: dict[str, Any],
+    splits: Mapping[str, Iterable[tuple[ArrayLike, ArrayLike]]],
+    *,
+    shard_tokens: int = 2**26,
+) -> None:
+    """Writes a data set of encoded documents with weights, into the folder that `new_dataset` gives.
+
+    Each document is a pair: token ids, of which the first is <|bos|> and no other, and for each of them the weight 1,
+    or 0 if it is no target. The text of a document is counted by the bytes of its tokens.
+    """
+    tokenizer.save(folder)
+    content = {}
+    for split in SPLITS:
+        tokens, weights = (_ShardWriter(folder / split, shard_tokens, kind) for kind in ("tokens", "weights"))
+        documents = size = 0
+        for ids, mask in splits[split]:
+            ids, mask = np.asarray(ids), np.asarray(mask)
+            if not (ids.shape == mask.shape and np.array_equal(np.flatnonzero(ids == tokenizer.bos), [0])):
+                raise ValueError("expected a document that begins with <|bos|>, which occurs once, and as many weights")
+            if not np.isin(mask, (0, 1)).all():
+                raise ValueError("expected the weights 0 and 1")
+            tokens.add(ids.astype(token_dtype(tokenizer.vocab_size)))
+            weights.add(mask.astype("u1"))
+            documents, size = documents + 1, size + int(tokenizer.token_bytes[ids].sum())
+        if not documents:
+            raise UserError(f"the {split} split has no documents; give more")
+        shards, digest = tokens.close()
+        content[split] = SplitRecord(documents, size, sum(shards), shards, digest, weights.close()[1])
+    _write_record(folder, tokenizer, recipe, content, {})
+
+
+def _write_record(
+    folder: Path,
+    tokenizer: Tokenizer,
+    recipe: dict[str, Any],
+    content: dict[str, SplitRecord],
+    findings: dict[str, Any],
+) -> None:
     record = {
         "recipe": recipe,
         "kind": KIND,
@@ -195,34 +243,36 @@ def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, r
     (folder / "recipe.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-class _SplitWriter:
-    """Writes a stream of tokens in files of equal size."""
+class _ShardWriter:
+    """Writes a stream of tokens or weights in files of equal size."""
 
-    def __init__(self, folder: Path, shard_tokens: int):
-        folder.mkdir(parents=True)
-        self._folder, self._shard_tokens = folder, shard_tokens
+    def __init__(self, folder: Path, shard_tokens: int, kind: str = "tokens"):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._shard_tokens, self._kind = folder, shard_tokens, kind
         self._waiting: list[np.ndarray] = []
+        self._size = 0
         self._shards: list[int] = []
         self._digest = hashlib.sha256()
 
-    def add(self, tokens: np.ndarray) -> None:
-        self._waiting.append(tokens)
-        while sum(map(len, self._waiting)) >= self._shard_tokens:
+    def add(self, values: np.ndarray) -> None:
+        self._waiting.append(values)
+        self._size += len(values)
+        while self._size >= self._shard_tokens:
             joined = np.concatenate(self._waiting)
             self._save(joined[: self._shard_tokens])
             self._waiting = [joined[self._shard_tokens :]]
+            self._size -= self._shard_tokens
 
-    def _save(self, tokens: np.ndarray) -> None:
-        np.save(self._folder / shard_name(len(self._shards)), tokens)
-        self._shards.append(len(tokens))
-        self._digest.update(np.ascontiguousarray(tokens).data)
+    def _save(self, values: np.ndarray) -> None:
+        np.save(self._folder / shard_name(len(self._shards), self._kind), values)
+        self._shards.append(len(values))
+        self._digest.update(np.ascontiguousarray(values).data)
 
-    def close(self, counts: Sequence[Counts]) -> SplitRecord:
-        """Writes the rest; `counts` are those of the parts."""
-        if sum(map(len, self._waiting)):
+    def close(self) -> tuple[tuple[int, ...], str]:
+        """Writes the rest; returns the sizes of the files, and the hash of all."""
+        if self._size:
             self._save(np.concatenate(self._waiting))
-        documents, size, tokens = (sum(getattr(c, name) for c in counts) for name in ("documents", "bytes", "tokens"))
-        return SplitRecord(documents, size, tokens, tuple(self._shards), self._digest.hexdigest())
+        return tuple(self._shards), self._digest.hexdigest()
 
 
 def compressed_bits_per_byte(content: bytes) -> dict[str, float]:

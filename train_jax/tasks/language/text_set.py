@@ -4,7 +4,8 @@
 DIR/recipe.json              options, counts and hashes
 DIR/tokenizer.json           also tokenizer.tiktoken
 DIR/train/tokens-00000.npy   uint16 or uint32; every document begins with <|bos|>
-DIR/test/tokens-00000.npy
+DIR/train/weights-00000.npy  uint8, only of some data sets; 0 for a token that is no target, such as one of a question
+DIR/test/…
 ```
 
 The tokens of a split are one stream: a document may continue in the next shard.
@@ -35,8 +36,8 @@ _LARGEST_RECIPE = 2**26
 _CHUNK = 2**24
 
 
-def shard_name(number: int) -> str:
-    return f"tokens-{number:05}.npy"
+def shard_name(number: int, kind: str = "tokens") -> str:
+    return f"{kind}-{number:05}.npy"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -68,16 +69,18 @@ class SplitRecord:
     shards: tuple[int, ...]
     """Number of tokens in each shard."""
     sha256: str
+    weights_sha256: str | None = None
+    """Of the stream of weights; None if there are no weights, and every token is a target."""
 
 
 def _split_record(values: Any) -> SplitRecord:
     """Raises ValueError, KeyError or TypeError for anything that `build` does not write."""
     shards = tuple(values["shards"])
-    split = SplitRecord(values["documents"], values["bytes"], values["tokens"], shards, values["sha256"])
-    counts = (split.documents, split.bytes, split.tokens, *shards)
-    if any(type(value) is not int or value <= 0 for value in counts) or sum(shards) != split.tokens:
+    counts, weights = (values["documents"], values["bytes"], values["tokens"]), values.get("weights_sha256")
+    split = SplitRecord(*counts, shards, values["sha256"], weights)
+    if any(type(value) is not int or value <= 0 for value in (*counts, *shards)) or sum(shards) != split.tokens:
         raise ValueError("counts")
-    if not isinstance(split.sha256, str):
+    if not isinstance(split.sha256, str) or not isinstance(weights, str | None):
         raise TypeError("sha256")
     return split
 
@@ -85,11 +88,19 @@ def _split_record(values: Any) -> SplitRecord:
 class TokenStream:
     """The tokens of a split, which repeat without end."""
 
-    def __init__(self, folder: Path, shards: tuple[int, ...], vocab_size: int):
-        """Maps the shards. Raises `UserError` for a shard that is missing or has another size or type."""
-        self._folder, self._vocab_size = folder, vocab_size
-        self._shards = [_map_shard(folder / shard_name(n), size, vocab_size) for n, size in enumerate(shards)]
+    def __init__(
+        self, folder: Path, shards: tuple[int, ...], vocab_size: int, *, weighted: bool = False, kind: str = "tokens"
+    ):
+        """Maps the shards; if `weighted`, also those of the weights.
+
+        Raises `UserError` for a shard that is missing or has another size or type.
+        """
+        self._folder, self._vocab_size, self._kind = folder, vocab_size, kind
+        dtype = np.dtype("u1") if kind == "weights" else token_dtype(vocab_size)
+        self._shards = [_map_shard(folder / shard_name(n, kind), size, dtype) for n, size in enumerate(shards)]
         self._ends = np.cumsum([0, *shards])
+        self.weights = TokenStream(folder, shards, 2, kind="weights") if weighted else None
+        """The weight of each token, 0 or 1, as a stream like that of the tokens; None without weights."""
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -109,7 +120,8 @@ class TokenStream:
             position = (position + len(part)) % len(self)
         tokens = np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
-            raise UserError(f"{self._folder} contains the token {tokens.max()}, expected less than {self._vocab_size}")
+            what = f"the {self._kind.removesuffix('s')} {tokens.max()}"
+            raise UserError(f"{self._folder} contains {what}, expected less than {self._vocab_size}")
         return tokens
 
     def chunks(self) -> Iterator[np.ndarray]:
@@ -119,17 +131,16 @@ class TokenStream:
                 yield shard[first : first + _CHUNK]
 
 
-def _map_shard(path: Path, size: int, vocab_size: int) -> np.ndarray:
+def _map_shard(path: Path, size: int, dtype: np.dtype) -> np.ndarray:
     try:
         array = map_array(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; {REBUILD}") from None
     except DamagedError as error:
         raise UserError(f"{path} is not a valid array ({error}); {REBUILD}") from None
-    if array.shape != (size,) or array.dtype != token_dtype(vocab_size):
+    if array.shape != (size,) or array.dtype != dtype:
         raise UserError(
-            f"{path} has shape {array.shape} and dtype {array.dtype}, expected ({size},) and "
-            f"{token_dtype(vocab_size)}; {REBUILD}"
+            f"{path} has shape {array.shape} and dtype {array.dtype}, expected ({size},) and {dtype}; {REBUILD}"
         )
     return np.asarray(array)
 
@@ -150,14 +161,15 @@ class TextSet:
                 f"{path_of(directory)} is not a text data set; build one with "
                 f"`trm build-data text{size} --output-dir {directory}`"
             )
-        self.folder, self.record = folder, record
+        self.directory, self.folder, self.record = directory, folder, record
         self.vocab_size: int = record["vocab_size"]
         self.splits: dict[str, SplitRecord] = record["content"]
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the tokens of both splits and of the tokenizer."""
+        """Hash of the tokens of both splits, of their weights and of the tokenizer."""
         parts = [*(self.splits[split].sha256 for split in SPLITS), str(self.record.get("tokenizer_sha256"))]
+        parts += [each for split in SPLITS if (each := self.splits[split].weights_sha256)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
     @property
@@ -169,7 +181,7 @@ class TextSet:
         return {shown: float(value) for shown, value in values.items() if isinstance(value, (int, float))}
 
     def stream(self, split: str) -> TokenStream:
-        return TokenStream(self.folder / split, self.splits[split].shards, self.vocab_size)
+        return _stream(self.folder, split, self.splits[split], self.vocab_size)
 
     def documents(self, split: str) -> Iterator[str]:
         """Returns the text of each document of a split, of which all tokens are read at once."""
@@ -187,6 +199,21 @@ class TextSet:
         return tokenizer
 
 
+def open_beside(directory: str | Path, first: TextSet) -> TextSet:
+    """Opens another data set. Raises `UserError` if it was built with another tokenizer than `first`."""
+    data = TextSet(directory)
+    if data.record.get("tokenizer_sha256") != first.record.get("tokenizer_sha256"):
+        raise UserError(
+            f"{directory} was built with another tokenizer than {first.directory}; build it with "
+            f"`trm build-data text --tokenizer {first.directory}`"
+        )
+    return data
+
+
+def _stream(folder: Path, split: str, record: SplitRecord, vocab_size: int) -> TokenStream:
+    return TokenStream(folder / split, record.shards, vocab_size, weighted=record.weights_sha256 is not None)
+
+
 def decoded(tokenizer: Tokenizer, tokens: np.ndarray) -> Iterator[str]:
     """Yields the text of each document in a stream of tokens."""
     for document in np.split(tokens, np.flatnonzero(tokens == tokenizer.bos))[1:]:
@@ -194,7 +221,7 @@ def decoded(tokenizer: Tokenizer, tokens: np.ndarray) -> Iterator[str]:
 
 
 def stream_hash(stream: TokenStream) -> str:
-    """Returns the SHA-256 of the tokens of a split, as stored."""
+    """Returns the SHA-256 of the tokens or weights of a split, as stored."""
     digest = hashlib.sha256()
     for chunk in stream.chunks():
         digest.update(np.ascontiguousarray(chunk).data)
@@ -207,5 +234,7 @@ def _check_hashes(copy: Path) -> None:
         return
     for split in SPLITS:
         each = record["content"][split]
-        if stream_hash(TokenStream(copy / split, each.shards, record["vocab_size"])) != each.sha256:
+        stream = _stream(copy, split, each, record["vocab_size"])
+        weights = None if stream.weights is None else stream_hash(stream.weights)
+        if (stream_hash(stream), weights) != (each.sha256, each.weights_sha256):
             raise UserError(f"the {split} split is not what recipe.json says (SHA-256); {REBUILD} and --overwrite")

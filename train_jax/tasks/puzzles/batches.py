@@ -19,6 +19,7 @@ from jaxtyping import Bool, Integer
 
 from train_jax.errors import UserError
 from train_jax.runtime.batch_size import check_divides
+from train_jax.tasks.mixing import apportion, data_dirs, names_and_weights
 from train_jax.tasks.puzzles.format import PuzzleSet, load_split
 from train_jax.tasks.puzzles.kind import Words
 from train_jax.tasks.puzzles.kinds import MIXED
@@ -260,16 +261,13 @@ class Mixture:
 
     def rows_of_parts(self, batch_size: int) -> list[int]:
         """Returns the number of rows of each part in a batch: its share, rounded by largest remainder."""
-        exact = np.array(self.weights) / sum(self.weights) * batch_size
-        rows = np.floor(exact).astype(int)
-        # The sort is stable: among equal remainders the first part gets the row.
-        rows[np.argsort(rows - exact, kind="stable")[: batch_size - rows.sum()]] += 1
-        if not rows.all():
+        rows = apportion(self.weights, batch_size)
+        if not all(rows):
             raise UserError(
-                f"a batch of {batch_size} has no row for the data set of weight {self.weights[int(rows.argmin())]:g}, "
+                f"a batch of {batch_size} has no row for the data set of weight {self.weights[rows.index(0)]:g}, "
                 "expected at least one; use a larger batch or weights that differ less"
             )
-        return rows.tolist()
+        return rows
 
     def train_batch(
         self, *, seed: int, step: int, batch_size: int, shard: tuple[int, int] = (0, 1), augment: bool = False
@@ -363,25 +361,9 @@ def check_augmentable(data_dir: str, mixture: Mixture) -> None:
         transform_for(part.metadata, name)
 
 
-def data_dirs(data_dir: str) -> list[str]:
-    """Splits the `data_dir` of a run at its commas."""
-    return [name.strip() for name in data_dir.split(",") if name.strip()]
-
-
 def load_mixture(data_dir: str, split: str, data_weights: str = "") -> Mixture:
     """Opens the data sets of `data_dir`; `data_weights` is empty or has one number for each of them."""
-    names = data_dirs(data_dir)
-    if not names:
-        raise UserError(f"--data-dir {data_dir!r} names no data set; give a folder built by `trm build-data`")
-    try:
-        weights = [float(text) for text in data_weights.split(",")] if data_weights.strip() else []
-    except ValueError:
-        weights = [0.0]
-    if weights and (len(weights) != len(names) or not all(0 < weight < float("inf") for weight in weights)):
-        raise UserError(
-            f"--data-weights {data_weights!r}: expected {len(names)} numbers above 0, one for each data set in "
-            f"--data-dir; use {','.join('1' for _ in names)}"
-        )
+    names, weights = names_and_weights(data_dir, data_weights)
     return mixture_of([load_split(name, split) for name in names], weights)
 
 

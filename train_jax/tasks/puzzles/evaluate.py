@@ -17,7 +17,8 @@ from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
 from train_jax.tasks.commands import Console
 from train_jax.tasks.evaluate import EvaluateOptions, lines_of, refuse_other_options, with_chosen_weights
-from train_jax.tasks.puzzles.batches import Mixture, data_dirs, load_mixture, load_part
+from train_jax.tasks.mixing import data_dirs
+from train_jax.tasks.puzzles.batches import Mixture, load_mixture, load_part
 from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation
 from train_jax.tasks.puzzles.kinds import describe
 from train_jax.tasks.puzzles.metadata import Metadata, dataset_folder

@@ -22,7 +22,8 @@ from train_jax.run.config import RunConfig
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.task import OneVariant, Task, TaskConfig, VariantSchedule
-from train_jax.tasks.puzzles.batches import Mixture, check_augmentable, data_dirs, load_mixture
+from train_jax.tasks.mixing import data_dirs
+from train_jax.tasks.puzzles.batches import Mixture, check_augmentable, load_mixture
 from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import MIXED, add_kind, kind_from_key
