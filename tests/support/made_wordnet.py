@@ -3,6 +3,7 @@
 MEANINGS = {
     "noun": {"dog": "an animal that barks", "cat": "an animal that purrs", "tree": "a tall plant", "sea": "salt water",
              "moon": "it shines at night", "bread": "it is baked", "hammer": "a tool for nails", "snow": "frozen rain",
+             "apple": "a fruit", "house": "one lives in it", "horse": "one rides it", "button": "it closes a shirt",
              "chair": "one sits on it", "shoe": "one wears it on a foot", "lamp": "it gives light", "king": "a ruler"},
     "verb": {"run": "move fast", "sleep": "rest with closed eyes", "swim": "move in water", "sing": "make music"},
     "adj": {"red": "of the color of blood", "cold": "with a low temperature"},

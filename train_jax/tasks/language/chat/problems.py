@@ -263,7 +263,8 @@ class Glosses(Problems):
 
     def items(self, count: int | None) -> Sequence[Gloss]:
         folder = wordnet_folder(self.folder)
-        return self._of_split((gloss.words[0], gloss) for gloss in common_glosses(folder))
+        items = self._of_split((gloss.words[0], gloss) for gloss in common_glosses(folder))
+        return items if len({gloss.words[0] for gloss in items}) >= len(LETTERS) else []
 
     def make(self, item: Gloss, rng: Random) -> Problem:
         choices = [item.words[0]]
