@@ -13,9 +13,10 @@ from benchmarks.bridge_corpus_numbers import flat, numbers
 from benchmarks.example_puzzles import ExamplePuzzles
 from train_jax.pod.compile import train_step_arguments
 from train_jax.run.config import RunConfig
-from train_jax.run.presets import all_presets
+from train_jax.run.presets import preset, preset_names
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
+from train_jax.tasks.language.presets import is_by_depth
 from train_jax.tasks.language.task import UnbuiltText
 
 
@@ -64,4 +65,5 @@ def steps() -> dict[str, Callable[[], Step]]:
         tiny = dataclasses.replace(config, arch=arch, global_batch_size=4, data_dir="", run_dir="", steps=100)
         return Step(tiny, ExampleText if language else ExamplePuzzles)
 
-    return {f"step/{name}": lambda config=config: case(config) for name, config in all_presets().items()}
+    names = [name for name in preset_names() if not is_by_depth(name)] + ["d20", "d26", "d32", "d24-2026"]
+    return {f"step/{name}": lambda name=name: case(preset(name)) for name in names}

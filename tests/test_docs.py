@@ -227,7 +227,7 @@ def check_stage(name, arguments, monkeypatch):
             module, _, class_name = each.partition(":")
             monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{class_name: Stranger}))
     read = []
-    monkeypatch.setattr(stage, "main", lambda *configuration: read.append(configuration))
+    monkeypatch.setattr(stage, "main", lambda *configuration, **_: read.append(configuration))
     if {"--help", "-h"} & set(arguments):
         with pytest.raises(SystemExit):
             stage.cli(arguments)

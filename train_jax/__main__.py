@@ -34,9 +34,9 @@ GROUPS = {
         "sweep": "train experiments by name, or list them: trm sweep exp01 exp02b --dry-run",
     },
     "pods": {
-        "preflight": "check hosts, devices, code, data and run folder before a run, on one machine or a pod",
-        "compile-pod": "compile the train step for a TPU topology, without a TPU, and print what it costs",
-        "launch": "run a command on every host of a TPU slice, or rehearse it here with --rehearse 8x4",
+        "preflight": "check hosts, devices, code, data and run folder",
+        "compile-pod": "compile a run for a TPU topology, without a TPU, and print what it costs",
+        "launch": "run a command on every host of a TPU slice, or rehearse it here (--rehearse 8x4)",
     },
     "evaluation": {
         "evaluate": "score a run on its test set with its EMA weights",

@@ -3,11 +3,13 @@
 import csv
 import dataclasses
 import hashlib
+import json
 import math
 
 import pytest
 from support.synthetic_runs import plan, write_run
 
+from models_torch.flops import language_flops_per_token
 from train_jax.__main__ import main
 from train_jax.analysis import answers as statistics
 from train_jax.analysis.answers import answer
@@ -124,6 +126,26 @@ def test_a_free_sweep_is_asked_about_its_field(tmp_path):
     answered = answer(read_study(str(tmp_path)), "tiny")
     assert answered.aim.text == "Which lr is best?"
     assert answered.sentence.startswith("tiny@lr=0.0001 (optim.lr 1e-4, at the edge of the grid) is best")
+
+
+def test_the_law_of_language_models(tmp_path, capsys):
+    jobs = plan(tmp_path, "chat-d2", "chat-d3", "chat-d4", "d12-2026")
+    for job in jobs[1:]:  # d12-2026 has not begun
+        folder = write_run(job, 0.0, parameters=100)
+        _, flops = cost_of(job)
+        assert flops == language_flops_per_token(job.config.arch) * 256 * 8 * job.config.steps
+        figures = {"train_steps": job.steps, "bits_per_byte": 40 * flops**-0.1, "loss": 1.0, "summary": ""}
+        (folder / "FINISHED").write_text(json.dumps(figures))
+        (folder / "dataset.json").write_text(json.dumps({"vocab_size": 1024}))
+    assert main(["analyze", str(tmp_path), "--metric", "bits_per_byte"]) == 0
+    table, sentence, _ = capsys.readouterr().out.strip().rsplit("\n", 2)
+    assert "| chat-d4, seed 0 | 100 | 1,048,576 | 2.17e+12 | 2.3362 | 2.3362 |" in table
+    assert sentence.startswith("Bits per byte are 40 x FLOP^-0.1000 (95 % interval of the exponent -0.1000 to -0.1000")
+    assert "3 runs), fitted by least squares of the logarithms between 1.13e+11 and 2.17e+12 FLOP." in sentence
+    assert (tmp_path / "analysis" / "law.md").read_text().strip() == f"{table}\n{sentence}".strip()
+    (tmp_path / "chat-d2" / "chat-d2" / "seed-0" / "FINISHED").unlink()
+    assert main(["analyze", str(tmp_path), "--metric", "bits_per_byte"]) == 2
+    assert "has 2 finished language runs, expected three or more of different sizes" in capsys.readouterr().err
 
 
 def test_missing_half_finished_and_foreign_folders_are_reported(tmp_path, capsys):

@@ -1,16 +1,20 @@
-"""Packing by best fit: beside an independent packer and the published loader; batches as pure functions.
+"""Packing by best fit, also with padding: beside an independent packer and the published loaders; pure functions.
 
-`NANOCHAT_DIR=/path/to/nanochat` compares with the loader of a checkout at 92d63d4.
+`NANOCHAT_DIR=/path/to/nanochat` compares with the loaders of a checkout at 92d63d4.
 """
 
+import ast
 import dataclasses
+import hashlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
@@ -21,6 +25,12 @@ from train_jax.tasks.language.text_set import TextSet, TokenStream, shard_name
 
 BOS = 299
 ROWS, SEQ_LEN = 4, 32
+PADDED = "424a19802d1121d0920c1d3fbe91742dd5bc6d6bd4d7b8546bd280cbed8d495d"
+"""SHA-256 of 200 padded batches, which are those of the published loader."""
+published = pytest.mark.skipif(
+    not (Path(os.environ.get("NANOCHAT_DIR", "")) / "nanochat" / "optim.py").is_file(),
+    reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +40,26 @@ def documents():
     return [[BOS, *rng.integers(0, BOS, size)] for size in rng.integers(0, 60, 300)]
 
 
+@pytest.fixture(scope="module")
+def masks(documents):
+    """Weights of the tokens of each document."""
+    rng = np.random.default_rng(2)
+    return [[0, *rng.integers(0, 2, len(document) - 1)] for document in documents]
+
+
 @pytest.fixture
 def stream(documents, tmp_path):
-    tokens = np.concatenate(documents).astype("<u2")
-    shards = (1000, 2500, len(tokens) - 3500)
-    for number, part in enumerate(np.split(tokens, np.cumsum(shards)[:-1])):
-        np.save(tmp_path / shard_name(number), part)
-    return TokenStream(tmp_path, shards, 300)
+    return stream_of(tmp_path, documents)
+
+
+def stream_of(folder, documents, masks=None):
+    """Writes the documents and, with `masks`, their weights, in three shards."""
+    size = sum(map(len, documents))
+    shards = (1000, 2500, size - 3500)
+    for kind, values, dtype in (("tokens", documents, "<u2"), ("weights", masks, "u1")):
+        for number, part in enumerate(np.split(np.concatenate(values), np.cumsum(shards)[:-1]) if values else ()):
+            np.save(folder / shard_name(number, kind), part.astype(dtype))
+    return TokenStream(folder, shards, 300, weighted=masks is not None)
 
 
 def packed(documents, rows):
@@ -113,10 +136,7 @@ def test_the_run_chooses_the_packing(tmp_path):
         LanguageConfig(packing="best")
 
 
-@pytest.mark.skipif(
-    not (Path(os.environ.get("NANOCHAT_DIR", "")) / "nanochat" / "optim.py").is_file(),
-    reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4",
-)
+@published
 @pytest.mark.usefixtures("nanochat")
 def test_two_hundred_batches_equal_those_of_the_published_loader(tmp_path, monkeypatch):
     """Over several passes of the data."""
@@ -147,3 +167,90 @@ def test_two_hundred_batches_equal_those_of_the_published_loader(tmp_path, monke
         np.testing.assert_array_equal(batch["inputs"], inputs)
         np.testing.assert_array_equal(batch["targets"], targets)
     assert step == 199 and rows.rows_per_epoch < 200 * ROWS
+
+
+# ---- with padding
+
+
+def padded(documents, masks, rows):
+    """The rule on lists of tokens: rows as inputs and targets."""
+    number, waiting, result = 0, [], []
+    for _ in range(rows):
+        row, targets = [], []
+        while True:
+            while len(waiting) < 100:
+                waiting.append(number % len(documents))
+                number += 1
+            fitting = [n for n in waiting if len(documents[n][: SEQ_LEN + 1]) <= SEQ_LEN + 1 - len(row)]
+            if not fitting:
+                break
+            chosen = max(fitting, key=lambda n: len(documents[n][: SEQ_LEN + 1]))
+            waiting.remove(chosen)
+            row += documents[chosen][: SEQ_LEN + 1]
+            targets += [token if mask else -1 for token, mask in zip(documents[chosen], masks[chosen], strict=True)]
+            targets = targets[: SEQ_LEN + 1]
+        rest = SEQ_LEN + 1 - len(row)
+        result.append((row + [BOS] * rest, targets + [-1] * rest))
+    return np.array(result)
+
+
+def padded_batches(folder, documents, masks):
+    rows = BestFit(stream_of(folder, documents, masks), BOS, SEQ_LEN, pads=True)
+    return [rows.batch(step=step, rows=ROWS, shard=(0, 1)) for step in range(200)]
+
+
+def test_padded_rows_equal_those_of_an_independent_packer(documents, masks, tmp_path):
+    expected = padded(documents, masks, 200 * ROWS).reshape(200, ROWS, 2, SEQ_LEN + 1)
+    digest = hashlib.sha256()
+    for step, batch in enumerate(padded_batches(tmp_path, documents, masks)):
+        np.testing.assert_array_equal(batch["inputs"], expected[step, :, 0, :-1])
+        np.testing.assert_array_equal(batch["targets"], expected[step, :, 1, 1:])
+        assert {values.dtype for values in batch.values()} == {np.dtype("int32")}
+        digest.update(b"".join(np.ascontiguousarray(values).tobytes() for values in batch.values()))
+    assert digest.hexdigest() == PADDED
+
+
+def test_padding_cuts_no_document_that_fits_and_counts_those_that_do_not(documents, tmp_path):
+    rows = BestFit(stream_of(tmp_path, documents), BOS, SEQ_LEN, pads=True)
+    assert rows.cut_documents == sum(len(document) > SEQ_LEN + 1 for document in documents) > 100
+    assert BestFit(stream_of(tmp_path, documents), BOS, SEQ_LEN).cut_documents == 0
+    seen = set()
+    for row in rows.at(range(1800))["targets"]:  # a document may wait for several passes
+        # Without its first token, as a target; <|bos|> of the next one ends it, or padding.
+        tokens = row[row >= 0].tolist()
+        ends = [n for n, token in enumerate(tokens) if token == BOS]
+        starts = [0, *(end + 1 for end in ends)]
+        seen |= {tuple(tokens[a:b]) for a, b in zip(starts, [*ends, len(tokens)], strict=True)}
+    assert seen == {tuple(document[1 : SEQ_LEN + 1]) for document in documents}
+
+
+def test_a_padded_batch_is_a_function_of_the_step_and_the_shard(documents, masks, tmp_path):
+    whole = padded_batches(tmp_path, documents, masks)
+    other = BestFit(stream_of(tmp_path, documents, masks), BOS, SEQ_LEN, pads=True)
+    for step in (150, 3, 3):
+        parts = [other.batch(step=step, rows=ROWS, shard=(index, 2)) for index in (1, 0)]
+        for name, values in whole[step].items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts[::-1]]), values)
+
+
+@published
+def test_padded_rows_equal_those_of_the_published_loader(documents, masks, tmp_path):
+    """Of conversations; its function is taken out of the script, and reads documents that are rendered already."""
+    script = Path(os.environ["NANOCHAT_DIR"], "scripts", "chat_sft.py")
+    name = "sft_data_generator_bos_bestfit"
+    function = next(node for node in ast.parse(script.read_text()).body if getattr(node, "name", "") == name)
+    rendered = list(zip(documents, masks, strict=True))
+    names = {
+        "torch": torch,
+        "args": SimpleNamespace(max_seq_len=SEQ_LEN, device_batch_size=ROWS, num_iterations=-1),
+        "tokenizer": SimpleNamespace(
+            get_bos_token_id=lambda: BOS,
+            render_conversation=lambda pair: tuple(list(each)[: SEQ_LEN + 1] for each in pair),
+        ),
+        **{"train_dataset": rendered, "val_dataset": rendered, "ddp_rank": 0, "ddp_world_size": 1},
+        **{"device": "cpu", "device_type": "cpu"},
+    }
+    exec(compile(ast.Module([function], []), str(script), "exec"), names)
+    for batch, (inputs, targets) in zip(padded_batches(tmp_path, documents, masks), names[name]("train"), strict=False):
+        np.testing.assert_array_equal(batch["inputs"], inputs)
+        np.testing.assert_array_equal(batch["targets"], targets)

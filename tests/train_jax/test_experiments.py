@@ -8,7 +8,7 @@ import pytest
 from train_jax.__main__ import main
 from train_jax.experiments.runs import differences, experiment_run, plan
 from train_jax.experiments.table import EXPERIMENTS, GROUPS, LISTED, data_sets
-from train_jax.run.presets import all_presets, preset
+from train_jax.run.presets import preset
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.stages import build_data
 from train_jax.tasks.puzzles.presets import PRESETS
@@ -148,5 +148,5 @@ def test_a_preset_reads_the_folder_that_build_data_writes(name, options, monkeyp
     built = []
     monkeypatch.setattr(build_data, "main", built.append)
     build_data.cli(["sudoku", *options])
-    assert str(built[0].directory) == all_presets()[name].data_dir
+    assert str(built[0].directory) == preset(name).data_dir
     assert set(PRESETS) == {"sudoku-extreme", "sudoku9", "sudoku6", "study", "maze-unique", "tiny"}

@@ -69,6 +69,21 @@ def test_the_carry_is_kept_if_only_the_loss_scale_was_too_large(loss, norm, scal
     assert (bool(result.good), bool(result.carry_good)) == (good, carry_good)
 
 
+@pytest.mark.parametrize("growth_steps", [None, 2])
+@pytest.mark.parametrize("norm", [1.0, np.nan])
+def test_a_step_without_targets_is_not_applied_and_leaves_the_guard(growth_steps, norm):
+    """In the middle of skipped steps, it neither ends nor continues their row."""
+    guard = new_guard(scales_loss=True)._replace(consecutive_skipped=jnp.int32(3), steps_at_scale=jnp.int32(1))
+    result = check_finite(guard, jnp.float32(0), [jnp.array(norm)], growth_steps, counted=jnp.float32(0))
+    assert not result.good and result.guard == guard
+    assert result.metrics["empty_steps"] and not result.metrics["skipped_steps"]
+    assert result.metrics["consecutive_skipped"] == 3
+    full = check_finite(guard, jnp.float32(0), [jnp.array(norm)], growth_steps, counted=jnp.float32(2))
+    without = check_finite(guard, jnp.float32(0), [jnp.array(norm)], growth_steps)
+    assert full.good == without.good and full.guard == without.guard
+    assert not full.metrics["empty_steps"] and "empty_steps" not in without.metrics
+
+
 @pytest.mark.slow
 def test_trm_in_float16_adapts_its_loss_scale_and_learns():
     arch = dataclasses.replace(ARCHITECTURES["trm"].tiny_config, forward_dtype="float16", mlp_t=True, L_layers=1)

@@ -1,7 +1,16 @@
-"""Presets with nanochat's sizes: parameters, steps, parameter groups; training and generation when small."""
+"""Presets with nanochat's sizes: every depth, parameter groups; training and generation when small.
 
+`support/published_depths.jsonl` has what the published scripts derive at 4a87a0d and at 92d63d4;
+`NANOCHAT_DIR=/path/to/nanochat` derives it again from a checkout at one of them.
+"""
+
+import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,37 +18,149 @@ import pytest
 import torch
 
 from models_torch import registry
+from models_torch.flops import language_flops_per_token
 from train_jax.__main__ import main as trm
+from train_jax.errors import UserError
+from train_jax.experiments.jobs import Options, jobs_of, select
 from train_jax.optim.chain import group_labels
 from train_jax.optim.muon import muon_labels
 from train_jax.run.config import from_json, to_json
-from train_jax.run.presets import preset
-from train_jax.tasks.language.presets import PRESETS, scaling_parameters
+from train_jax.run.presets import find_preset, listed_presets, preset
+from train_jax.run_arguments import parse_run
+from train_jax.tasks.language.presets import PRESETS, derived, parameters, scaling_parameters
 from train_jax.tasks.language.task import UnbuiltText
 from train_jax.tasks.language.text_building import TextData
 
-PUBLISHED = {"d20": (560_988_160, 21_400), "d32": (1_879_048_192, 71_680), "d24-2026": (1_384_122_122, 5_568)}
-"""Parameters and steps."""
+TESTS = Path(__file__).parents[1]
+TABLE = TESTS / "support" / "published_depths.jsonl"
+GROUPS = {
+    r"transformer\.h\..*": "blocks", r"transformer\.wte\..*": "wte", r"lm_head\..*": "lm_head",
+    r"value_embeds\..*": "value_embeds", "resid_lambdas": "resid_lambdas", "x0_lambdas": "x0_lambdas",
+    r"smear_gate\..*|smear_lambda|backout_lambda": "smear_gate",
+}  # fmt: skip
 
 
-def parameters(name):
+def modules_parameters(config):
     with torch.device("meta"):
-        module = registry.build_model(PRESETS[name].model, PRESETS[name].arch)
+        module = registry.build_model(config.model, config.arch)
     return dict(module.named_parameters())
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_sizes_and_steps(name):
-    count = sum(p.numel() for p in parameters(name).values())
-    assert (count, PRESETS[name].steps) == PUBLISHED[name]
-    if name == "d24-2026":
-        blocks = [p.numel() for n, p in parameters(name).items() if n.startswith(("transformer.h", "lm_head"))]
-        assert sum(blocks) == scaling_parameters(PRESETS[name].arch)
+def rows():
+    return [json.loads(line) for line in TABLE.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['year']}, {row['depth']}")
+def test_every_depth_has_the_published_run(row):
+    name = f"d{row['depth']}{'-2026' * (row['year'] == 2026)}"
+    if "width" not in row:  # refused there, too
+        with pytest.raises(UserError, match=rf"has no depth {row['depth']}: \d+ channels do not divide into \d+ heads"):
+            preset(name)
+        assert name not in list(PRESETS)
+        return
+    config, arch = preset(name), preset(name).arch
+    tokens = config.global_batch_size * arch.seq_len
+    ours = {
+        "year": row["year"], "depth": arch.n_layer, "width": arch.n_embd, "heads": arch.n_head,
+        "parameters": parameters(arch), "tokens_per_step": tokens, "steps": config.steps,
+        "flops_per_token": language_flops_per_token(arch),
+    }  # fmt: skip
+    assert ours == {key: row[key] for key in ours} and name in list(PRESETS)
+    rates = {GROUPS[group.pattern]: [group.lr, group.weight_decay or 0.0] for group in config.optim.groups}
+    for group, expected in rates.items():
+        assert expected == pytest.approx(row["rates"][group], rel=1e-6), group
+    assert f"{config.steps:,} steps, {tokens * config.steps:,} tokens" in derived(config)
+
+
+def test_the_table_is_that_of_the_published_script(nanochat):
+    command, paths = [sys.executable, "-m", "support.published_depths"], f"{TESTS}:{TESTS.parent}"
+    environment = os.environ | {"PYTHONPATH": paths, "NANOCHAT_DTYPE": "float32"}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    published = [json.loads(line) for line in printed]
+    assert len(published) == 29 and published == [row for row in rows() if row["year"] == published[0]["year"]]
+
+
+@pytest.mark.parametrize("name", ["d20", "d7", "d32", "d24-2026", "d5-2026", "chat-d3"])
+def test_parameters_are_those_of_the_module(name):
+    config = preset(name)
+    counts = {name: p.numel() for name, p in modules_parameters(config).items()}
+    assert sum(counts.values()) == parameters(config.arch)
+    if config.model == "gpt_2026":
+        counted = sum(count for name, count in counts.items() if name.startswith(("transformer.h", "lm_head")))
+        assert counted == scaling_parameters(config.arch)
+
+
+def test_the_speedrun_of_2026():
+    config = preset("d24-2026-r8")
+    assert (config.steps, config.run_dir, config.arch) == (5568, "runs/d24-2026-r8", preset("d24-2026").arch)
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["--depth", "12"], "d12"),
+        (["--depth=12", "--tokens-per-parameter", "8", "--nanochat", "2026"], "d12-2026-r8"),
+        (["d12", "--steps", "7", "--nanochat", "2026"], "d12-2026"),
+        (["d6-2026", "--tokens-per-parameter", "0.5"], "d6-2026-r0.5"),
+    ],
+)
+def test_the_options_of_a_depth_name_a_preset(argv, name):
+    found, config = parse_run(argv, prog="trm train", description="")
+    steps = {"steps": 7} if "--steps" in argv else {}
+    assert (found, json.loads(to_json(config))) == (name, json.loads(to_json(preset(name))) | steps)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["d5"], "the rule of 2025 has no depth 5: 320 channels do not divide into 3 heads; use 4 or 6, or --nanochat"),
+        (["--depth", "100"], "d100 has depth 100; use 2 to 64"),
+        (["--depth", "-3"], "--depth -3 is not valid; use a number of layers, such as 12"),
+        (["--depth", "12", "--nanochat", "2024"], "--nanochat 2024 is not valid; use 2025 or 2026"),
+        (["--depth", "12", "--tokens-per-parameter", "nan"], "--tokens-per-parameter nan is not valid; use a number"),
+        (["--depth", "4", "--tokens-per-parameter", "0.01"], "0.01 tokens per parameter are less than a step of"),
+        (["d4", "--depth", "4"], "follow --depth N or the name of a depth"),
+        (["--nanochat", "2026"], "follow --depth N or the name of a depth"),
+        (["tiny", "--tokens-per-parameter", "8"], "unknown preset 'tiny-r8'; use one of sudoku-extreme,"),
+    ],
+)
+def test_mistakes_with_a_depth_are_one_line(argv, said, capsys):
+    assert trm(["train", *argv]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_run_by_depth_is_printed_before_it_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert trm(["train", "--depth", "4", "--nanochat", "2026"]) == 2  # there is no data set
+    printed = capsys.readouterr().out
+    assert trm(["train", "d4-2026", "--dry-run"]) == 0
+    assert capsys.readouterr().out == printed
+    assert "d4-2026: runs/d4-2026\n  model         gpt_2026, 4 layers, 256 channels, 2 heads of 128\n" in printed
+    assert "rates         transformer.h 0.01414, lm_head 0.009798, transformer.wte 0.3674, value_embeds" in printed
+
+
+def test_a_sweep_over_depths(tmp_path):
+    names = select(["d6-2026", "d4-2026", "d4-2026-r0.5"])
+    assert names == ["d4-2026", "d6-2026", "d4-2026-r0.5"]
+    jobs = jobs_of(names, [{}], Options(str(tmp_path)))
+    for job in jobs:
+        assert parse_run(list(job.command[1:]), prog="trm train", description="")[1] == job.config
+    assert [job.config.steps for job in jobs] == [528, preset("d6-2026").steps, 22]
+
+
+def test_presets_are_built_when_they_are_named(monkeypatch):
+    monkeypatch.setattr("train_jax.tasks.language.presets._run", None)  # building one fails
+    assert (
+        listed_presets().endswith("d4 to d32, d4-2026 to d32-2026, chat-d2 to chat-d8")
+        and find_preset("d20-2027") is None
+    )
+    assert len(PRESETS) == len(list(PRESETS)) == len(set(PRESETS)) > 40
 
 
 @pytest.mark.parametrize("name", ["d20", "chat-tiny-2026"])
 def test_every_parameter_has_the_published_group(name):
-    config, params = PRESETS[name].optim, parameters(name)
+    config, params = preset(name).optim, modules_parameters(preset(name))
     labels = group_labels(params, config)
     assert "default" not in labels.values()
     groups = {name: config.groups[int(label.split()[1])] for name, label in labels.items()}
@@ -49,12 +170,26 @@ def test_every_parameter_has_the_published_group(name):
 
 
 def test_rates_of_d24():
-    """By hand: twice the tokens of the reference step, 1536 channels, 8 tokens per parameter."""
-    rates = {group.pattern: (group.lr, group.weight_decay) for group in PRESETS["d24-2026"].optim.groups}
+    """By hand: twice the tokens of the reference step, 1536 channels."""
+    rates = {group.pattern: (group.lr, group.weight_decay) for group in preset("d24-2026").optim.groups}
     assert rates[r"lm_head\..*"] == (pytest.approx(0.008), 0.01)
     assert rates[r"value_embeds\..*"] == (pytest.approx(0.15), 0.01)
     assert rates["resid_lambdas"] == (pytest.approx(0.005 * 2**0.5), 0.05)
     assert rates[r"transformer\.h\..*"] == (pytest.approx(0.02 * 2**0.5), pytest.approx(0.05974, abs=1e-5))
+
+
+@pytest.mark.parametrize("name", ["chat-tiny-2026", "chat-d6"])
+def test_a_small_run_has_the_rates_and_the_horizon_of_decay_of_the_reference(name):
+    def horizon(config, muon):
+        same_text = dataclasses.replace(reference.arch, vocab_size=config.arch.vocab_size)
+        size = scaling_parameters(config.arch) / scaling_parameters(same_text)
+        return config.global_batch_size * config.arch.seq_len / (muon.lr * muon.weight_decay * size)
+
+    config, reference = preset(name), preset("d12-2026")
+    muon, expected = config.optim.groups[0], reference.optim.groups[0]
+    assert muon.lr == expected.lr == 0.02 and config.task_config.packing == "shuffled"
+    assert horizon(config, muon) == pytest.approx(horizon(reference, expected))
+    assert config.optim.warmup_steps <= config.steps / 10 and muon.momentum_warmup_steps < config.steps
 
 
 def test_a_preset_comes_back_from_json():
@@ -63,7 +198,7 @@ def test_a_preset_comes_back_from_json():
 
 
 def test_a_task_without_a_data_set_has_the_shapes_of_the_run():
-    config = PRESETS["d24-2026"]
+    config = preset("d24-2026")
     batch = UnbuiltText(config).batch(0, (0, 4))
     assert batch["inputs"].shape == batch["targets"].shape == (128, 2048)
     assert UnbuiltText(config).sizes == {"vocab_size": 32768} and len(UnbuiltText(config).token_bytes) == 32768

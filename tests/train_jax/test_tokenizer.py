@@ -18,6 +18,7 @@ from train_jax.tasks.language.documents import is_test
 from train_jax.tasks.language.tokenizer import (
     JSON_NAME,
     RANKS_NAME,
+    SAMPLES,
     SPECIAL_TOKENS,
     SPLIT_PATTERN,
     Tokenizer,
@@ -164,7 +165,7 @@ def test_commands(tmp_path, capsys):
     assert "0 documents have other tokens by tokenizer.json" in shown
     assert main(["tokenizer", "inspect", folder, "--text", "<|bos|>", "--longest", "2"]) == 0
     assert "7 bytes, 7 tokens" in capsys.readouterr().out
-    assert f"documents of {tmp_path / 'texts'}:" in shown
+    assert f"documents of {tmp_path / 'texts'}, and short texts; 300 tokens" in shown
     assert main(["tokenizer", "inspect", folder, "--text", "\U0001f642", "--longest", "0"]) == 0
     emoji = capsys.readouterr().out
     assert all(f"'<0x{byte:02X}>'" in emoji for byte in "\U0001f642".encode()) and "\ufffd" not in emoji
@@ -184,11 +185,38 @@ def test_the_tokenizer_of_a_data_set_is_measured_on_its_held_out_text(tmp_path, 
     capsys.readouterr()
     assert main(["tokenizer", "evaluate", folder]) == 0
     heading, _, figures, *_ = capsys.readouterr().out.splitlines()
-    assert heading == f"held-out text of {folder}:"
+    assert heading.startswith(f"held-out text of {folder}, and short texts; 300 tokens")
     split, documents, size, *_ = figures.split()
     assert (split, int(documents), int(size.replace(",", ""))) == (
         "test", len(held_out), sum(len(text.encode()) for text in held_out)
     )  # fmt: skip
+
+
+def test_a_tokenizer_beside_those_that_tiktoken_has(tmp_path, capsys, monkeypatch, tokenizer):
+    """With the bytes alone as GPT-2's tokenizer; tiktoken's cache has no other, and nothing is downloaded."""
+    tiktoken, load = text_package("tiktoken"), text_package("tiktoken.load")
+    download = load.read_file
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    of_bytes = tiktoken.Encoding("gpt2", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+    def get_encoding(name):
+        return of_bytes if name == "gpt2" else load.read_file(f"https://{name}")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", get_encoding)
+    tokenizer.save(tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text("import json\n" * 10)
+    assert main(["tokenizer", "evaluate", str(tmp_path / "tokenizer"), "--source", str(tmp_path / "text.txt")]) == 0
+    assert load.read_file is download
+    heading, _, *lines = capsys.readouterr().out.splitlines()
+    assert heading.endswith("and short texts; 700 tokens, GPT-2 256:")
+    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    count = len(tokenizer.encode("import json\n" * 10))
+    difference = f"{count / 120 - 1:+.1%}"
+    assert rows["train"] == ["1", "120", str(count), f"{120 / count:.3f}", "120", "1.000", difference]
+    assert [kind for kind in rows if kind in SAMPLES] == ["English", "Korean", "Python", "LaTeX"]
+    assert "-" in rows["English"][-1]
+    number = lines.index("not compared with GPT-4: tiktoken's cache has no files for it; fetch them with")
+    assert lines[number + 1] == "  python -c \"import tiktoken; tiktoken.get_encoding('cl100k_base')\""
 
 
 def test_a_missing_package_is_named(monkeypatch):

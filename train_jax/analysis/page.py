@@ -45,7 +45,7 @@ def sections_of(study: Study, groups: Sequence[str] = ()) -> list[Section]:
 
 
 def write_report(study: Study, sections: Sequence[Section], folder: Path) -> None:
-    """Writes `index.html`, `analysis.md`, `results.csv` (a row for each run) and `curves.csv` (for each evaluation)."""
+    """Writes `index.html`, `analysis.md` and the tables."""
     states = Counter(run.state for run in study.runs)
     title, shown = study.root.name or str(study.root), ", ".join(f"{count} {state}" for state, count in states.items())
     page = render_document(
@@ -62,6 +62,11 @@ def write_report(study: Study, sections: Sequence[Section], folder: Path) -> Non
     if study.problems:
         lines += ["## Not analysed", "", *(f"- {problem}" for problem in study.problems)]
     write_text(folder / "analysis.md", "\n".join(lines).rstrip() + "\n")
+    write_tables(study, folder)
+
+
+def write_tables(study: Study, folder: Path) -> None:
+    """Writes `results.csv`, a row for each run, and `curves.csv`, one for each evaluation."""
     write_text(folder / "results.csv", _csv(_results(study)))
     write_text(folder / "curves.csv", _csv(_evaluations(study)))
 

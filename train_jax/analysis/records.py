@@ -136,8 +136,8 @@ def _json(path: Path) -> dict[str, Any]:
 def _flops(config: str, facts: Mapping[str, Any], steps: int) -> float | None:
     """None for a model that cannot be built from its fields, such as one of the user."""
     try:
-        sizes = {name: facts[name] for name in ("seq_len", "vocab_size")}
-        examples = facts["total_groups"] * facts["mean_puzzle_examples"]
+        sizes = {name: facts[name] for name in ("seq_len", "vocab_size") if name in facts}
+        examples = facts.get("total_groups", 0) * facts.get("mean_puzzle_examples", 0)
         return train_flops(from_json(config), sizes, steps, examples)
     except (UserError, ValueError, TypeError, KeyError):
         return None

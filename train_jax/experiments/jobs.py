@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from models_torch.flops import train_flops_per_example
+from models_torch.flops import language_flops_per_token, train_flops_per_example
+from models_torch.gpt import GPTConfig
 from models_torch.registry import ARCHITECTURES
 from train_jax.errors import UserError
 from train_jax.experiments.runs import Plan, command_of, named_run, plan, with_changes
@@ -31,7 +32,7 @@ from train_jax.experiments.table import (
 )
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder
-from train_jax.run.presets import all_presets
+from train_jax.run.presets import find_preset, preset_names
 from train_jax.run.storage import path_of
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.tasks.puzzles.kinds import kind_from_key
@@ -66,12 +67,13 @@ class Options:
     """Fields of `RunConfig` that do not change what is learned, such as `platform`."""
 
 
-def select(words: Iterable[str]) -> list[str]:
+def select(words: Sequence[str]) -> list[str]:
     """Returns the experiments and presets that ids, groups, presets and patterns such as `exp0[12]*` name.
 
     Each one is there once, in the order of the table. Raises `UserError` for a word that names none.
     """
-    order = list(dict.fromkeys([*EXPERIMENTS, *all_presets()]))
+    order = [*EXPERIMENTS, *(name for name in preset_names() if name not in EXPERIMENTS)]
+    order += [word for word in words if word not in order and find_preset(word)]  # such as d12-r8
     chosen: set[str] = set()
     for word in words:
         in_group = [name for name, row in EXPERIMENTS.items() if row.group == word]
@@ -224,9 +226,12 @@ def train_flops(config: RunConfig, sizes: Mapping[str, int], steps: int, example
     `sizes`: `seq_len` and `vocab_size` of the data. None for a model whose FLOPs are not known. Raises `ValueError` if
     the model cannot be built.
     """
-    if config.model not in ARCHITECTURES:
+    arch: Any = config.arch
+    if not isinstance(arch, GPTConfig) and config.model not in ARCHITECTURES:
         return None
-    arch: Any = dataclasses.replace(config.arch, **sizes)
+    arch = dataclasses.replace(arch, **sizes)
+    if isinstance(arch, GPTConfig):
+        return language_flops_per_token(arch) * arch.seq_len * config.global_batch_size * steps
     steps_of_arch = {arch: steps}
     task = config.task_config
     if isinstance(task, PuzzleConfig) and task.curriculum_epochs:
@@ -246,6 +251,8 @@ def cost_of(job: Job) -> tuple[Plan | None, float | None]:
     if not (job.sets or job.config.steps):
         return None, None
     length = plan(job.config, puzzles_of(job.sets))
+    if isinstance(job.config.arch, GPTConfig):
+        return length, train_flops(job.config, {}, length.steps, 0)
     # The longest sequence and the largest vocabulary of the data sets.
     kinds = [kind for each in job.sets if (kind := kind_from_key(each.kind)) is not None]
     if not kinds:

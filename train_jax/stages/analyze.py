@@ -6,24 +6,27 @@ from typing import Annotated
 
 import tyro
 
-from train_jax.analysis.page import sections_of, write_report
+from train_jax.analysis.law import METRIC, law
+from train_jax.analysis.page import sections_of, write_report, write_tables
 from train_jax.analysis.records import read_study
 from train_jax.command_line import parse
 from train_jax.errors import UserError
+from train_jax.run.files import write_text
 from train_jax.run.storage import path_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Analyze:
     """Write the report of a sweep from its run folders, as HTML and Markdown: for each group one sentence with its
-    evidence and a plot; and the tables of all runs as CSV."""
+    evidence and a plot; and the tables of all runs as CSV. With --metric bits_per_byte, the law of language models
+    instead: bits per byte against FLOPs."""
 
     root: Annotated[str, tyro.conf.Positional] = "runs"
     """Folder of the runs, ROOT/GROUP/ID/seed-N, or gs://bucket/folder."""
     groups: tuple[str, ...] = ()
     """Only these groups; by default all that are there."""
     metric: str = "exact_accuracy"
-    """Figure of the evaluation, a share between 0 and 1."""
+    """Figure of the evaluation, a share between 0 and 1; or bits_per_byte."""
     output: str | None = None
     """Folder of the report, by default ROOT/analysis."""
 
@@ -36,6 +39,12 @@ def main(config: Analyze) -> None:
     if unknown:
         raise UserError(f"{config.root} has no group {unknown[0]}; use one of {', '.join(study.groups)}")
     folder: Path = path_of(config.output or f"{config.root.rstrip('/')}/analysis")
+    if config.metric == METRIC:
+        text = law(study)
+        write_tables(study, folder)
+        write_text(folder / "law.md", f"{text}\n")
+        print(f"{text}\n{folder / 'law.md'}; tables: results.csv, curves.csv")
+        return
     sections = sections_of(study, config.groups)
     write_report(study, sections, folder)
     for section in sections:

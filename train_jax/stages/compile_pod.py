@@ -1,45 +1,47 @@
-"""`trm compile-pod NAME`: compiles the train step of a run for a TPU topology, on a machine without a TPU."""
+"""`trm compile-pod NAME`: compiles a step of a run for a TPU topology, on a machine without a TPU."""
 
 import dataclasses
-import functools
 import json
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.experiments.table import recipes
 from train_jax.pod.compile import (
     DEFAULT_TOPOLOGY,
+    Compiled,
     Topology,
     compile_eval_step,
+    compile_program,
     compile_train_step,
     topology,
     training_for,
     use_host_backend,
 )
-from train_jax.pod.hlo import read_schedules, write_schedules
-from train_jax.pod.results import Result, page
-from train_jax.pod.search import lines, search, search_page, to_json
+from train_jax.pod.results import figures_of, lines_of
+from train_jax.pod.search import compile_all, lines, variants
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
 from train_jax.run.storage import path_of
 from train_jax.run_arguments import parse_run, split_arguments
 from train_jax.runtime.compilation import save_program
+from train_jax.start import Training
 from train_jax.task import Task, task_class
+from train_jax.tasks.language.engine import Engine
 from train_jax.tasks.language.task import UnbuiltText
 from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 
 @dataclasses.dataclass(frozen=True)
 class CompilePod:
-    """Compile the train step of a run for a TPU topology, on a machine without a TPU, and print what it costs: memory,
+    """Compile a step of a run for a TPU topology, on a machine without a TPU, and print what it costs: memory,
     FLOPs, estimated cycles, bytes to and from memory, collectives. Needs libtpu (`source ./environment.sh pod`).
 
     NAME is a preset or an experiment; every field of `trm train NAME` can follow."""
@@ -48,10 +50,12 @@ class CompilePod:
     """Preset or experiment, such as sudoku-extreme or exp01a."""
     topology: str = DEFAULT_TOPOLOGY
     """Chip and axes of the slice: v4:2x4x4 is a v4-64; v5e:4x8, v5p:2x4x4 and v6e:4x8 have as many chips."""
-    megacore: bool = True
-    """Whether the two cores of a v4 or v5p chip are one device, as on Google Cloud."""
-    step: Literal["train", "evaluate"] = "train"
-    """The train step, or the step of evaluations during training."""
+    step: Literal["train", "evaluate", "decode"] = "train"
+    """The train step, the step of evaluations during training, or that of generation: one token of every row."""
+    rows: Annotated[int, Range(1, 10**6)] = 32
+    """Rows of --step decode on all devices together; at least one on each."""
+    capacity: Annotated[int, Range(1, 10**6)] = 2048
+    """Tokens in the cache of each row of --step decode."""
     kind: str = ""
     """Kind of puzzles, such as sudoku-9x9, maze-30 or arc, if the data set is not built and its folder has another
     name."""
@@ -59,10 +63,6 @@ class CompilePod:
     """Rows of the puzzle table for each data set, if it is not built; 1 for Sudokus and mazes."""
     json: str = ""
     """File for all figures as JSON; - for standard output instead of the table."""
-    html: str = ""
-    """File for one HTML page with the same figures."""
-    bundles: bool = False
-    """Also counts the scheduled bundles of every kernel, as often as its loops run them."""
     save: str = ""
     """File, or gs://bucket/file, for the compiled train step, which `trm train --compute.load` uses. Needs
     --compute.runner shard_map."""
@@ -79,34 +79,57 @@ def main(options: CompilePod, config: RunConfig) -> None:
     if options.save and (options.step != "train" or config.compute.runner != "shard_map"):
         raise UserError("--save is for the train step; use --compute.runner shard_map, and leave out --step")
     use_host_backend()
-    with tempfile.TemporaryDirectory(prefix="trm-schedules-") as schedules:
-        if options.bundles:
-            write_schedules(Path(schedules))  # before the compiler is loaded
-        pod = topology(options.topology, megacore=options.megacore)
-        if options.search or options.search_batch_sizes:
-            _search(options, config, pod)
-        else:
-            _compile(options, config, pod, Path(schedules))
-
-
-def _compile(options: CompilePod, config: RunConfig, pod: Topology, schedules: Path) -> None:
+    pod = topology(options.topology)
+    if options.search or options.search_batch_sizes:
+        _search(options, config, pod)
+        return
+    _say(f"compiling for {pod} …")
     training = training_for(config, _task(options, config), pod)
-    if options.json != "-":
-        print(f"compiling for {pod} …", file=sys.stderr, flush=True)
     try:
-        compiled = compile_train_step(training) if options.step == "train" else compile_eval_step(training)
+        compiled = _compiled(options, training)
     except UserError as error:
         remedy = "; --search compiles variants that need less" if "memory" in str(error) else ""
         raise UserError(f"{error}{remedy}") from error
-    known = read_schedules(schedules, compiled.program) if options.bundles else None
-    result = Result.of(options.name, options.step, training, pod, compiled, known)
     if options.text:
         write_text(Path(options.text), compiled.executable.as_text())
-    if options.html:
-        write_text(Path(options.html), page(result))
     if options.save:
         save_program(path_of(options.save), compiled.lowered, compiled.executable, pod.devices)
-    _print(options, result.to_json(), result.lines())
+    rows = options.rows if options.step == "decode" else 0
+    figures = figures_of(options.name, options.step, training, pod, compiled, rows)
+    _print(options, figures, lines_of(figures))
+
+
+def _compiled(options: CompilePod, training: Training) -> Compiled:
+    if options.step == "train":
+        return compile_train_step(training)
+    if options.step == "evaluate":
+        return compile_eval_step(training)
+    module, objective = training.objective.fn.module, training.objective
+    try:
+        if options.capacity > positions_of(module):
+            raise ValueError(f"--capacity is {options.capacity}, the model has {positions_of(module)} positions")
+    except ValueError as error:
+        raise UserError(f"--step decode: {error}") from None
+    sizes = {"slots": options.rows, "capacity": options.capacity, "tokens_per_dispatch": 1}
+    program, arguments = Engine(module, training.devices, **sizes).decode_program(objective.params, objective.buffers)
+    return compile_program(program, arguments)
+
+
+def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
+    if options.step != "train" or options.text or options.save:
+        raise UserError("--search is for the train step, and writes no program; leave out --step, --text and --save")
+
+    def compiled(config: RunConfig) -> dict[str, Any]:
+        training = training_for(config, _task(options, config), pod)
+        return figures_of(options.name, "train", training, pod, compile_train_step(training))
+
+    chosen = variants(config, len(pod.devices), _batch_sizes(options.search_batch_sizes))
+    tried = compile_all(chosen, compiled, lambda text: _say(f"compiling for {pod.name}, {text}"))
+    _print(options, {"variants": tried}, lines(tried, pod))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -> None:
@@ -117,22 +140,6 @@ def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -
     if options.json:
         write_text(Path(options.json), text)
     print("\n".join(lines))
-
-
-def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
-    if options.step != "train" or options.text or options.bundles or options.save:
-        raise UserError(
-            "--search is for the train step, and writes no program; leave out --step, --text, --bundles and --save"
-        )
-
-    def progress(text: str) -> None:
-        print(f"compiling for {pod.name}, {text}", file=sys.stderr, flush=True)
-
-    sizes = _batch_sizes(options.search_batch_sizes)
-    tried = search(options.name, config, functools.partial(_task, options), pod, sizes, progress)
-    if options.html:
-        write_text(Path(options.html), search_page(options.name, tried, pod))
-    _print(options, to_json(tried), lines(tried, pod))
 
 
 def _batch_sizes(text: str) -> list[int]:

@@ -1,12 +1,14 @@
 """`trm train PRESET`: trains a model, or continues a run."""
 
 import sys
+from typing import Any
 
+from models_torch.registry import LANGUAGE_MODELS
 from train_jax.experiments.runs import differences, named_run, plan_lines
 from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS, data_sets, puzzles_of
 from train_jax.loop import train
 from train_jax.run.config import RunConfig
-from train_jax.run.presets import all_presets
+from train_jax.run.presets import listed_presets
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration
 from train_jax.run_arguments import option_value, parse_run
@@ -18,8 +20,10 @@ from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.task import task_class
 
 
-def main(config: RunConfig, *, verify: bool = True) -> None:
+def main(config: RunConfig, *, verify: bool = True, heading: str = "") -> None:
     with join_processes(config.platform, cpu_devices=config.virtual_devices):
+        if heading and is_main_process():
+            print(heading, flush=True)
         shared = path_of(config.run_dir).parent / "compiled" if place()[1] > 1 else None
         without_cache = use_compile_cache(config.compute.compile_cache, shared)
         if without_cache and is_main_process():
@@ -49,20 +53,33 @@ def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
 
 
 def cli(argv: list[str]) -> None:
-    presets = ", ".join(all_presets()) if {"-h", "--help"} & set(argv) else ""
+    presets = listed_presets() if {"-h", "--help"} & set(argv) else ""
     name, config = parse_run(
         [word for word in argv if word not in ("--dry-run", "--no-verify")],
         prog="trm train",
         description=f"Train a model from a preset ({presets}) or an experiment (`trm sweep list`; "
-        "`--preset NAME` applies its changes to another preset). Defaults below are those of the preset. `--dry-run` "
-        "prints the differences from the baseline, steps and examples, and trains nothing. `--restarts N` starts the "
-        "run again after a crash, up to N times. `--model NAME` selects "
-        "the --arch fields, `--task NAME` the fields of the task. `--no-verify` starts a module of your own without "
-        "comparing it with PyTorch.",
+        "`--preset NAME` applies its changes to another preset). `--depth 12 --nanochat 2026 --tokens-per-parameter 8` "
+        "is d12-2026-r8. Defaults below are those of the preset. `--dry-run` prints steps and differences from the "
+        "baseline, and trains nothing. `--restarts N` restarts the run after a crash, up to N times. `--model NAME` "
+        "selects the --arch fields, `--task NAME` those of the task. `--no-verify` does not compare a module of your "
+        "own with PyTorch.",
     )
-    if "--dry-run" in argv:
+    heading = _derived(name, config)
+    if "--dry-run" in argv and heading:
+        print(heading)
+    elif "--dry-run" in argv:
         dry_run(name, config, option_value(argv, "--preset") or BASE_PRESET)
-    elif "--no-verify" in argv:
-        main(config, verify=False)
     else:
-        main(config)
+        options: dict[str, Any] = {"heading": heading} if heading else {}
+        if "--no-verify" in argv:
+            options["verify"] = False
+        main(config, **options)
+
+
+def _derived(name: str, config: RunConfig) -> str:
+    """Returns what a run by depth has, of a model of this package; empty for other runs."""
+    if config.model not in LANGUAGE_MODELS or name in EXPERIMENTS:
+        return ""
+    from train_jax.tasks.language.presets import derived, is_by_depth  # which a puzzle does not need
+
+    return f"{name}: {config.run_dir}\n{derived(config)}" if is_by_depth(name) else ""

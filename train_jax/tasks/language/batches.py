@@ -208,12 +208,12 @@ class Packer:
         return bisect.bisect_left(self.buffer, (self.buffer[fitting - 1][0], 0))
 
     def _refill(self) -> None:
-        size, together = (PADDED_BUFFER_DOCUMENTS, 1) if self.pads else (BUFFER_DOCUMENTS, REFILL_DOCUMENTS)
+        size, refill = (PADDED_BUFFER_DOCUMENTS, 1) if self.pads else (BUFFER_DOCUMENTS, REFILL_DOCUMENTS)
         if len(self.buffer) >= size:
             return
         while len(self.buffer) < size:
             first = self.read % len(self.lengths)
-            added = self.lengths[first : first + together].tolist()
+            added = self.lengths[first : first + refill].tolist()
             self.buffer += [(length, self.read + n) for n, length in enumerate(added)]
             self.read += len(added)
         self.buffer.sort()

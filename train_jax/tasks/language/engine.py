@@ -469,11 +469,24 @@ class Engine:
     @cached_property
     def _state(self) -> State:
         """Of empty slots."""
-        params, buffers = self._weights
-        tokens = jnp.zeros((self._local_slots, min(_SHORTEST_PREFILL, self._capacity)), jnp.int32)
-        shapes = jax.eval_shape(self._prefilled, params, buffers, tokens, tokens[:, 0] + 1)
         local = len(self._devices.local)
+        shapes = self._state_shapes(*self._weights)
         return self._devices.shard(jax.tree.map(lambda x: np.zeros((local, *x.shape), x.dtype), shapes))
+
+    def _state_shapes(self, params: Any, buffers: Any) -> State:
+        """Returns the shapes of the rows of one device."""
+        tokens = jax.ShapeDtypeStruct((self._local_slots, min(_SHORTEST_PREFILL, self._capacity)), jnp.int32)
+        return jax.eval_shape(
+            self._prefilled, params, buffers, tokens, jax.ShapeDtypeStruct(tokens.shape[:1], jnp.int32)
+        )
+
+    def decode_program(self, params: Arrays, buffers: Arrays) -> tuple[Any, tuple]:
+        """Returns the program `decode` and the shapes of its arguments, to compile it for absent devices."""
+        weights = self._devices.shapes((_prefixed(params), _prefixed(buffers)))
+        count = self._devices.count
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), self._state_shapes(*weights))
+        sharded = [self._devices.shapes(tree, sharded=True) for tree in (state, self._control())]
+        return self._decode, (*weights, *sharded)
 
 
 def _where(condition: Bool[Array, " rows"]) -> Callable[[Array, Array], Array]:

@@ -1,17 +1,21 @@
 """Presets of language runs.
 
-Those named `d20` and so on have the sizes, the optimizer and the length of nanochat's base training, by depth.
+`d12`, `d12-2026` and so on have the sizes, the optimizer and the length of nanochat's base training, derived from the
+depth; the end of a name such as `d12-2026-r8` is the number of tokens per parameter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from models_torch.gpt import GPTConfig
 from models_torch.gpt_2026 import GPT2026Config, has_value_embedding
-from train_jax.optim.config import NewtonSchulzDtype, OptimConfig, ParameterGroup
+from train_jax.errors import UserError
+from train_jax.optim.config import OptimConfig, ParameterGroup
 from train_jax.run.config import ComputeConfig, RunConfig
 from train_jax.tasks.language.task import LanguageConfig, Packing
 
@@ -19,6 +23,11 @@ REFERENCE_TOKENS = 2**19
 """Tokens of a step for which the published learning rates are."""
 _REFERENCE_WIDTH = 768
 _REFERENCE_DEPTH = 12
+_BATCH_EXPONENT = 0.383
+"""The tokens of a step grow with this power of the tokens of a run (https://arxiv.org/abs/2505.13738)."""
+_CHAT_TINY: dict[str, Any] = {"seq_len": 256, "vocab_size": 1024, "forward_dtype": "float32"}
+DEPTHS = range(2, 65)
+LISTED_DEPTHS = range(4, 33)
 _ADAMW = OptimConfig(
     optimizer="adamw",
     warmup_steps=0,
@@ -32,18 +41,27 @@ _ADAMW = OptimConfig(
 )
 
 
-def width_and_heads(depth: int) -> tuple[int, int]:
-    """Returns the channels and the heads of the published model: 64 channels a layer, at most 128 channels a head."""
-    return 64 * depth, math.ceil(64 * depth / 128)
+def arch_2025(depth: int) -> GPTConfig:
+    """Returns the published model of a depth: 64 channels a layer, in as few heads as have at most 128 channels each.
+
+    Raises `UserError` for a depth whose channels do not divide into these heads.
+    """
+    width, heads = 64 * depth, math.ceil(64 * depth / 128)
+    if width % (2 * heads):
+        raise UserError(
+            f"the rule of 2025 has no depth {depth}: {width} channels do not divide into {heads} heads; use "
+            f"{depth - 1} or {depth + 1}, or --nanochat 2026"
+        )
+    return GPTConfig(seq_len=2048, vocab_size=65536, n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=width)
 
 
-def optimizer_2025(
-    arch: GPTConfig,
-    *,
-    matrix_lr: float = 0.02,
-    decay_share: float = 0.2,
-    newton_schulz_dtype: NewtonSchulzDtype = "bfloat16",
-) -> OptimConfig:
+def arch_2026(depth: int) -> GPT2026Config:
+    """Returns the published model of a depth: 64 channels a layer, rounded up to heads of 128 channels."""
+    heads = math.ceil(64 * depth / 128)
+    return GPT2026Config(n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=128 * heads)
+
+
+def optimizer_2025(arch: GPTConfig, *, matrix_lr: float = 0.02, decay_share: float = 0.2) -> OptimConfig:
     """Returns the published optimizer of November 2025, for steps of 2**19 tokens.
 
     It has no warm-up, constant rates and, by default, a linear decay to 0 over the last fifth.
@@ -51,7 +69,6 @@ def optimizer_2025(
     adamw_lr = (arch.n_embd / _REFERENCE_WIDTH) ** -0.5
     return dataclasses.replace(
         _ADAMW,
-        newton_schulz_dtype=newton_schulz_dtype,
         decay_share=decay_share,
         lr_min_ratio=0.0,
         clip_norm=1.0,
@@ -69,16 +86,16 @@ def optimizer_2025(
     )
 
 
-def optimizer_2026(arch: GPT2026Config, tokens_per_step: int) -> OptimConfig:
+def optimizer_2026(arch: GPT2026Config, tokens_per_step: int, *, batch_exponent: float = 0.5) -> OptimConfig:
     """Returns the published optimizer of July 2026: Muon for the blocks, and six groups of AdamW.
 
-    Learning rates grow with the root of the tokens of a step, except that of smear and backout. The weight decay of
-    Muon also falls with the number of tokens that the run would have at a fixed number of tokens per parameter.
+    Learning rates grow with the root of the tokens of a step (`batch_exponent`), except that of smear and backout. The
+    weight decay of Muon keeps tokens of a step / (learning rate x decay x tokens of the run) as in the reference, at a
+    fixed number of tokens per parameter.
     """
-    by_batch = math.sqrt(tokens_per_step / REFERENCE_TOKENS)
+    batch = tokens_per_step / REFERENCE_TOKENS
+    by_batch = batch**batch_exponent
     adamw_lr = by_batch * (arch.n_embd / _REFERENCE_WIDTH) ** -0.5
-    width, heads = width_and_heads(_REFERENCE_DEPTH)
-    reference = dataclasses.replace(arch, n_layer=_REFERENCE_DEPTH, n_embd=width, n_head=heads, n_kv_head=heads)
     return dataclasses.replace(
         _ADAMW,
         warmup_steps=40,
@@ -94,7 +111,7 @@ def optimizer_2026(arch: GPT2026Config, tokens_per_step: int) -> OptimConfig:
                 momentum_warmup_steps=400,
                 momentum_end=0.90,
                 muon_beta2=0.9,
-                weight_decay=0.28 * by_batch * scaling_parameters(reference) / scaling_parameters(arch),
+                weight_decay=0.28 * batch / by_batch / _relative_size(arch),
                 weight_decay_schedule="cosine",
                 cautious_decay=True,
             ),
@@ -118,9 +135,31 @@ def scaling_parameters(arch: GPTConfig) -> int:
     return blocks + gated * 12 * arch.n_kv_head + -(-arch.vocab_size // 64) * 64 * arch.n_embd
 
 
+def _relative_size(arch: GPT2026Config) -> float:
+    """Returns the parameters that decide the length of a run, in those of the reference with the same vocabulary."""
+    reference = arch_2026(_REFERENCE_DEPTH)
+    return scaling_parameters(arch) / scaling_parameters(dataclasses.replace(reference, vocab_size=arch.vocab_size))
+
+
+def parameters(arch: GPTConfig) -> int:
+    """Returns the number of all parameters."""
+    if not isinstance(arch, GPT2026Config):
+        return scaling_parameters(arch)
+    embedding = -(-arch.vocab_size // 64) * 64 * arch.n_embd
+    values = sum(has_value_embedding(layer, arch.n_layer) for layer in range(arch.n_layer))
+    scalars = 2 * arch.n_layer + 24 + 2  # of the residual stream; smear gate, smear and backout
+    return scaling_parameters(arch) + embedding + values * embedding * arch.n_kv_head // arch.n_head + scalars
+
+
 def steps_of(arch: GPTConfig, tokens_per_step: int, tokens_per_parameter: float) -> int:
     """Returns the number of steps for so many tokens per parameter."""
-    return int(tokens_per_parameter * scaling_parameters(arch)) // tokens_per_step
+    steps = int(tokens_per_parameter * scaling_parameters(arch)) // tokens_per_step
+    if not steps:
+        raise UserError(
+            f"{tokens_per_parameter:g} tokens per parameter are less than a step of {tokens_per_step:,} tokens; use at "
+            f"least {math.ceil(1000 * tokens_per_step / scaling_parameters(arch)) / 1000:g}"
+        )
+    return steps
 
 
 def _run(
@@ -155,38 +194,49 @@ def _run(
     )
 
 
-def of_2025(depth: int, **compute: Any) -> RunConfig:
-    """Returns the published run of a depth, November 2025: 2**19 tokens a step, 20 tokens per parameter.
-
-    `compute` are fields of `ComputeConfig`.
-    """
-    width, heads = width_and_heads(depth)
-    arch = GPTConfig(seq_len=2048, vocab_size=65536, n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=width)
-    steps, options = steps_of(arch, REFERENCE_TOKENS, 20), ComputeConfig(attention="fused", **compute)
-    return _run(f"d{depth}", arch, optimizer_2025(arch), rows=256, steps=steps, packing="stream", compute=options)
-
-
-def of_2026(depth: int, *, rows: int, tokens_per_parameter: float) -> RunConfig:
-    """Returns the published run of a depth, July 2026, with rows of 2048 tokens."""
-    width, heads = width_and_heads(depth)
-    arch = GPT2026Config(n_layer=depth, n_embd=width, n_head=heads, n_kv_head=heads)
-    steps = steps_of(arch, rows * arch.seq_len, tokens_per_parameter)
-    optim = optimizer_2026(arch, rows * arch.seq_len)
-    return _run(f"d{depth}-2026", arch, optim, rows=rows, steps=steps, packing="bestfit")
+def of_2025(name: str, depth: int, tokens_per_parameter: float = 20) -> RunConfig:
+    """Returns the published run of a depth, November 2025: 2**19 tokens a step."""
+    arch = arch_2025(depth)
+    # What d32 needs to fit a TPU v4-64, and d26 does not; none between them was compiled.
+    large = ComputeConfig(attention="fused", shard_optimizer=True, remat=r"transformer\.h\.\d+\.mlp")
+    return _run(
+        name,
+        arch,
+        optimizer_2025(arch),
+        rows=REFERENCE_TOKENS // arch.seq_len,
+        steps=steps_of(arch, REFERENCE_TOKENS, tokens_per_parameter),
+        packing="stream",
+        compute=large if depth > 26 else None,
+    )
 
 
-def _chat(name: str, arch: GPTConfig, *, steps: int, eval_every_steps: int, matrix_lr: float = 0.02) -> RunConfig:
-    """Returns a small run with the optimizer of November 2025 and Newton-Schulz in float32.
+def of_2026(name: str, depth: int, tokens_per_parameter: float = 12) -> RunConfig:
+    """Returns the published run of a depth, July 2026: the tokens of a step are a power of 2."""
+    arch = arch_2026(depth)
+    tokens_per_step = 2 ** round(math.log2(REFERENCE_TOKENS * _relative_size(arch) ** _BATCH_EXPONENT))
+    return _run(
+        name,
+        arch,
+        optimizer_2026(arch, tokens_per_step),
+        rows=tokens_per_step // arch.seq_len,
+        steps=steps_of(arch, tokens_per_step, tokens_per_parameter),
+        packing="bestfit",
+    )
+
+
+def _chat(
+    name: str, arch: GPTConfig, optim: OptimConfig, *, steps: int, rows: int = 16, eval_every_steps: int = 200
+) -> RunConfig:
+    """Returns a small run for a CPU, with Newton-Schulz in float32.
 
     Rows are shuffled: the files of the standard library are long, and the rows of a batch that follow each other would
     be of one or two files.
     """
-    optim = optimizer_2025(arch, matrix_lr=matrix_lr, decay_share=0.5, newton_schulz_dtype="float32")
     return _run(
         name,
         arch,
-        optim,
-        rows=16,
+        dataclasses.replace(optim, newton_schulz_dtype="float32"),
+        rows=rows,
         steps=steps,
         packing="shuffled",
         eval_every_steps=eval_every_steps,
@@ -195,33 +245,103 @@ def _chat(name: str, arch: GPTConfig, *, steps: int, eval_every_steps: int, matr
     )
 
 
-def _tiny_2026() -> RunConfig:
-    """Returns a small run on the data set of `chat-tiny`."""
-    arch = GPT2026Config(
-        seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=3, n_embd=192, forward_dtype="float32"
-    )
-    optim = dataclasses.replace(optimizer_2026(arch, 16 * arch.seq_len), newton_schulz_dtype="float32")
-    return _run(
-        "chat-tiny-2026", arch, optim, rows=16, steps=600, packing="bestfit", eval_every_steps=200, eval_batches=4
-    )
+def _chat_2026(
+    name: str, layers: int, width: int, heads: int, *, rows: int, steps: int = 0, ratio: float = 0.0
+) -> RunConfig:
+    """Returns a small run of the model of July 2026, without the rules that do not scale down.
+
+    Rates do not fall with the tokens of a step, warm-ups are shares of a short run, and rows are not packed by best
+    fit, which would use only the beginnings of documents that are much longer than a row.
+    """
+    arch = GPT2026Config(**_CHAT_TINY, n_layer=layers, n_embd=width, n_head=heads, n_kv_head=heads)
+    steps = steps or steps_of(arch, rows * arch.seq_len, ratio)
+    optim = optimizer_2026(arch, rows * arch.seq_len, batch_exponent=0)
+    muon, *others = optim.groups
+    muon = dataclasses.replace(muon, momentum_warmup_steps=min(400, 2 * steps // 3))
+    optim = dataclasses.replace(optim, warmup_steps=min(40, steps // 10), groups=(muon, *others))
+    return _chat(name, arch, optim, steps=steps, rows=rows)
 
 
-PRESETS: dict[str, RunConfig] = {
-    "chat-tiny": _chat(
-        "chat-tiny",
-        GPTConfig(seq_len=256, vocab_size=1024, n_layer=4, n_head=2, n_kv_head=2, n_embd=128, forward_dtype="float32"),
-        steps=600,
-        eval_every_steps=200,
-        matrix_lr=0.03,
-    ),
-    "chat-small": _chat(
-        "chat-small",
-        GPTConfig(seq_len=512, vocab_size=4096, n_layer=6, n_head=6, n_kv_head=6, n_embd=384, forward_dtype="float32"),
-        steps=240,
-        eval_every_steps=120,
-    ),
-    "chat-tiny-2026": _tiny_2026(),
-    **{f"d{depth}": of_2025(depth) for depth in (20, 26)},
-    "d32": of_2025(32, shard_optimizer=True, remat=r"transformer\.h\.\d+\.mlp"),  # what fits a TPU v4-64
-    "d24-2026": of_2026(24, rows=512, tokens_per_parameter=8),
+def laptop(name: str, depth: int, tokens_per_parameter: float = 4) -> RunConfig:
+    """Returns a run by depth for a CPU: 16 channels a layer in heads of 16, on the data set of `chat-tiny`."""
+    return _chat_2026(name, depth, 16 * depth, depth, rows=8, ratio=tokens_per_parameter)
+
+
+def _tiny() -> RunConfig:
+    arch = GPTConfig(**_CHAT_TINY, n_layer=4, n_head=2, n_kv_head=2, n_embd=128)
+    return _chat("chat-tiny", arch, optimizer_2025(arch, matrix_lr=0.03, decay_share=0.5), steps=600)
+
+
+def _small() -> RunConfig:
+    arch = GPTConfig(
+        seq_len=512, vocab_size=4096, n_layer=6, n_head=6, n_kv_head=6, n_embd=384, forward_dtype="float32"
+    )
+    return _chat("chat-small", arch, optimizer_2025(arch, decay_share=0.5), steps=240, eval_every_steps=120)
+
+
+_NAMED: dict[str, Callable[[], RunConfig]] = {
+    "chat-tiny": _tiny,
+    "chat-small": _small,
+    "chat-tiny-2026": lambda: _chat_2026("chat-tiny-2026", 4, 128, 2, rows=16, steps=600),
 }
+_RULES: dict[str, Callable[..., RunConfig]] = {"d": of_2025, "d-2026": of_2026, "chat-d": laptop}
+_BY_DEPTH = re.compile(r"(d|chat-d)(\d{1,6})(-2026)?(?:-r(\d{1,9}(?:\.\d{1,9})?))?")
+
+
+class Presets(Mapping[str, RunConfig]):
+    """Presets by name, each built when it is asked for. Raises `UserError` for a depth that has no run."""
+
+    def __getitem__(self, name: str) -> RunConfig:
+        if name in _NAMED:
+            return _NAMED[name]()
+        match = _BY_DEPTH.fullmatch(name)
+        if match is None:
+            raise KeyError(name)
+        depth, rule = int(match[2]), _RULES[match[1] + (match[3] or "")]
+        if depth not in DEPTHS:
+            raise UserError(f"{name} has depth {depth}; use {DEPTHS[0]} to {DEPTHS[-1]}")
+        return rule(name, depth, float(match[4])) if match[4] else rule(name, depth)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _NAMED
+        has_heads = {7, 15, 31, *range(0, 65, 2)}  # depths that the rule of 2025 takes
+        yield from (f"d{depth}" for depth in LISTED_DEPTHS if depth in has_heads)
+        yield from (f"d{depth}-2026" for depth in LISTED_DEPTHS)
+        yield from (f"chat-d{depth}" for depth in range(2, 9))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+PRESETS = Presets()
+
+
+def is_by_depth(name: str) -> bool:
+    """Returns whether a name is that of a preset by depth."""
+    return _BY_DEPTH.fullmatch(name) is not None
+
+
+def derived(config: RunConfig) -> str:
+    """Returns a table of what a run by depth has: sizes, length, rates, schedule."""
+    from models_torch.flops import language_flops_per_token  # imports PyTorch's counters
+
+    arch: Any = config.arch
+    optim, tokens = config.optim, config.global_batch_size * arch.seq_len
+    counted = "all" if scaling_parameters(arch) == parameters(arch) else f"{scaling_parameters(arch):,}"
+    flops = language_flops_per_token(arch) * tokens * config.steps
+    momenta = [group for group in optim.groups if group.optimizer]
+    decay = ", ".join(f"{group.weight_decay:.4g}" for group in momenta if group.weight_decay) or "0"
+    rates = [f"{group.pattern.replace(chr(92), '').replace('..*', '')} {group.lr:.4g}" for group in optim.groups]
+    rows = {
+        "model": f"{config.model}, {arch.n_layer} layers, {arch.n_embd} channels, {arch.n_head} heads of "
+        f"{arch.n_embd // arch.n_head}",
+        "parameters": f"{parameters(arch):,}, of which {counted} decide the length",
+        "step": f"{config.global_batch_size:,} rows of {arch.seq_len:,} tokens: {tokens:,}",
+        "length": f"{config.steps:,} steps, {tokens * config.steps:,} tokens, "
+        f"{tokens * config.steps / scaling_parameters(arch):.2f} per parameter, {flops:.3g} FLOP",
+        "rates": ", ".join(rates),
+        "schedule": f"{optim.warmup_steps} steps of warm-up, decay to {optim.lr_min_ratio:g} over the last "
+        f"{optim.decay_share:.0%}",
+        "weight decay": f"{decay} for the blocks",
+    }
+    return "\n".join(f"  {name:<13} {text}" for name, text in rows.items())

@@ -204,6 +204,7 @@ def write_documents(
     Each document is a pair: token ids, of which the first is <|bos|> and no other, and for each of them the weight 1,
     or 0 if it is no target. The text of a document is counted by the bytes of its tokens.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
     content = {}
     for split in SPLITS:

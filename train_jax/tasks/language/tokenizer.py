@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import base64
 import codecs
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -214,9 +216,45 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+SAMPLES = {
+    "English": "All human beings are born free and equal in dignity and rights. They are endowed with reason and "
+    "conscience and should act towards one another in a spirit of brotherhood.",
+    "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다. 인간은 천부적으로 이성과 "
+    "양심을 부여받았으며 서로 형제애의 정신으로 행동하여야 한다.",
+    "Python": "def divisors(number: int) -> list[int]:\n    return [n for n in range(1, number + 1) if not number % n]"
+    '\n\n\nif __name__ == "__main__":\n    print(divisors(360))\n',
+    "LaTeX": r"\begin{theorem} For every $x \in \mathbb{R}$ and $n \ge 1$, \[ \left| \sin(nx) \right| \le n \left| "
+    r"\sin x \right|, \qquad \lim_{x \to 0} \frac{\sin(nx)}{\sin x} = n. \] \end{theorem}",
+}
+"""Short texts of a few kinds; the first two are article 1 of the Universal Declaration of Human Rights."""
+OTHERS = {"GPT-2": "gpt2", "GPT-4": "cl100k_base"}
+"""Tokenizers to compare with, by their names in tiktoken."""
+
+Encode = Callable[[str], list[int]]
+
+
+def others_at_hand() -> dict[str, Any]:
+    """Returns the encodings of `OTHERS` whose files tiktoken has in its cache. Nothing is downloaded."""
+    tiktoken, encodings = text_package("tiktoken"), {}
+    load = text_package("tiktoken.load")
+    download = load.read_file
+    load.read_file = _refuse_download
+    try:
+        for shown, name in OTHERS.items():
+            with contextlib.suppress(FileNotFoundError):
+                encodings[shown] = tiktoken.get_encoding(name)
+    finally:
+        load.read_file = download
+    return encodings
+
+
+def _refuse_download(path: str) -> bytes:
+    raise FileNotFoundError(path)
+
+
 @dataclass
-class SplitFigures:
-    """Sums over the documents of a split."""
+class TextFigures:
+    """Sums over the texts of a split or of another kind."""
 
     documents: int = 0
     bytes: int = 0
@@ -225,26 +263,31 @@ class SplitFigures:
     """Documents that differ from their decoded tokens."""
     not_equal: int = 0
     """Documents with other tokens by `tokenizer.json`."""
+    others: Counter[str] = field(default_factory=Counter)
+    """Tokens by other tokenizers."""
 
 
-def measure(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]]) -> tuple[dict[str, SplitFigures], bool]:
-    """Returns the figures of each split, and whether `tokenizer.json` was compared."""
-    figures = {"train": SplitFigures(), "test": SplitFigures()}
+def measure(
+    tokenizer: Tokenizer, documents: Iterable[tuple[str, str]], others: Mapping[str, Encode]
+) -> tuple[dict[str, TextFigures], bool]:
+    """Returns the figures of each kind of text, and whether `tokenizer.json` was compared."""
+    figures: dict[str, TextFigures] = {}
     reference = _reference(tokenizer)
     documents = iter(documents)
     while part := list(itertools.islice(documents, _DOCUMENTS_AT_ONCE)):
         encoded = tokenizer.encode_batch([text for _, text in part])
-        for (split, text), ids in zip(part, encoded, strict=True):
-            of_split = figures[split]
-            of_split.documents += 1
-            of_split.bytes += len(text.encode())
-            of_split.tokens += len(ids)
-            of_split.not_restored += tokenizer.decode(ids) != text
-            of_split.not_equal += reference is not None and reference(text) != ids
+        for (kind, text), ids in zip(part, encoded, strict=True):
+            of_kind = figures.setdefault(kind, TextFigures())
+            of_kind.documents += 1
+            of_kind.bytes += len(text.encode())
+            of_kind.tokens += len(ids)
+            of_kind.not_restored += tokenizer.decode(ids) != text
+            of_kind.not_equal += reference is not None and reference(text) != ids
+            of_kind.others.update({name: len(encode(text)) for name, encode in others.items()})
     return figures, reference is not None
 
 
-def _reference(tokenizer: Tokenizer) -> Callable[[str], list[int]] | None:
+def _reference(tokenizer: Tokenizer) -> Encode | None:
     if importlib.util.find_spec("tokenizers") is None:
         return None
     other: Any = text_package("tokenizers").Tokenizer.from_str(tokenizer.to_json())

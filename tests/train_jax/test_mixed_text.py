@@ -1,0 +1,409 @@
+"""Several text data sets in one run, weights of their tokens, and the loss with weights and a divisor."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.presets import with_fields
+
+from train_jax.__main__ import main
+from train_jax.core.gradients import compute_gradients
+from train_jax.errors import UserError
+from train_jax.run.presets import preset
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+from train_jax.tasks.language import text_set
+from train_jax.tasks.language.batches import (
+    BLOCK_ROWS,
+    BestFit,
+    MixedRows,
+    ShuffledRows,
+    StreamRows,
+    _block,
+    eval_batches,
+)
+from train_jax.tasks.language.task import LanguageConfig, LanguageTask
+from train_jax.tasks.language.text_building import TextData, write_documents
+from train_jax.tasks.language.text_set import TextSet, TokenStream, shard_name
+from train_jax.tasks.language.tokenizer import Tokenizer
+
+SEQ_LEN = 24
+PACKINGS = ("stream", "shuffled", "bestfit", "bestfit-pad")
+
+
+# ---- rows of several data sets
+
+
+@pytest.fixture
+def streams(tmp_path):
+    """Three streams; the token at a position is the position, after 1 000 for each stream before."""
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        np.save(tmp_path / str(number) / shard_name(0), np.arange(1000, dtype="<u2") + 1000 * number)
+    return [TokenStream(tmp_path / str(number), (1000,), 3000) for number in range(3)]
+
+
+def mixed(streams, weights, seed=0):
+    return MixedRows([StreamRows(stream, 9, 4) for stream in streams], weights, seed)
+
+
+def sources_of(batch):
+    return batch["inputs"][:, 0] // 1000
+
+
+def test_every_data_set_has_its_exact_share_of_a_block(streams):
+    rows = mixed(streams, [3, 1, 0.5])
+    order = [sources_of(rows.at(range(n * BLOCK_ROWS, (n + 1) * BLOCK_ROWS))) for n in range(3)]
+    assert {tuple(np.bincount(each)) for each in order} == {(683, 227, 114)}
+    assert (order[0] != order[1]).any() and (order[0] != np.sort(order[0])).any()
+    assert (sources_of(mixed(streams, [3, 1, 0.5], seed=1).at(range(BLOCK_ROWS))) != order[0]).any()
+    assert rows.rows_per_epoch == sum(StreamRows(stream, 9, 4).rows_per_epoch for stream in streams)
+
+
+def test_each_data_set_gives_its_own_rows_in_their_order(streams):
+    """Over the ends of blocks, and of the data."""
+    parts = [mixed(streams, [3, 1, 1]).at(range(*ends)) for ends in ((0, 1500), (1500, 3 * BLOCK_ROWS))]
+    batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for number, stream in enumerate(streams):
+        own = sources_of(batch) == number
+        alone = StreamRows(stream, 9, 4).at(range(own.sum()))
+        for name, values in alone.items():
+            np.testing.assert_array_equal(batch[name][own], values)
+
+
+def test_a_mixed_batch_is_a_function_of_the_step_and_the_shard(streams):
+    rows, other = mixed(streams, [3, 1, 1]), mixed(streams, [3, 1, 1])
+    whole = [rows.batch(step=step, rows=6, shard=(0, 1)) for step in range(400)]
+    for step in (399, 170, 170, 3, 341):  # steps 170 and 341 have the end of a block
+        parts = [other.batch(step=step, rows=6, shard=(index, 3)) for index in (2, 0, 1)]
+        for name, values in whole[step].items():
+            np.testing.assert_array_equal(np.concatenate([parts[n][name] for n in (1, 2, 0)]), values)
+            assert values.dtype == np.int32
+
+
+def test_a_data_set_without_a_row_is_said(streams):
+    with pytest.raises(
+        UserError, match=r"1,024 rows have none of the data set of weight 0.0001, expected at least one"
+    ):
+        mixed(streams, [1, 0.0001, 1])
+
+
+# ---- data sets with weights
+
+
+def conversations(tokenizer, seed):
+    """Forty documents of digits, some of which are no targets."""
+    rng = np.random.default_rng(seed)
+    texts = [" ".join(map(str, rng.integers(100, size=size))) for size in rng.integers(1, 14, 40)]
+    encoded = tokenizer.encode_batch(texts)
+    return [([tokenizer.bos, *ids], [0, *rng.integers(0, 2, len(ids))]) for ids in encoded]
+
+
+def write(folder, tokenizer, seed=0, **options):
+    documents = conversations(tokenizer, seed)
+    write_documents(folder, tokenizer, {"seed": seed}, {"train": documents[:30], "test": documents[30:]}, **options)
+    return TextSet(folder)
+
+
+@pytest.fixture(scope="module")
+def text(made_once):
+    """A folder with the data sets `plain`, `other` (the same tokenizer), `stranger` (another one) and `weighted`."""
+
+    def make(folder):
+        rng = np.random.default_rng(0)
+        (folder / "source").mkdir()
+        for number in range(60):
+            lines = [f"{a} + {b} = {a + b}" for a, b in rng.integers(10, size=(10, 2))]
+            (folder / "source" / f"{number}.txt").write_text("\n".join([f"sums {number}", *lines]))
+        for name, options in (
+            ("plain", {}),
+            ("other", {"tokenizer": str(folder / "plain"), "seed": 1}),
+            ("stranger", {"vocab_size": 300}),
+        ):
+            options = {"vocab_size": 290, "test_share": 0.2, "output_dir": folder / name} | options
+            TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
+        write(folder / "weighted", Tokenizer.load(folder / "plain"))
+
+    return made_once("mixed text", make)
+
+
+def config_of(text, *names, fields=None, **task_config):
+    sizes = {"seq_len": SEQ_LEN, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 8}
+    base = dataclasses.replace(preset("chat-tiny"), data_dir=",".join(str(text / name) for name in names))
+    return with_fields(dataclasses.replace(base, task_config=LanguageConfig(**task_config)), sizes | (fields or {}))
+
+
+def test_documents_and_weights_come_back(text, tmp_path):
+    tokenizer = Tokenizer.load(text / "plain")
+    expected = conversations(tokenizer, 0)[:30]
+    small, data = write(tmp_path / "small", tokenizer, shard_tokens=50), TextSet(text / "weighted")
+    assert small.fingerprint == data.fingerprint and len(small.splits["train"].shards) > 3
+    for each in (data, small):
+        stream = each.stream("train")
+        np.testing.assert_array_equal(stream.take(0, len(stream)), np.concatenate([ids for ids, _ in expected]))
+        np.testing.assert_array_equal(
+            stream.weights.take(0, len(stream)), np.concatenate([mask for _, mask in expected])
+        )
+        assert np.load(each.folder / "train" / "weights-00000.npy").dtype == np.uint8
+    record = data.splits["train"]
+    texts = list(data.documents("train"))
+    assert (record.documents, record.bytes) == (30, sum(len(text.encode()) for text in texts))
+    assert write(tmp_path / "second", tokenizer, seed=1).fingerprint != data.fingerprint
+    assert TextSet(text / "plain").stream("train").weights is None
+
+
+def test_weights_are_a_part_of_the_fingerprint(text, tmp_path):
+    tokenizer, prints = Tokenizer.load(text / "plain"), set()
+    for number, mask in enumerate(([0, 1, 1], [0, 0, 1])):
+        folder = tmp_path / str(number)
+        document = [([tokenizer.bos, 5, 6], mask)]
+        write_documents(folder, tokenizer, {}, {"train": document, "test": document})
+        prints.add(TextSet(folder).fingerprint)
+    assert len(prints) == 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        ([281, 5, 6], [0, 1], "begins with <|bos|>, which occurs once, and as many weights"),
+        ([5, 281], [0, 1], "begins with"),
+        ([281, 5, 281], [0, 1, 1], "begins with"),
+        ([281, 5], [0, 2], "the weights 0 and 1"),
+    ],
+)
+def test_documents_that_no_packing_could_read_are_refused(text, tmp_path, ids, mask, message):
+    tokenizer = Tokenizer.load(text / "plain")
+    assert tokenizer.bos == 281
+    with pytest.raises(ValueError, match=message.replace("|", r"\|")):
+        write_documents(tmp_path, tokenizer, {}, {"train": [(ids, mask)], "test": []})
+    with pytest.raises(UserError, match="the test split has no documents"):
+        write_documents(tmp_path / "b", tokenizer, {}, {"train": [([281, 5], [0, 1])], "test": []})
+
+
+def save_weights(folder, array):
+    np.save(folder / "train" / shard_name(0, "weights"), array)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder, size: (folder / "train" / shard_name(0, "weights")).unlink(), "is missing; build it again"),
+        (lambda folder, size: save_weights(folder, np.ones(3, "u1")), r"has shape \(3,\) and dtype uint8, expected \("),
+        (lambda folder, size: save_weights(folder, np.ones(size, "<u2")), r"dtype uint16, expected \(\d+,\) and uint8"),
+        (
+            lambda folder, size: save_weights(folder, np.full(size, 7, "u1")),
+            "contains the weight 7, expected less than 2",
+        ),
+    ],
+)
+def test_damaged_weights_are_one_line(text, tmp_path, damage, message):
+    data = write(tmp_path / "set", Tokenizer.load(text / "plain"))
+    damage(data.folder, data.splits["train"].tokens)
+    with pytest.raises(UserError, match=message):
+        data.stream("train").weights.take(0, 5)
+
+
+def test_a_copy_is_verified_with_its_weights(text, tmp_path):
+    data = write(tmp_path / "set", Tokenizer.load(text / "plain"))
+    text_set._check_hashes(data.folder)
+    weights = np.load(data.folder / "train" / shard_name(0, "weights"))
+    save_weights(data.folder, 1 - weights)
+    with pytest.raises(UserError, match=r"the train split is not what recipe\.json says"):
+        text_set._check_hashes(data.folder)
+
+
+def test_a_token_of_weight_0_is_no_target_in_any_packing(text):
+    data = TextSet(text / "weighted")
+    stream, bos = data.stream("train"), data.tokenizer().bos
+    plain = TokenStream(data.folder / "train", data.splits["train"].shards, data.vocab_size)
+    for make in (
+        lambda stream: StreamRows(stream, SEQ_LEN, 4),
+        lambda stream: ShuffledRows(stream, SEQ_LEN, 0),
+        lambda stream: BestFit(stream, bos, SEQ_LEN),
+        lambda stream: BestFit(stream, bos, SEQ_LEN, pads=True),
+    ):
+        masked, whole = (make(each).at(range(30)) for each in (stream, plain))
+        np.testing.assert_array_equal(masked["inputs"], whole["inputs"])
+        ignored = masked["targets"] == -1
+        np.testing.assert_array_equal(masked["targets"][~ignored], whole["targets"][~ignored])
+        assert 0.3 < ignored.mean() < 0.9
+    tokens, weights = (each.take(0, len(stream)) for each in (stream, stream.weights))
+    (batch,) = eval_batches(stream, rows=1000, seq_len=SEQ_LEN, limit=0, shard=(0, 1))
+    targets = batch["targets"].ravel()[: len(stream) - 1]
+    np.testing.assert_array_equal(targets, np.where(weights == 0, -1, tokens)[1:])
+
+
+# ---- the task
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_run_takes_the_rows_of_each_data_set_from_its_own_packing(text, packing):
+    names = ("plain", "other", "weighted")
+    task = LanguageTask(config_of(text, *names, packing=packing, data_weights="2,1,1"))
+    each = [LanguageTask(config_of(text, name, packing=packing)) for name in names]
+    batch = task.batch(0, (0, 1))
+    order = _block((512, 256, 256), task.config.seed, 0)[:8]
+    assert set(order) == {0, 1, 2}
+    for number, alone in enumerate(each):
+        rows = alone.rows if packing != "shuffled" else ShuffledRows(alone.rows.stream, SEQ_LEN, number * 2**32)
+        for name, values in rows.at(range((order == number).sum())).items():
+            np.testing.assert_array_equal(batch[name][order == number], values)
+    assert task.examples_per_epoch == sum(alone.examples_per_epoch for alone in each)
+    assert task.fingerprint not in {alone.fingerprint for alone in each}
+    assert each[0].fingerprint == TextSet(text / "plain").fingerprint
+    assert task.fingerprint != LanguageTask(config_of(text, "plain", "other")).fingerprint
+    assert task.test_stream.take(0, 9).tolist() == each[0].test_stream.take(0, 9).tolist()
+    assert "documents in 3 data sets, " in task.description
+
+
+def test_without_weights_a_pass_over_each_data_set_takes_the_same_number_of_steps(text):
+    task = LanguageTask(config_of(text, "plain", "weighted"))
+    sizes = [LanguageTask(config_of(text, name)).examples_per_epoch for name in ("plain", "weighted")]
+    assert task.rows._counts[0] == round(BLOCK_ROWS * sizes[0] / sum(sizes))
+
+
+def test_documents_that_padding_cuts_are_counted(text):
+    task = LanguageTask(config_of(text, "plain", packing="bestfit-pad"))
+    train = task.data.stream("train")
+    lengths = np.diff(np.flatnonzero(train.take(0, len(train)) == task.data.tokenizer().bos), append=len(train))
+    cut = (lengths > SEQ_LEN + 1).sum()
+    assert cut and task.description.endswith(f", {cut} longer documents cut to 25 tokens")
+    assert "longer" not in LanguageTask(config_of(text, "plain", packing="bestfit")).description
+
+
+@pytest.mark.parametrize(
+    ("names", "weights", "message"),
+    [
+        (("plain", "stranger"), "", r"stranger was built with another tokenizer than .*plain; build it with `trm"),
+        (("plain", "other"), "1", "'1': expected 2 numbers above 0, one for each data set in --data-dir; use 1,1"),
+        (("plain", "other"), "1,0", "expected 2 numbers above 0"),
+        (("plain",), "1,2", "expected 1 numbers above 0"),
+        (("plain", "nowhere"), "", "nowhere is not a text data set; build one"),
+        (("plain", "other"), "1,1e-9", "1,024 rows have none of the data set of weight 1e-09"),
+    ],
+)
+def test_data_sets_that_cannot_be_mixed_are_one_line(text, names, weights, message):
+    with pytest.raises(UserError, match=message) as raised:
+        start(config_of(text, *names, data_weights=weights), devices=Devices(1))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_data_set_of_a_mixture_needs_one_row(text):
+    config = config_of(text, "plain", "weighted", fields={"global_batch_size": 512})
+    LanguageTask(config).check(config, Devices(1))
+    long = config_of(text, "plain", "weighted", fields={"seq_len": 1500})
+    with pytest.raises(UserError, match=r"weighted has \d+ train tokens, expected at least 1,501 for one row; use a"):
+        LanguageTask(long).check(long, Devices(1))
+
+
+# ---- the loss
+
+
+class Weighted(LanguageTask):
+    """Batches with weights and a divisor, as of a training by rewards; those of step 1 are all 0."""
+
+    def batch(self, step, shard, state=None):
+        batch = super().batch(step, shard)
+        rng = np.random.default_rng(step)
+        weights = rng.normal(size=batch["targets"].shape) * rng.integers(0, 2, batch["targets"].shape)
+        weights[:4] = 0  # of half of the parts and devices
+        divisor = rng.random(len(weights)) + 1
+        return batch | {"weights": np.float32(weights * (step != 1)), "divisor": np.float32(divisor)}
+
+
+@pytest.fixture(scope="module")
+def weighted_run(text):
+    fields = {"n_layer": 1, "groups": (), "optimizer": "adamw", "ema_decay": 0.9, "warmup_steps": 4}
+    config = config_of(text, "plain", "weighted", packing="bestfit-pad", fields=fields)
+    return start(config, Weighted(config), Devices(1))
+
+
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_the_loss_is_the_weighted_sum_over_the_divisor(weighted_run, parts):
+    """Beside the module's losses, one by one; also if a part has no target."""
+    training = weighted_run
+    batch, objective = training.task.batch(0, (0, 1)), training.objective
+    state = training.initial_state()
+    weights = np.where(batch["targets"] == -1, 0, batch["weights"])
+
+    def expected(params):
+        call = objective.call(params, state.buffers, train=True)
+        losses, _ = call(batch["inputs"], batch["targets"], loss_reduction="none")
+        return jnp.vdot(losses.reshape(weights.shape), weights)
+
+    @jax.jit
+    def gradients_of(params):
+        options = {"scale": 1.0, "global_batch_size": 8, "parts": parts}
+        arrays = jax.tree.map(jnp.asarray, batch)
+        return compute_gradients(objective, state, params, (), arrays, lambda *_: None, **options)
+
+    ours, (value, gradients) = gradients_of(state.params), jax.jit(jax.value_and_grad(expected))(state.params)
+    np.testing.assert_allclose(ours.loss, value, rtol=1e-5)
+    np.testing.assert_allclose(ours.weight, batch["divisor"].sum(), rtol=1e-6)
+    assert ours.counted == ours.metrics["tokens"] == (weights != 0).sum()
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(ours.dense[name], gradient, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_without_weights_the_loss_is_that_of_weights_of_one(weighted_run):
+    training, state = weighted_run, weighted_run.initial_state()
+    call = training.objective.call(state.params, state.buffers, train=True)
+    batch = LanguageTask.batch(training.task, 0, (0, 1))
+    ones = {"weights": np.ones(batch["targets"].shape, np.float32)}
+    plain, same = (training.task.loss(call, (), each) for each in (batch, batch | ones))
+    assert (batch["targets"] == -1).any()
+    np.testing.assert_allclose(plain.loss, same.loss, rtol=1e-5)
+    assert plain.weight == same.weight == plain.counted == (batch["targets"] != -1).sum()
+    halved = training.task.loss(call, (), batch | {"weights": ones["weights"] / 2})
+    np.testing.assert_allclose(2 * halved.loss, plain.loss, rtol=1e-5)
+    assert halved.metrics["loss"] == plain.metrics["loss"], "metrics are of the model, not of the weights"
+
+
+def test_a_step_without_targets_changes_no_bit_and_is_counted(weighted_run):
+    """Neither of the state, nor of what comes after it."""
+    devices, step = Devices(1), weighted_run.parallel_step()
+    key = devices.random_key(0)
+
+    def run(numbers):
+        state, carry, logged = devices.replicate(weighted_run.initial_state()), devices.shard(()), []
+        states = []
+        for number in numbers:
+            batch = weighted_run.batches.at(number)
+            state, carry, metrics = step(state, carry, batch, key)
+            states.append(jax.tree.map(np.array, state))
+            logged.append(devices.to_host(metrics))
+        return states, logged
+
+    (first, empty, last), logged = run([0, 1, 2])
+    jax.tree.map(np.testing.assert_array_equal, empty, first)
+    jax.tree.map(np.testing.assert_array_equal, last, run([0, 2])[0][1])
+    assert [bool(each["empty_steps"]) for each in logged] == [False, True, False]
+    assert not any(each["skipped_steps"] or each["consecutive_skipped"] for each in logged)
+    assert np.any(last.params["lm_head.weight"] != first.params["lm_head.weight"])
+    assert int(last.step.reshape(-1)[0]) == 2 and not np.any(last.guard.skipped_steps)
+
+
+def test_a_window_without_targets_has_no_loss(text):
+    task = LanguageTask(config_of(text, "plain"))
+    assert task.figures({"loss": 0.0, "tokens": 0.0, "nats": 0.0, "bytes": 0.0}, 0) == {"tokens": 0}
+
+
+@pytest.mark.slow
+def test_a_run_on_two_data_sets_by_command(text, tmp_path, capsys):
+    run, names = str(tmp_path / "run"), ",".join(str(text / name) for name in ("plain", "weighted"))
+    small = ["--arch.seq-len", "24", "--arch.n-layer", "2", "--arch.n-embd", "32", "--global-batch-size", "8"]
+    command = ["train", "chat-tiny", "--data-dir", names, "--run-dir", run, "--packing", "bestfit-pad", *small]
+    command += ["--steps", "3", "--wandb", "disabled"]
+    assert main([*command, "--data-weights", "3,1"]) == 0
+    assert "documents in 2 data sets" in capsys.readouterr().out
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert sum(record.get("train/empty_steps", 0) for record in records) == 0
+    assert main(["generate", run, "--prompt", "1 + 1", "--max-tokens", "2"]) == 0
+    assert main(["evaluate", run, "--data-dir", str(text / "weighted"), "--no-samples"]) == 0
+    assert main(["evaluate", run, "--data-dir", str(text / "stranger"), "--no-samples"]) == 2
+    assert "another tokenizer than" in capsys.readouterr().err
+    assert main([*command, "--data-weights", "1,1"]) == 2
+    assert "data_weights 3,1 there, 1,1 requested" in capsys.readouterr().err
