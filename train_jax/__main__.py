@@ -23,7 +23,7 @@ from train_jax.version import version_text
 
 GROUPS = {
     "data": {
-        "build-data": "build a data set (sudoku, maze, arc, text), or inspect one",
+        "build-data": "build a data set (sudoku, maze, arc, text, chat), or inspect one",
         "tokenizer": "train, evaluate or inspect a tokenizer for text",
     },
     "training": {
@@ -42,6 +42,7 @@ GROUPS = {
         "evaluate": "score a run on its test set with its EMA weights",
         "score": "count the votes in files of predictions for an ARC data set",
         "core": "score a language run on the CORE tasks of an evaluation bundle",
+        "chat-eval": "ask a language run arithmetic, spelling and other tasks, as a chat",
         "solve": "show a run's answer to one puzzle after every ACT step",
         "generate": "continue prompts with a language model",
         "bench-generate": "measure how fast a language model writes, for 1 to 128 rows",

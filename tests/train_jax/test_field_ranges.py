@@ -19,7 +19,7 @@ from train_jax.tasks.puzzles.task import PuzzleConfig
 VALUES = ("0", "-5", "nan", "inf", "1e400", str(10**30), "")
 REQUIRED = {
     "evaluate": ["run"], "score": ["data", "file"], "solve": ["run"], "export": ["run"], "report": ["run"],
-    "summary": ["run"], "core": ["run", "bundle"], "generate": ["run"],
+    "summary": ["run"], "core": ["run", "bundle"], "generate": ["run"], "chat-eval": ["run"],
 }  # fmt: skip
 
 
@@ -37,9 +37,9 @@ def rule_of(config_class, field):
 
 def cases():
     classes = {"evaluate": evaluate.Evaluate, "solve": solve.Solve}
-    for stage in ("score", "export", "report", "summary", "core", "generate"):
-        module = importlib.import_module(f"train_jax.stages.{stage}")
-        classes[stage] = getattr(module, stage.capitalize())
+    for stage in ("score", "export", "report", "summary", "core", "generate", "chat-eval"):
+        module = importlib.import_module(f"train_jax.stages.{stage.replace('-', '_')}")
+        classes[stage] = getattr(module, stage.title().replace("-", ""))
     for stage, config_class in classes.items():
         yield from (([stage, *REQUIRED[stage]], option) for option in options(config_class))
     for kind, config_class in build_data.COMMANDS.items():

@@ -15,6 +15,7 @@ from train_jax.command_line import parse_subcommand
 from train_jax.report.terminal import build_summary, inspected, progress_of, samples
 from train_jax.run.storage import path_of
 from train_jax.tasks.language import text_building
+from train_jax.tasks.language.chat.building import ChatData
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import read_record
 from train_jax.tasks.puzzles.arc.data import ArcData
@@ -41,10 +42,17 @@ class Inspect:
         check_option_ranges(self)
 
 
-COMMANDS = {"sudoku": SudokuData, "maze": MazeData, "arc": ArcData, "text": TextData, "inspect": Inspect}
+COMMANDS = {
+    "sudoku": SudokuData,
+    "maze": MazeData,
+    "arc": ArcData,
+    "text": TextData,
+    "chat": ChatData,
+    "inspect": Inspect,
+}
 
 
-def main(config: SudokuData | MazeData | ArcData | TextData | Inspect) -> None:
+def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | Inspect) -> None:
     config.check()
     started = time.monotonic()
     if isinstance(config, Inspect) and read_record(config.directory) is not None:
@@ -63,7 +71,7 @@ def main(config: SudokuData | MazeData | ArcData | TextData | Inspect) -> None:
     else:
         with progress_of() as progress:
             built = config.build(progress)
-        summary = text_building.build_summary if isinstance(config, TextData) else build_summary
+        summary = text_building.build_summary if isinstance(config, (TextData, ChatData)) else build_summary
         print(summary(path_of(config.directory), built, time.monotonic() - started))
 
 

@@ -48,9 +48,11 @@ FEWSHOT_SEED = 1234
 Item = Mapping[str, Any]
 Tokens = list[int]
 Encode = Callable[[Sequence[str]], list[Tokens]]
-Scores = list[tuple[np.ndarray, np.ndarray]]
-"""Of each sequence: the loss of the token after each position, and the most likely one."""
+Scores = list[tuple[np.ndarray, ...]]
+"""Of each sequence, what a scorer computes at each position, as the loss of the next token and the most likely one."""
 Scorer = Callable[[Sequence[Tokens]], Scores]
+Outputs = Callable[[Any, Any], tuple[Any, ...]]
+"""Maps the logits and the tokens of a batch to arrays with the axes of rows and positions first."""
 
 _FIELDS = {
     "multiple_choice": {"query": str, "choices": list, "gold": int},
@@ -268,11 +270,25 @@ def task_verdicts(task: CoreTask, scorer: Scorer, encode: Encode, *, positions: 
     return verdicts
 
 
+def losses_and_predictions(logits: Any, tokens: Any) -> tuple[Any, ...]:
+    """Returns the loss of the token after each position, and the most likely one."""
+    following = jnp.roll(tokens, -1, axis=1)[..., None]
+    log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return -jnp.take_along_axis(log_probabilities, following, axis=-1)[..., 0], jnp.argmax(logits, axis=-1)
+
+
 class DeviceScorer:
-    """Computes losses and predictions of sequences; compiled once for each of a few lengths."""
+    """Computes what `outputs` says of each position of sequences; compiled once for each of a few lengths."""
 
     def __init__(
-        self, objective: Objective, state: TrainState, devices: Devices, *, positions: int, tokens_at_once: int
+        self,
+        objective: Objective,
+        state: TrainState,
+        devices: Devices,
+        *,
+        positions: int,
+        tokens_at_once: int,
+        outputs: Outputs = losses_and_predictions,
     ):
         """`tokens_at_once` bounds the tokens of a batch on all devices together, if a device has more than one row."""
         self._devices, self._positions, self._tokens_at_once = devices, positions, tokens_at_once
@@ -281,10 +297,7 @@ class DeviceScorer:
         def eval_step(state: TrainState, batch: Batch) -> tuple[Any, Any]:
             tokens = batch["inputs"]
             logits, _ = objective.call(state.eval_params, state.buffers, train=False)(tokens)
-            following = jnp.roll(tokens, -1, axis=1)[..., None]
-            log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
-            losses = -jnp.take_along_axis(log_probabilities, following, axis=-1)[..., 0]
-            return {}, {"losses": losses, "predictions": jnp.argmax(logits, axis=-1)}
+            return {}, outputs(logits, tokens)
 
         self._step = devices.parallel_eval_step(eval_step)
 
@@ -297,11 +310,11 @@ class DeviceScorer:
                     batch[row, : len(sequences[number])] = sequences[number]
             outputs = self._step(self._state, self._devices.shard(self._devices.split_batch({"inputs": batch})))[1]
             outputs = self._devices.to_host(outputs)
-            losses, predictions = (outputs[name].reshape(-1, length) for name in ("losses", "predictions"))
+            outputs = [output.reshape(len(numbers), length, *output.shape[3:]) for output in outputs]
             for row, number in enumerate(numbers):
                 if number is not None:
                     size = len(sequences[number])
-                    scores[number] = losses[row, :size], predictions[row, :size]
+                    scores[number] = tuple(output[row, :size] for output in outputs)
         return scores
 
     def _batches(self, sequences: Sequence[Tokens]) -> Iterator[tuple[int, list[int | None]]]:
@@ -324,7 +337,7 @@ class DeviceScorer:
 
 def score(run: Restored, task: LanguageTask, tasks: Sequence[CoreTask], say: Callable[[str], None]) -> dict[str, Any]:
     """Says a line for each task. Returns the score, and accuracies and verdicts of the tasks."""
-    encode, positions = partial(_encode, task.data.tokenizer()), _positions(run)
+    encode, positions = partial(_encode, task.data.tokenizer()), positions_of_run(run)
     tokens = run.config.eval_batch_size * run.config.arch.seq_len
     scorer = DeviceScorer(run.objective, run.state, Devices(), positions=positions, tokens_at_once=tokens)
     figures: dict[str, Any] = {"tasks": {}, "verdicts": {}}
@@ -342,7 +355,7 @@ def score(run: Restored, task: LanguageTask, tasks: Sequence[CoreTask], say: Cal
     return figures
 
 
-def _positions(run: Restored) -> int:
+def positions_of_run(run: Restored) -> int:
     """Returns the length of the longest sequence: that of the tables of rotary positions, if there are any."""
     table = run.objective.buffers.get("cos")
     return run.config.arch.seq_len if table is None else table.shape[1]

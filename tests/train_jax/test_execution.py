@@ -1,0 +1,91 @@
+"""Programs that a model wrote: what passes, and what they cannot reach."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from train_jax.errors import UserError
+from train_jax.tasks.language.chat import execution
+from train_jax.tasks.language.chat.execution import passes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces of Linux")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces():
+    try:
+        assert passes("x = 1")
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+FAILS = {
+    "an error": "assert False",
+    "no syntax": "def",
+    "an early exit": "import sys; sys.exit(0)",
+    "an exit of the process": "import os; os._exit(0)",
+    "a word that claims it": "import os; os.write(1, b'passed'); os._exit(0)",
+    "no end": "while True: pass",
+    "sleep": "import time; time.sleep(60)",
+    "memory": "x = bytearray(2**31)",
+    "a large file": "open('x', 'wb').write(bytes(2**25))",
+    "a surrogate": "x = '\udc80'",
+}
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_a_program_that_fails(name):
+    assert not passes(FAILS[name], seconds=1)
+
+
+def test_a_program_may_write_small_files_and_start_processes():
+    assert passes(
+        "import os, subprocess, sys\n"
+        "open('x', 'w').write('1')\n"
+        "assert os.listdir('.') == ['x']\n"
+        "assert subprocess.run([sys.executable, '-c', 'print(1)'], capture_output=True).stdout == b'1\\n'\n"
+    )
+
+
+def test_a_program_reaches_no_file_no_process_and_no_network(tmp_path):
+    """Each line fails; the service listens at the moment, and the environment has a secret."""
+    (tmp_path / "file").write_text("kept")
+    written = Path(sys.prefix) / f"written-{os.getpid()}"
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+        local.bind(str(tmp_path / "socket"))
+        local.listen()
+        attempts = [
+            f"socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), timeout=1)",
+            "socket.create_connection(('1.1.1.1', 53), timeout=1)",
+            f"socket.socket(socket.AF_UNIX).connect({str(tmp_path / 'socket')!r})",
+            f"open({str(tmp_path / 'file')!r}, 'w')",
+            f"os.unlink({str(tmp_path / 'file')!r})",
+            f"os.mkdir({str(tmp_path / 'folder')!r})",
+            f"open({execution.__file__!r}, 'a')",
+            f"os.chmod({execution.__file__!r}, 0o777)",
+            f"open({str(written)!r}, 'w')",
+            "os.environ['PATH']",
+            *(f"os.kill({process}, 0)" for process in (-1, 2, os.getpid())),
+            "open('/proc/1/mem')",
+            "os.listdir('/proc')[0]",
+        ]
+        program = "import os, socket\nreached = []\n" + "".join(
+            f"try:\n    {line}\n    reached.append({line!r})\nexcept Exception:\n    pass\n" for line in attempts
+        )
+        assert passes(program + "assert not reached, reached")
+    assert (tmp_path / "file").read_text() == "kept" and sorted(each.name for each in tmp_path.iterdir()) == [
+        "file",
+        "socket",
+    ]
+
+
+def test_nothing_is_run_without_namespaces(monkeypatch, tmp_path):
+    """The script fails at the first step that the kernel refuses, as in a container without the right to unshare."""
+    refusing = tmp_path / "execution.py"
+    refusing.write_text(Path(execution.__file__).read_text().replace('"user": 0x10000000', '"user": 1 << 62'))
+    monkeypatch.setattr(execution, "__file__", str(refusing))
+    with pytest.raises(UserError, match=r"cannot be run apart from the network and files here \(.+\); leave"):
+        passes("open('/proc/self/comm')")

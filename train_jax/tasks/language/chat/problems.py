@@ -1,0 +1,342 @@
+"""Problems: questions with their right answers, to train a chat model with and to measure it by.
+
+A problem is a function of the name of the problems, their split, its number and the seed. The content of an item, such
+as a word to spell, decides its split by a hash, whatever the seed is, so that train and test never share one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from train_jax.errors import UserError
+from train_jax.run.storage import path_of
+from train_jax.tasks.language.chat.calculator import calculate
+from train_jax.tasks.language.chat.conversations import (
+    Conversation,
+    Part,
+    assistant,
+    parse_conversation,
+    user,
+)
+from train_jax.tasks.language.chat.lexicon import Gloss, common_glosses, package_folder, wordnet_folder, words
+from train_jax.tasks.language.documents import is_test
+from train_jax.tasks.language.tokenizer import text_package
+
+Split = Literal["train", "test"]
+Kind = Literal["generative", "categorical", "dialogue"]
+"""A generative problem is answered by a text, a categorical one by one of some letters. Dialogues have no right answer:
+they are for training only."""
+
+TEST_SHARE = 0.125
+LETTERS = "ABCD"
+_MARKED = re.compile(r"#### (-?[0-9.,]+)")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+class Problem(NamedTuple):
+    """A question and its answer."""
+
+    conversation: Conversation
+    """The last message is the right answer."""
+    letters: tuple[str, ...] = ()
+    """The possible answers of a categorical problem."""
+
+
+class Problems(ABC):
+    """The problems of a split."""
+
+    kind: ClassVar[Kind] = "generative"
+    baseline: ClassVar[float] = 0.0
+    """The accuracy of a random answer."""
+    license: ClassVar[str] = "generated"
+    """Of what the problems are made from."""
+    runs_code: ClassVar[bool] = False
+    """Whether `is_right` executes what the model wrote."""
+    OPTIONS: ClassVar[dict[str, Any]] = {}
+    """Names and default values."""
+
+    def __init__(self, split: Split, *, seed: int = 0, count: int | None = None, folder: str = "", **options: Any):
+        """Makes or reads the items.
+
+        Args:
+          count: problems; by default all that there are, or 1 000 where they have no end. If there are fewer, training
+            items come again, perhaps in other words, and the test split is smaller.
+          folder: of files that some problems are made from.
+          options: some of `OPTIONS`.
+
+        Raises `UserError` for an option out of range, or without data that the problems are made from.
+        """
+        self.split, self.seed, self.folder, self.options = split, seed, folder, self.OPTIONS | options
+        self._items = self.items(count)
+        distinct = len(self._items)
+        self._count = count if count is not None and split == "train" and distinct else min(count or distinct, distinct)
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @abstractmethod
+    def items(self, count: int | None) -> Sequence[Any]:
+        """Returns the items of the split, if there is no end of them `count`."""
+
+    @abstractmethod
+    def make(self, item: Any, rng: Random) -> Problem:
+        """Returns the problem of an item; `rng` chooses among equally good words."""
+
+    def problem(self, index: int) -> Problem:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        rng = Random(f"{self.name} {self.split} {self.seed} {index}")
+        return self.make(self._items[index % len(self._items)], rng)
+
+    def conversation(self, index: int) -> Conversation:
+        """Returns the question and the right answer."""
+        return self.problem(index).conversation
+
+    def is_right(self, index: int, answer_text: str) -> bool:
+        """Returns whether a text, without the calls of a tool and their outputs, is a right answer."""
+        return answer_text.strip() == self.conversation(index)[-1].text.strip()
+
+    def _of_split(self, items: Iterable[tuple[Hashable, Any]]) -> list[Any]:
+        """Returns the items of the split, given with the content that decides, in a random order."""
+        chosen = [item for content, item in items if split_of(str(content)) == self.split]
+        Random(f"{self.name} {self.seed}").shuffle(chosen)
+        return chosen
+
+
+def split_of(content: str) -> Split:
+    """Returns the split of an item by its content."""
+    return "test" if is_test(content, 0, TEST_SHARE) else "train"
+
+
+def marked_number(text: str) -> str | None:
+    """Returns the number after the first `####`, without commas, as the answers of GSM8K have it."""
+    found = _MARKED.search(text)
+    return found[1].replace(",", "") if found else None
+
+
+def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str]) -> str:
+    """Returns the question as published: each choice before its letter, which is a token of its own."""
+    lines = [f"- {choice}={letter}" for letter, choice in zip(letters, choices, strict=True)]
+    parts = (f"Multiple Choice question: {question}", *lines, "", "Respond only with the letter of the correct answer.")
+    return "\n".join(parts)
+
+
+def said(question: str, *answer: str | Part) -> Problem:
+    return Problem((user(question), assistant(*answer)))
+
+
+# ---- arithmetic
+
+
+class Arithmetic(Problems):
+    """Sums, differences and products of small numbers; with several operations, the answer has a step for each."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {"operations": 1, "digits": 2, "operators": "+-*"}
+    _QUESTIONS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}", "what's {}")
+
+    def items(self, count: int | None) -> Sequence[str]:
+        operators = self.options["operators"]
+        for name, most in (("operations", 8), ("digits", 6)):
+            if not 1 <= self.options[name] <= most:
+                raise UserError(f"{name}={self.options[name]} of arithmetic; use 1 to {most}")
+        if not operators or set(operators) - set("+-*"):
+            raise UserError(f"operators={operators} of arithmetic; use some of +-*")
+        rng = Random(f"arithmetic {sorted(self.options.items())} {self.split} {self.seed}")
+        items: list[str] = []
+        seen: set[str] = set()
+        misses = 0
+        while len(items) < (1000 if count is None else count):
+            expression = self._expression(rng)
+            content = _without_order(expression)
+            if split_of(content) != self.split:
+                continue
+            misses = misses + 1 if content in seen else 0
+            if misses and misses < 100:
+                continue
+            if misses:  # nearly all have been used
+                if self.split == "test":
+                    break
+                seen.clear()
+            seen.add(content)
+            items.append(expression)
+        return items
+
+    def _expression(self, rng: Random) -> str:
+        terms = [str(rng.randrange(10 ** self.options["digits"])) for _ in range(self.options["operations"] + 1)]
+        return terms[0] + "".join(f" {rng.choice(self.options['operators'])} {term}" for term in terms[1:])
+
+    def make(self, item: str, rng: Random) -> Problem:
+        return said(rng.choice(self._QUESTIONS).format(item), " = ".join(_steps(item)))
+
+    def is_right(self, index: int, answer_text: str) -> bool:
+        """The last number of the text is the answer."""
+        numbers = _NUMBER.findall(answer_text)
+        return numbers[-1:] == [calculate(self._items[index % len(self._items)])]
+
+
+class Calculator(Arithmetic):
+    """The same, answered with the calculator."""
+
+    def make(self, item: str, rng: Random) -> Problem:
+        value = str(calculate(item))
+        answer = (Part("python", item), Part("python_output", value), value)
+        return said(rng.choice(self._QUESTIONS).format(item), *answer)
+
+
+def _without_order(expression: str) -> str:
+    """Returns the same text for `a + b` and `b + a`."""
+    match expression.split():
+        case [a, ("+" | "*") as operator, b]:
+            return f"{max(a, b)} {operator} {min(a, b)}"
+    return expression
+
+
+def _steps(expression: str) -> list[str]:
+    """Returns what is left after each operation: products first, from left to right."""
+    terms, steps = expression.split(), []
+    while len(terms) > 1:
+        place = terms.index("*") if "*" in terms else 1
+        terms[place - 1 : place + 2] = [str(calculate(" ".join(terms[place - 1 : place + 2])))]
+        steps.append(" ".join(terms))
+    return steps
+
+
+# ---- words
+
+
+class Spelling(Problems):
+    """A word is spelled."""
+
+    license = f"words of the documentation of Python {platform.python_version()} (PSF-2.0)"
+    _QUESTIONS = ("Spell the word: {}", "Spell {}", "How do you spell {}?", "What are the letters of {}?")
+
+    def items(self, count: int | None) -> Sequence[str]:
+        return self._of_split((word, word) for word in words())
+
+    def make(self, item: str, rng: Random) -> Problem:
+        return said(rng.choice(self._QUESTIONS).format(item), f"{item}:{','.join(item)}")
+
+
+class Counting(Spelling):
+    """The letters of a word are counted, by hand and then with the calculator."""
+
+    _QUESTIONS = (
+        "How many {letter} are in {word}?",
+        "How many times does the letter {letter} occur in {word}?",
+        "Count the letter {letter} in the word {word}",
+        "how often is there a '{letter}' in '{word}'",
+        "In {word}, how many {letter} do you see?",
+        "Number of {letter} in {word}?",
+    )
+
+    def make(self, item: str, rng: Random) -> Problem:
+        letter = rng.choice(item if rng.random() < 0.9 else "abcdefghijklmnopqrstuvwxyz")
+        lines, count = [f"{item}:{','.join(item)}"], 0
+        for number, each in enumerate(item, 1):
+            count += each == letter
+            lines.append(f"{number}:{each}" + (f" {letter}={count}" if each == letter else ""))
+        lines.append(f"I count {count}. The calculator says ")
+        call = (Part("python", f"'{item}'.count('{letter}')"), Part("python_output", str(count)))
+        question = rng.choice(self._QUESTIONS).format(letter=letter, word=item)
+        return said(question, "\n".join(lines), *call, f"{count}.\n#### {count}")
+
+    def is_right(self, index: int, answer_text: str) -> bool:
+        return marked_number(answer_text) == marked_number(self.conversation(index)[-1].text)
+
+
+class Glosses(Problems):
+    """The word of a meaning is chosen from four."""
+
+    kind, baseline = "categorical", 0.25
+    license = "WordNet (WordNet licence)"
+
+    def items(self, count: int | None) -> Sequence[Gloss]:
+        folder = wordnet_folder(self.folder)
+        items = self._of_split((gloss.words[0], gloss) for gloss in common_glosses(folder))
+        return items if len({gloss.words[0] for gloss in items}) >= len(LETTERS) else []
+
+    def make(self, item: Gloss, rng: Random) -> Problem:
+        choices = [item.words[0]]
+        while len(choices) < len(LETTERS):
+            other = rng.choice(self._items)
+            if other.words[0] not in choices and (other.part == item.part or rng.random() < 0.05):
+                choices.append(other.words[0])
+        rng.shuffle(choices)
+        question = multiple_choice(f"Which word means: {item.meaning}?", LETTERS, choices)
+        answer = LETTERS[choices.index(item.words[0])]
+        return Problem((user(question), assistant(answer)), tuple(LETTERS))
+
+
+# ---- talk
+
+
+class Identity(Problems):
+    """The model says its name; held out are other questions and not other answers."""
+
+    OPTIONS: ClassVar[dict[str, Any]] = {"name": "Tiny"}
+    _BEGINNINGS = ("", "Hi! ", "Hello, ", "Good morning. ", "Excuse me, ", "Tell me: ", "One question: ", "Hey, ")
+    _QUESTIONS = (
+        "who are you?", "what is your name?", "what are you called?", "what should I call you?", "do you have a name?",
+        "who am I talking to?", "which model are you?", "what are you?", "can you introduce yourself?", "your name?",
+        "are you a person?", "are you ChatGPT?",
+    )  # fmt: skip
+    _ANSWERS = (
+        "I am {}, a small language model.",
+        "My name is {}. I am a small language model.",
+        "I'm {}, a language model that was trained from scratch.",
+    )
+
+    def items(self, count: int | None) -> Sequence[str]:
+        questions = [beginning + question for beginning in self._BEGINNINGS for question in self._QUESTIONS]
+        return self._of_split((question, question[0].upper() + question[1:]) for question in questions)
+
+    def make(self, item: str, rng: Random) -> Problem:
+        return said(item, rng.choice(self._ANSWERS).format(self.options["name"]))
+
+    def is_right(self, index: int, answer_text: str) -> bool:
+        return re.search(rf"\b{re.escape(self.options['name'])}\b", answer_text) is not None
+
+
+class SmallTalk(Problems):
+    """Dialogues of the package `chatterbot-corpus`, or of a folder with files of its kind."""
+
+    kind = "dialogue"
+    license = "chatterbot-corpus (BSD-3-Clause)"
+
+    def items(self, count: int | None) -> Sequence[Conversation]:
+        where, installed = self.folder, package_folder("chatterbot_corpus")
+        if not where and installed is None:
+            raise UserError("smalltalk needs the package chatterbot-corpus; run `pip install 'trm-bridge[chat]'`")
+        folder = path_of(where) if where or installed is None else installed / "data" / "english"
+        talks = [talk for path in sorted(folder.glob("*.yml")) for talk in _dialogues(path)]
+        return self._of_split((talk[0].text.lower(), talk) for talk in talks)
+
+    def make(self, item: Conversation, rng: Random) -> Problem:
+        return Problem(item)
+
+
+def _dialogues(path: Path) -> list[Conversation]:
+    """Reads a file; a dialogue ends with the last answer. Raises `UserError` for another file."""
+    yaml = text_package("yaml")
+    try:
+        talks = [[str(line).strip() for line in talk] for talk in yaml.safe_load(path.read_text())["conversations"]]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        reason = " ".join(f"{error}".split())[:100]
+        raise UserError(f"{path} is not a file of chatterbot-corpus ({reason}); correct or remove it") from None
+    return [_dialogue(talk[: len(talk) // 2 * 2]) for talk in talks if len(talk) > 1]
+
+
+def _dialogue(lines: Sequence[str]) -> Conversation:
+    roles = itertools.cycle(("user", "assistant"))
+    return parse_conversation([{"role": role, "content": line} for role, line in zip(roles, lines, strict=False)])

@@ -1,0 +1,73 @@
+"""Problems by name, as a command line gives them: `NAME[,OPTION=VALUE…][@FOLDER][:COUNT]`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from train_jax.errors import UserError
+from train_jax.tasks.language.chat import problems, published
+from train_jax.tasks.language.chat.problems import Problems, Split
+
+TASKS: dict[str, type[Problems]] = {
+    "arithmetic": problems.Arithmetic,
+    "calculator": problems.Calculator,
+    "spelling": problems.Spelling,
+    "counting": problems.Counting,
+    "glosses": problems.Glosses,
+    "identity": problems.Identity,
+    "smalltalk": problems.SmallTalk,
+    "messages": published.Messages,
+    "smoltalk": published.SmolTalk,
+    "gsm8k": published.GSM8K,
+    "arc-easy": published.ArcEasy,
+    "arc-challenge": published.ArcChallenge,
+    "mmlu": published.MMLU,
+    "humaneval": published.HumanEval,
+}
+_WITH_COUNT = re.compile(r"(.*):(\d+)", re.DOTALL)
+
+
+class TaskName(NamedTuple):
+    """What a text such as `arithmetic,digits=3:5000` says."""
+
+    text: str
+    problems: type[Problems]
+    options: dict[str, Any]
+    folder: str
+    count: int | None
+
+    def open(self, split: Split, *, seed: int = 0, count: int | None = None) -> Problems:
+        """Returns the problems of a split, by default as many as the text says.
+
+        Raises `UserError` without data; only the test split may be empty.
+        """
+        count = self.count if count is None else count
+        problems = self.problems(split, seed=seed, count=count, folder=self.folder, **self.options)
+        if split == "train" and not len(problems):
+            raise UserError(f"{self.text} has no problem in the train split; use more data")
+        return problems
+
+
+def task_name(text: str) -> TaskName:
+    """Reads a text. Raises `UserError` for an unknown name, option or value."""
+    counted = _WITH_COUNT.fullmatch(text)
+    rest, count = (counted[1], int(counted[2])) if counted else (text, None)
+    if count == 0:
+        raise UserError(f"--tasks {text}: expected at least one problem")
+    words, _, folder = rest.partition("@")
+    name, *options = words.split(",")
+    if name not in TASKS:
+        raise UserError(f"--tasks {text}: unknown task {name!r}; use one of {', '.join(TASKS)}")
+    return TaskName(text, TASKS[name], dict(_option(TASKS[name], option, text) for option in options), folder, count)
+
+
+def _option(task: type[Problems], option: str, text: str) -> tuple[str, Any]:
+    name, _, value = option.partition("=")
+    if name not in task.OPTIONS:
+        known = ", ".join(f"{each}={default}" for each, default in task.OPTIONS.items()) or "no options"
+        raise UserError(f"--tasks {text}: unknown option {name!r}; the task has {known}")
+    default = task.OPTIONS[name]
+    if not value or (isinstance(default, int) and not value.isdecimal()):
+        raise UserError(f"--tasks {text}: {name}={value}, expected a value such as {name}={default}")
+    return name, type(default)(value)
