@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,17 @@ import numpy as np
 from models_torch.gpt import IGNORED_TARGET
 from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
-from train_jax.core.objective import Batch, Call, LossSums
+from train_jax.core.objective import Batch, Call, LossSums, Objective
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.chat.calculator import tool_of
-from train_jax.tasks.language.chat.conversations import Conversation, render_prompt, special_tokens
+from train_jax.task import Evaluation, Periodic
+from train_jax.tasks.language.chat.conversations import render_prompt, special_tokens
+from train_jax.tasks.language.chat.evaluation import Answering, answer_request, generative_score, written_text
+from train_jax.tasks.language.chat.problems import Problems
+from train_jax.tasks.language.chat.task_names import task_name
 from train_jax.tasks.language.engine import Engine, Generation, Request
 from train_jax.tasks.language.sampling import Sampling
 from train_jax.tasks.language.task import LanguageConfig, LanguageTask
@@ -42,24 +45,16 @@ LARGEST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.5}
 """Of the log-probability of a sampled token in the training program and in the engine; beyond it, a run stops."""
 
 
-class Problems(Protocol):
-    """Questions whose answers can be judged."""
-
-    def __len__(self) -> int: ...
-
-    def conversation(self, index: int) -> Conversation:
-        """Returns a conversation that ends with the right answer."""
-        ...
-
-    def is_right(self, index: int, answer: str) -> bool: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig(LanguageConfig):
     """Answers of a step and how they are trained."""
 
     problems: str = "arithmetic"
-    """The problems of the train split."""
+    """The problems that are answered, named as for `trm chat-eval --tasks`; their test split is evaluated."""
+    problems_every_steps: Annotated[int, Range(0, 10**9)] = 20
+    """Steps between evaluations on problems of the test split; 0 for the one at the end alone."""
+    problems_limit: Annotated[int, Range(1, 10**9)] = 256
+    """Problems of each of these evaluations; the one at the end has all."""
     samples: Annotated[int, Range(2, 10**6)] = 16
     """Answers to each problem; a divisor of the batch size."""
     max_tokens: Annotated[int, Range(1, 10**6)] = 64
@@ -75,7 +70,7 @@ class RolloutConfig(LanguageConfig):
     train_end: bool = True
     """Train the token that ends an answer; the published code drops it."""
     clip: Annotated[float, Range(0, 10)] = 0.0
-    """Clip the ratio of the new to the old probability of a token at 1 - clip and 1 + clip; 0 for the plain gradient."""
+    """Clip the ratio of the new to the old probability of a token to 1 - clip … 1 + clip; 0 for the plain gradient."""
 
 
 class RolloutTask(LanguageTask):
@@ -85,32 +80,39 @@ class RolloutTask(LanguageTask):
     needs_state = True
     console: ClassVar = {"reward": "reward {:.4f}", "answer_tokens": "{:.0f} tokens an answer"}
 
+    evaluated = (*LanguageTask.evaluated, "problems/accuracy")
+
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         super().__init__(config, facts)
-        self._rollouts: RolloutConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
+        self.fields: RolloutConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
 
     @cached_property
     def problems(self) -> Problems:
         """Those of the train split."""
-        raise NotImplementedError
+        return task_name(self.fields.problems).open("train", seed=self.config.seed)
 
     @property
     def examples_per_epoch(self) -> float:
-        return float(len(self.problems) * self._rollouts.samples)
+        return float(len(self.problems) * self.fields.samples)
 
     @property
     def description(self) -> str:
-        return f"{len(self.problems):,} problems, {self._rollouts.samples} answers to each"
+        return f"{len(self.problems):,} problems, {self.fields.samples} answers to each"
 
     def check(self, config: RunConfig, devices: Devices) -> None:
-        fields, rows = self._rollouts, config.global_batch_size
+        fields, rows = self.fields, config.global_batch_size
         if rows % fields.samples:
             raise UserError(f"samples {fields.samples} does not divide global_batch_size {rows}; use a divisor of it")
         if fields.normalization == "published" and fields.samples % fields.pass_samples:
             raise UserError(
                 f"pass_samples {fields.pass_samples} does not divide samples {fields.samples}; use a divisor of it"
             )
-        _ = self.engine
+        special_tokens(self.tokenizer)
+        questions = (self.problems.conversation(index)[:-1] for index in range(len(self.problems)))
+        longest, length = max(len(render_prompt(self.tokenizer, each)) for each in questions), config.arch.seq_len
+        if longest > length:
+            raise UserError(f"a problem has {longest} tokens and arch.seq_len is {length}; use a longer one")
+        _ = self.engine, self.token_bytes
 
     # ---- rollouts
 
@@ -134,55 +136,37 @@ class RolloutTask(LanguageTask):
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
         assert state is not None, "the answers depend on the weights"
         self.engine.load(state.params, state.buffers)
-        numbers = self._questions(step)
+        numbers, samples = self._questions(step), self.fields.samples
         rows = list(self.engine.complete(self._requests(step, numbers)))
-        answers = [self.tokenizer.decode(_text(row, self._ends)) for row in rows]
-        samples = self._rollouts.samples
-        rewards = [self.problems.is_right(numbers[place // samples], text) for place, text in enumerate(answers)]
-        batch = self._packed(rows, np.array(rewards, np.float32))
+        texts = (written_text(self.tokenizer, row.tokens) for row in rows)
+        right = [self.problems.is_right(numbers[place // samples], text) for place, text in enumerate(texts)]
+        batch = self._packed(rows, np.array(right, np.float32))
         first, last = (len(rows) * (shard[0] + side) // shard[1] for side in (0, 1))
         return {name: values[first:last] for name, values in batch.items()}
 
     def _questions(self, step: int) -> list[int]:
         """Returns the numbers of the problems of a step, in an order that is another one in every epoch."""
-        count = self.config.global_batch_size // self._rollouts.samples
+        count = self.config.global_batch_size // self.fields.samples
         places = range(step * count, (step + 1) * count)
         total = len(self.problems)
         return [int(_order(total, self.config.seed, place // total)[place % total]) for place in places]
 
     def _requests(self, step: int, numbers: Sequence[int]) -> list[Request]:
-        fields, requests = self._rollouts, []
+        fields, length = self.fields, self.config.arch.seq_len
         sampling = Sampling(temperature=fields.temperature, top_k=fields.top_k)
-        respond, call_end = tool_of(self.tokenizer), special_tokens(self.tokenizer)["<|python_end|>"]
+        how = Answering(sampling=sampling, max_tokens=fields.max_tokens, seed=(self.config.seed << 32) + step)
+        requests = []
         for number in numbers:
-            prompt = render_prompt(self.tokenizer, self.problems.conversation(number)[:-1])
-            room = self.config.arch.seq_len + 1 - len(prompt)
-            if room < 1:
-                raise UserError(
-                    f"a problem has {len(prompt)} tokens, arch.seq_len is {self.config.arch.seq_len}; use a longer one"
-                )
+            request = answer_request(self.tokenizer, self.problems, number, how)
+            most = min(fields.max_tokens, length + 1 - len(request.prompt))
             requests += [
-                Request(
-                    prompt=prompt,
-                    max_tokens=min(fields.max_tokens, room),
-                    sampling=sampling,
-                    seed=(self.config.seed << 32) + step,
-                    sample=sample,
-                    stop=(*self._ends, call_end),
-                    respond=respond,
-                )
-                for sample in range(fields.samples)
+                dataclasses.replace(request, sample=sample, max_tokens=most) for sample in range(fields.samples)
             ]
         return requests
 
-    @cached_property
-    def _ends(self) -> tuple[int, ...]:
-        special = special_tokens(self.tokenizer)
-        return special["<|assistant_end|>"], self.tokenizer.bos
-
     def _packed(self, rows: Sequence[Generation], rewards: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the batch of all hosts: one answer in each row, with the weight of each token."""
-        fields, count, length = self._rollouts, len(rows), self.config.arch.seq_len
+        fields, count, length = self.fields, len(rows), self.config.arch.seq_len
         groups = rewards.reshape(-1, fields.samples)
         advantages = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
         batch = {
@@ -217,9 +201,9 @@ class RolloutTask(LanguageTask):
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
         losses, buffers = call(batch["inputs"], batch["targets"], loss_reduction="none")
         losses, counts = losses.reshape(batch["targets"].shape), batch["targets"] != IGNORED_TARGET
-        weights, apart = batch["weights"][:, None], jnp.where(counts, -losses - batch["log_probs"], 0)
-        total = jnp.sum(jnp.where(counts, token_loss(losses, batch["log_probs"], weights, self._rollouts.clip), 0))
-        largest = jax.lax.stop_gradient(jnp.abs(apart)).max(axis=1)
+        advantages, old = batch["weights"][:, None], batch["log_probs"]
+        total = jnp.sum(jnp.where(counts, token_loss(losses, old, advantages, self.fields.clip), 0))
+        largest = jnp.where(counts, jnp.abs(-jax.lax.stop_gradient(losses) - old), 0).max(axis=1)
         metrics = {
             "loss": total,
             "divisor": batch["divisor"].sum(),
@@ -227,8 +211,15 @@ class RolloutTask(LanguageTask):
             "answer_tokens": counts.sum().astype(jnp.float32),
             "log_prob_difference": jnp.zeros(self.config.global_batch_size).at[batch["number"]].set(largest),
         }
-        trains = jnp.any(batch["weights"] != 0)
-        return LossSums(total, jnp.where(trains, metrics["divisor"], 0), metrics, carry, buffers)
+        counted = jnp.abs(batch["weights"]).sum()
+        return LossSums(total, metrics["divisor"], metrics, carry, buffers, counted=counted)
+
+    def evaluations(self, objective: Objective, devices: Devices) -> list[Periodic]:
+        """Returns the evaluation of the text, and of the problems of the test split."""
+        fields = self.fields
+        problems = ProblemEvaluator(self)
+        text = list(super().evaluations(objective, devices))
+        return [*text, Periodic(problems, fields.problems_every_steps, "problems", fields.problems_limit)]
 
     def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
         """Raises `UserError` if the training program gives a sampled token another probability than the engine."""
@@ -238,8 +229,8 @@ class RolloutTask(LanguageTask):
         limit = LARGEST_DIFFERENCE[dtype]
         if not difference <= limit:
             raise UserError(
-                f"the log-probability of a sampled token differs by {difference:.1e} between the engine and the training "
-                f"program, the limit of {dtype} is {limit:.0e}; the answers are not those of the weights that are trained"
+                f"the log-probability of a sampled token differs by {difference:.1e} between generation and training, "
+                f"the limit of {dtype} is {limit:.0e}; the answers are not those of the weights that are trained"
             )
         return {
             "loss": float(sums["loss"]) / max(float(sums["divisor"]), 1e-9),
@@ -247,6 +238,22 @@ class RolloutTask(LanguageTask):
             "answer_tokens": float(sums["answer_tokens"]) / max(examples, 1),
             "log_prob_difference": difference,
         }
+
+
+class ProblemEvaluator:
+    """The share of the problems of the test split that are answered rightly, one answer to each."""
+
+    def __init__(self, task: RolloutTask):
+        self._task = task
+
+    def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
+        task = self._task
+        fields = task.fields
+        problems = task_name(fields.problems).open("test", seed=task.config.seed, count=limit or None)
+        task.engine.load(state.eval_params, state.buffers)
+        how = Answering(sampling=Sampling(temperature=fields.temperature), max_tokens=fields.max_tokens)
+        score = generative_score(task.engine.complete, task.tokenizer, problems, how)
+        return Evaluation({"accuracy": score.accuracy, "count": float(len(problems))})
 
 
 def token_loss(losses: jax.Array, old_log_probs: jax.Array, advantages: jax.Array, clip: float) -> jax.Array:
@@ -262,11 +269,6 @@ def token_loss(losses: jax.Array, old_log_probs: jax.Array, advantages: jax.Arra
         return losses * advantages
     ratio = jnp.exp(-losses - old_log_probs)
     return -jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip, 1 + clip) * advantages)
-
-
-def _text(row: Generation, ends: Sequence[int]) -> list[int]:
-    """Returns the tokens of an answer without the one that ends it."""
-    return row.tokens[:-1] if row.tokens and not row.forced[-1] and row.tokens[-1] in ends else row.tokens
 
 
 @lru_cache(maxsize=2)  # a step may belong to two epochs
