@@ -9,7 +9,7 @@ from support.made_wordnet import MEANINGS, make_wordnet
 from train_jax.errors import UserError
 from train_jax.tasks.language.chat.calculator import calculate
 from train_jax.tasks.language.chat.conversations import to_json
-from train_jax.tasks.language.chat.lexicon import glosses, words
+from train_jax.tasks.language.chat.problems import words
 from train_jax.tasks.language.chat.task_names import TASKS, task_name
 
 GENERATED = ("arithmetic", "arithmetic,operations=3,digits=1", "calculator", "spelling", "counting", "identity")
@@ -123,12 +123,6 @@ def test_a_choice_has_one_right_letter(wordnet):
         assert [letter for letter in letters if problems.is_right(index, letter)] == [
             letter for letter, word in letters.items() if word == right
         ]
-
-
-def test_all_glosses_are_read(wordnet):
-    found = list(glosses(wordnet))
-    assert len(found) == sum(map(len, MEANINGS.values())) + 1
-    assert found[0] == (("dog", "an old dog"), "noun", "an animal that barks")
 
 
 def test_small_talk_ends_with_an_answer(tmp_path):

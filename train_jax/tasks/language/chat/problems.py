@@ -10,7 +10,9 @@ import itertools
 import platform
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -25,9 +27,9 @@ from train_jax.tasks.language.chat.conversations import (
     parse_conversation,
     user,
 )
-from train_jax.tasks.language.chat.lexicon import Gloss, common_glosses, package_folder, wordnet_folder, words
-from train_jax.tasks.language.documents import is_test
+from train_jax.tasks.language.documents import STANDARD_LIBRARY, is_test, list_files
 from train_jax.tasks.language.tokenizer import text_package
+from train_jax.tasks.language.wordnet import Gloss, common_glosses, package_folder, wordnet_folder
 
 Split = Literal["train", "test"]
 Kind = Literal["generative", "categorical", "dialogue"]
@@ -37,6 +39,8 @@ they are for training only."""
 TEST_SHARE = 0.125
 LETTERS = "ABCD"
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
+_TEXT = re.compile(r'"""(.*?)"""', re.DOTALL)
+_WORD = re.compile(r"(?<![\w.'\"-])[a-z]{3,10}(?=[ ,;.\n])(?!\.\w)")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -125,15 +129,15 @@ def marked_number(text: str) -> str | None:
     return found[1].replace(",", "") if found else None
 
 
-def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str]) -> str:
+def multiple_choice(asked: str, letters: Sequence[str], choices: Sequence[str]) -> str:
     """Returns the question as published: each choice before its letter, which is a token of its own."""
     lines = [f"- {choice}={letter}" for letter, choice in zip(letters, choices, strict=True)]
-    parts = (f"Multiple Choice question: {question}", *lines, "", "Respond only with the letter of the correct answer.")
+    parts = (f"Multiple Choice question: {asked}", *lines, "", "Respond only with the letter of the correct answer.")
     return "\n".join(parts)
 
 
-def said(question: str, *answer: str | Part) -> Problem:
-    return Problem((user(question), assistant(*answer)))
+def said(asked: str, *answer: str | Part) -> Problem:
+    return Problem((user(asked), assistant(*answer)))
 
 
 # ---- arithmetic
@@ -215,6 +219,16 @@ def _steps(expression: str) -> list[str]:
 # ---- words
 
 
+@cache
+def words() -> tuple[str, ...]:
+    """Returns the words of 3 to 10 letters in the documentation of at least two modules of Python, sorted."""
+    modules: Counter[str] = Counter()
+    for file in list_files([STANDARD_LIBRARY]):
+        texts = _TEXT.findall(file.path.read_text(encoding="utf-8", errors="ignore"))
+        modules.update({word for text in texts for word in _WORD.findall(text)})
+    return tuple(sorted(word for word, count in modules.items() if count > 1))
+
+
 class Spelling(Problems):
     """A word is spelled."""
 
@@ -248,8 +262,8 @@ class Counting(Spelling):
             lines.append(f"{number}:{each}" + (f" {letter}={count}" if each == letter else ""))
         lines.append(f"I count {count}. The calculator says ")
         call = (Part("python", f"'{item}'.count('{letter}')"), Part("python_output", str(count)))
-        question = rng.choice(self._QUESTIONS).format(letter=letter, word=item)
-        return said(question, "\n".join(lines), *call, f"{count}.\n#### {count}")
+        asked = rng.choice(self._QUESTIONS).format(letter=letter, word=item)
+        return said(asked, "\n".join(lines), *call, f"{count}.\n#### {count}")
 
     def is_right(self, index: int, answer_text: str) -> bool:
         return marked_number(answer_text) == marked_number(self.conversation(index)[-1].text)
@@ -273,9 +287,9 @@ class Glosses(Problems):
             if other.words[0] not in choices and (other.part == item.part or rng.random() < 0.05):
                 choices.append(other.words[0])
         rng.shuffle(choices)
-        question = multiple_choice(f"Which word means: {item.meaning}?", LETTERS, choices)
+        asked = multiple_choice(f"Which word means: {item.meaning}?", LETTERS, choices)
         answer = LETTERS[choices.index(item.words[0])]
-        return Problem((user(question), assistant(answer)), tuple(LETTERS))
+        return Problem((user(asked), assistant(answer)), tuple(LETTERS))
 
 
 # ---- talk
@@ -298,8 +312,8 @@ class Identity(Problems):
     )
 
     def items(self, count: int | None) -> Sequence[str]:
-        questions = [beginning + question for beginning in self._BEGINNINGS for question in self._QUESTIONS]
-        return self._of_split((question, question[0].upper() + question[1:]) for question in questions)
+        questions = [beginning + asked for beginning in self._BEGINNINGS for asked in self._QUESTIONS]
+        return self._of_split((asked, asked[0].upper() + asked[1:]) for asked in questions)
 
     def make(self, item: str, rng: Random) -> Problem:
         return said(item, rng.choice(self._ANSWERS).format(self.options["name"]))

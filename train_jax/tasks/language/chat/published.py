@@ -22,10 +22,10 @@ from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
 from train_jax.tasks.language.chat.conversations import Part, assistant, parse_conversation, user
 from train_jax.tasks.language.chat.execution import passes
-from train_jax.tasks.language.chat.lexicon import package_folder
 from train_jax.tasks.language.chat.problems import Problem, Problems, marked_number, multiple_choice
 from train_jax.tasks.language.documents import TextFile, list_files
 from train_jax.tasks.language.tokenizer import text_package
+from train_jax.tasks.language.wordnet import package_folder
 
 PUBLISHED_SEED = 42
 _PREFIXES = {"train": ("train", "auxiliary_train"), "test": ("test",)}
@@ -153,8 +153,8 @@ class _Choices(Published):
         choices, letters, answer = self.choices(row)
         if answer not in letters:
             raise ValueError(f"the answer is {answer!r}, expected one of {', '.join(letters)}")
-        question = multiple_choice(row["question"], letters, choices)
-        return Problem((user(question), assistant(answer)), tuple(letters))
+        asked = multiple_choice(row["question"], letters, choices)
+        return Problem((user(asked), assistant(answer)), tuple(letters))
 
     def choices(self, row: Any) -> tuple[Sequence[str], Sequence[str], str]:
         """Returns the choices, their letters, and the right one of these."""
