@@ -107,7 +107,7 @@ def test_the_command_builds_and_inspects(tmp_path, tokenizer, source, capsys):
 MISTAKES = {
     "": "nothing to build; give --source FILE or --tasks",
     "--tasks arithmetik": "unknown task 'arithmetik'; use one of arithmetic",
-    "--tasks mmlu:50": "mmlu needs files; give their folder or hub id: mmlu@FOLDER",
+    "--tasks mmlu:50": "mmlu needs files; give mmlu@FOLDER, a folder or hf://OWNER/NAME",
     "--tasks humaneval@{folder}": "humaneval@",
     "--source {folder}/none.jsonl": "none.jsonl does not exist",
     "--source {folder}/empty.jsonl": "has no problem in the train split",

@@ -147,7 +147,7 @@ MISTAKES = {
     "arithmetic:0": "expected at least one problem",
     "identity,name": "name=, expected a value such as name=Tiny",
     "glosses@/nowhere": "/nowhere has no file index.noun; run `pip install",
-    "gsm8k": "gsm8k needs files; give their folder or hub id: gsm8k@FOLDER",
+    "gsm8k": "gsm8k needs files; give gsm8k@FOLDER, a folder or hf://OWNER/NAME",
 }
 
 

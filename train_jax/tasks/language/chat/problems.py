@@ -11,7 +11,7 @@ import platform
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -56,6 +56,7 @@ class Problem(NamedTuple):
 class Problems(ABC):
     """The problems of a split."""
 
+    name: ClassVar[str]
     kind: ClassVar[Kind] = "generative"
     baseline: ClassVar[float] = 0.0
     """The accuracy of a random answer."""
@@ -82,10 +83,6 @@ class Problems(ABC):
         distinct = len(self._items)
         self._count = count if count is not None and split == "train" and distinct else min(count or distinct, distinct)
 
-    @property
-    def name(self) -> str:
-        return type(self).__name__.lower()
-
     def __len__(self) -> int:
         return self._count
 
@@ -111,9 +108,9 @@ class Problems(ABC):
         """Returns whether a text, without the calls of a tool and their outputs, is a right answer."""
         return answer_text.strip() == self.conversation(index)[-1].text.strip()
 
-    def _of_split(self, items: Iterable[tuple[Hashable, Any]]) -> list[Any]:
+    def _of_split(self, items: Iterable[tuple[str, Any]]) -> list[Any]:
         """Returns the items of the split, given with the content that decides, in a random order."""
-        chosen = [item for content, item in items if split_of(str(content)) == self.split]
+        chosen = [item for content, item in items if split_of(content) == self.split]
         Random(f"{self.name} {self.seed}").shuffle(chosen)
         return chosen
 
@@ -146,6 +143,7 @@ def said(asked: str, *answer: str | Part) -> Problem:
 class Arithmetic(Problems):
     """Sums, differences and products of small numbers; with several operations, the answer has a step for each."""
 
+    name = "arithmetic"
     OPTIONS: ClassVar[dict[str, Any]] = {"operations": 1, "digits": 2, "operators": "+-*"}
     _QUESTIONS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}", "what's {}")
 
@@ -192,6 +190,8 @@ class Arithmetic(Problems):
 class Calculator(Arithmetic):
     """The same, answered with the calculator."""
 
+    name = "calculator"
+
     def make(self, item: str, rng: Random) -> Problem:
         value = str(calculate(item))
         answer = (Part("python", item), Part("python_output", value), value)
@@ -232,6 +232,7 @@ def words() -> tuple[str, ...]:
 class Spelling(Problems):
     """A word is spelled."""
 
+    name = "spelling"
     license = f"words of the documentation of Python {platform.python_version()} (PSF-2.0)"
     _QUESTIONS = ("Spell the word: {}", "Spell {}", "How do you spell {}?", "What are the letters of {}?")
 
@@ -245,6 +246,7 @@ class Spelling(Problems):
 class Counting(Spelling):
     """The letters of a word are counted, by hand and then with the calculator."""
 
+    name = "counting"
     _QUESTIONS = (
         "How many {letter} are in {word}?",
         "How many times does the letter {letter} occur in {word}?",
@@ -272,6 +274,7 @@ class Counting(Spelling):
 class Glosses(Problems):
     """The word of a meaning is chosen from four."""
 
+    name = "glosses"
     kind, baseline = "categorical", 0.25
     license = "WordNet (WordNet licence)"
 
@@ -298,6 +301,7 @@ class Glosses(Problems):
 class Identity(Problems):
     """The model says its name; held out are other questions and not other answers."""
 
+    name = "identity"
     OPTIONS: ClassVar[dict[str, Any]] = {"name": "Tiny"}
     _BEGINNINGS = ("", "Hi! ", "Hello, ", "Good morning. ", "Excuse me, ", "Tell me: ", "One question: ", "Hey, ")
     _QUESTIONS = (
@@ -325,6 +329,7 @@ class Identity(Problems):
 class SmallTalk(Problems):
     """Dialogues of the package `chatterbot-corpus`, or of a folder with files of its kind."""
 
+    name = "smalltalk"
     kind = "dialogue"
     license = "chatterbot-corpus (BSD-3-Clause)"
 

