@@ -1,8 +1,8 @@
 """Problems and conversations in files of published data sets: ARC, MMLU, GSM8K, HumanEval, SmolTalk, any `messages`.
 
 They are read from a folder with the files of the Hugging Face hub (`main/train-00000-of-00001.parquet`), or from .jsonl
-files (`train.jsonl`). The name of a file says its split. Where no name does, the content of an item decides. A training
-item that is also a test item is left out.
+files (`train.jsonl`). The name of a file says its split. Without a file of the test split, the content of an item
+decides. A training item that is also a test item is left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Published(Problems):
     def items(self, count: int | None) -> Sequence[Row]:
         files = self.files()
         by_split = {split: [file for file in files if _says(file, prefixes)] for split, prefixes in _PREFIXES.items()}
-        if not any(by_split.values()):
+        if not by_split["test"]:
+            files = by_split["train"] or files
             return self._of_split((self._question(row), row) for file in files for row in _rows(file))
         rows = [row for file in by_split[self.split] for row in _rows(file)]
         if self.split == "train":
