@@ -153,7 +153,7 @@ def categorical_score(
     `scorer` has the logits of `letters` as its output. Of longer questions, the last `positions` tokens are kept.
     """
     questions = (problems.conversation(index)[:-1] for index in range(len(problems)))
-    prompts = [list(render_prompt(tokenizer, question))[-positions:] for question in questions]
+    prompts = [list(render_prompt(tokenizer, asked))[-positions:] for asked in questions]
     verdicts = []
     for index, (logits,) in enumerate(scorer(prompts)):
         possible = problems.problem(index).letters
