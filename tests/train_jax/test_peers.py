@@ -33,17 +33,20 @@ class Processes:
             )
             for index, what in enumerate(doing)
         ]
+        deadline = time.monotonic() + 60
         while not all((folder / f"{index}.ready").exists() for index in range(len(doing))):
+            if time.monotonic() > deadline:
+                self.ended(timeout_seconds=0)  # raises `TimeoutExpired`, and kills them
             time.sleep(0.01)
 
     def send(self, index, number):
         self._running[index].send_signal(number)
 
-    def ended(self, *, without=()):
+    def ended(self, *, without=(), timeout_seconds=20):
         """Exit status and standard error by process."""
         try:
             return {
-                index: (process.wait(timeout=20), process.stderr.read())
+                index: (process.wait(timeout=timeout_seconds), process.stderr.read())
                 for index, process in enumerate(self._running)
                 if index not in without
             }
