@@ -74,7 +74,7 @@ class Logging(Hook):
         step, size, count = window[-1][0], config.global_batch_size, len(fetched)
         sums = window_sums(fetched)
         left_out = {name: float(sums.pop(name)) for name in ("skipped_steps", "empty_steps") if name in sums}
-        figures = training.task.figures(sums, size * (count - int(sum(left_out.values()))))
+        figures = training.task.figures(sums, size * (count - int(left_out["skipped_steps"])))
         figures |= optimizer_figures(fetched[-1], training.groups, self._rates) | left_out
         lap = session.clock.lap()
         seconds = max(sum(lap.values()), 1e-9)

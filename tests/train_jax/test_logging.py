@@ -78,10 +78,10 @@ def test_the_remedy_for_a_run_that_diverges_names_the_rates_of_groups():
             logged(step=STEP | {"consecutive_skipped": 99, "lr": rates}, **fields)
 
 
-def test_steps_without_targets_are_logged_and_are_no_examples_of_the_means():
+def test_steps_without_targets_are_logged_with_their_examples():
     step, seen = STEP | {"lr": np.array([0.1]), "empty_steps": np.array(True)}, []
     metrics, _ = logged({"figures": lambda sums, examples: seen.append(examples) or sums}, step=step)
-    assert metrics["train/empty_steps"] == 2 and metrics["train/skipped_steps"] == 0 and seen == [0]
+    assert metrics["train/empty_steps"] == 2 and metrics["train/skipped_steps"] == 0 and seen == [32]
     assert "train/empty_steps" not in logged(step=STEP | {"lr": np.array([0.1])})[0]
 
 

@@ -36,6 +36,8 @@ class FiniteCheck(NamedTuple):
 
     good: Bool[Array, ""]
     """Whether the state is updated; otherwise only its guard changes."""
+    finite: Bool[Array, ""]
+    """Whether the loss and the gradients are finite."""
     carry_good: Bool[Array, ""]
     """Whether the carry is kept; otherwise it is reset, so that the next step starts new examples."""
     guard: Guard
@@ -58,7 +60,7 @@ def check_finite(
     is, because it says nothing of the run.
     """
     loss_good = jnp.isfinite(loss)
-    good = jnp.all(jnp.array([loss_good, *(jnp.isfinite(norm).all() for norm in norms)]))
+    good = finite = jnp.all(jnp.array([loss_good, *(jnp.isfinite(norm).all() for norm in norms)]))
     carry_good = good if growth_steps is None else good | loss_good & (guard.loss_scale > 1)
     after = guard._replace(
         skipped_steps=guard.skipped_steps + ~good, consecutive_skipped=jnp.where(good, 0, guard.consecutive_skipped + 1)
@@ -72,7 +74,7 @@ def check_finite(
         good, after = good & ~empty, where_tree(empty, guard, after)
         metrics |= {"skipped_steps": metrics["skipped_steps"] & ~empty, "empty_steps": empty}
         metrics["consecutive_skipped"] = after.consecutive_skipped
-    return FiniteCheck(good, carry_good, after, metrics)
+    return FiniteCheck(good, finite, carry_good, after, metrics)
 
 
 def _rescaled(guard: Guard, good: Bool[Array, ""], growth_steps: int) -> Guard:

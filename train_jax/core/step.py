@@ -98,7 +98,7 @@ def make_train_step(
         check = check_finite(state.guard, loss, [grad_norm, sparse_grad_norm], growth_steps, counted)
 
         after, updates = update(state, check.good, dense, sparse, out.buffers)
-        metrics = {name: jnp.where(check.good, value, 0) for name, value in sums.items()}
+        metrics = {name: jnp.where(check.finite, value, 0) for name, value in sums.items()}
         metrics |= check.metrics | {
             "lr": jnp.array([rate(state.step) for rate in dense_rates], float),
             "grad_norm": grad_norm,
