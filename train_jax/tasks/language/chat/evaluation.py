@@ -76,7 +76,7 @@ def chat_core(scores: Iterable[Score]) -> float:
 
 
 def answer_request(tokenizer: Tokenizer, problems: Problems, index: int, how: Answering, sample: int = 0) -> Request:
-    """Returns the request for an answer, which ends with the message; the calculator answers its calls."""
+    """Returns the request for an answer, which ends with the message, or with a call if there is no calculator."""
     special = special_tokens(tokenizer)
     return Request(
         prompt=render_prompt(tokenizer, problems.conversation(index)[:-1]),
@@ -85,7 +85,7 @@ def answer_request(tokenizer: Tokenizer, problems: Problems, index: int, how: An
         seed=how.seed,
         sample=sample,
         stop=(special["<|assistant_end|>"], tokenizer.bos, special["<|python_end|>"]),
-        respond=tool_of(tokenizer),
+        respond=tool_of(tokenizer) if problems.has_tool else None,
     )
 
 

@@ -62,6 +62,8 @@ class Problems(ABC):
     """The accuracy of a random answer."""
     license: ClassVar[str] = "generated"
     """Of what the problems are made from."""
+    has_tool: ClassVar[bool] = True
+    """Whether the calculator answers the calls of the model."""
     runs_code: ClassVar[bool] = False
     """Whether `is_right` executes what the model wrote."""
     OPTIONS: ClassVar[dict[str, Any]] = {}
@@ -141,11 +143,15 @@ def said(asked: str, *answer: str | Part) -> Problem:
 
 
 class Arithmetic(Problems):
-    """Sums, differences and products of small numbers; with several operations, the answer has a step for each."""
+    """Sums, differences and products of small numbers, without the calculator, which the question says because a model
+    may learn both. With several operations, the answer has a step for each."""
 
-    name = "arithmetic"
+    name, has_tool = "arithmetic", False
     OPTIONS: ClassVar[dict[str, Any]] = {"operations": 1, "digits": 2, "operators": "+-*"}
-    _QUESTIONS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}", "what's {}")
+    _QUESTIONS = (
+        "What is {} in your head?", "Without the calculator: {}", "In your head: {} = ?", "Calculate {} in your head.",
+        "How much is {}, without the calculator?",
+    )  # fmt: skip
 
     def items(self, count: int | None) -> Sequence[str]:
         operators = self.options["operators"]
@@ -190,7 +196,8 @@ class Arithmetic(Problems):
 class Calculator(Arithmetic):
     """The same, answered with the calculator."""
 
-    name = "calculator"
+    name, has_tool = "calculator", True
+    _QUESTIONS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}", "what's {}")
 
     def make(self, item: str, rng: Random) -> Problem:
         value = str(calculate(item))
