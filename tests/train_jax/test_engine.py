@@ -185,6 +185,15 @@ def test_a_cancelled_row_makes_room(engine):
     assert len(long[0].tokens) == 4
 
 
+def test_a_step_returns_the_rows_with_new_tokens(engine):
+    """Also those that it ends, and not one whose prompt is still being read."""
+    (prompt,) = prompts_of([6])
+    turn, other = (*prompt, *row_of(engine, prompt, 2), *range(20, 33)), tuple(range(30, 36))
+    rows = [engine.submit(Request(prompt=each, max_tokens=2, sampling=GREEDY)) for each in (turn, other)]
+    seen = [engine.step() for _ in range(6)]
+    assert [[rows.index(row) for row in each] for each in seen] == [[1], [], [], [0], [], []]
+
+
 def test_a_row_may_fill_the_cache(module, engine):
     """Its last token has no place in it, and the slot is not continued."""
     (prompt,) = prompts_of([30])

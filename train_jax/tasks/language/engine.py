@@ -265,15 +265,16 @@ class Engine:
     def step(self) -> list[Generation]:
         """Gives free slots to requests and computes the next tokens of every row; returns the rows with new tokens."""
         self._admit()
-        rows = [slot for slot in self._slots if slot.row is not None]
-        if not rows:
+        rows = [slot.row for slot in self._slots]
+        if not any(rows):
             return []
         self.counts.decodes += 1
         self.counts.places += len(self._slots) * self._dispatch
         control = self._own(self._control())
         self._state, decoded = self._decode(*self._weights, self._state, self._devices.shard(control))
         decoded = jax.tree.map(lambda x: x.reshape(len(self._slots), -1), self._devices.to_host(decoded))
-        return [slot.row for slot, *columns in zip(self._slots, *decoded, strict=True) if self._advance(slot, *columns)]
+        new = [self._advance(slot, *columns) for slot, *columns in zip(self._slots, *decoded, strict=True)]
+        return [row for row, has_new in zip(rows, new, strict=True) if row is not None and has_new]
 
     def _admit(self) -> None:
         """Gives free slots to requests: those that hold the beginning of a prompt, then those unused for longest."""
