@@ -28,14 +28,15 @@ def test_every_number_has_a_range():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("command", ["text", "chat"])
 @pytest.mark.parametrize("share", ["0", "0.51", "-1", "nan", "x"])
-def test_a_share_out_of_its_range_is_one_line(share, tmp_path, capsys, monkeypatch):
+def test_a_share_out_of_its_range_is_one_line(command, share, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert trm(["build-data", "text", "--test-share", share]) == 2
+    assert trm(["build-data", command, "--test-share", share]) == 2
     assert capsys.readouterr().err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("command", "name"), [key for key in RANGES if key != ("text", "test_share")])
+@pytest.mark.parametrize(("command", "name"), [key for key in RANGES if key[1] != "test_share"])
 def test_a_number_out_of_its_range_is_one_line(command, name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     low, high = RANGES[command, name].low, RANGES[command, name].high

@@ -92,7 +92,7 @@ def test_summary_and_status_of_a_language_run(folder, finished_run, capsys):
     assert (
         lines[2] == "CORE 0.1000" and "training time 2:05" in lines[3] and "PyTorch agrees: loss 2.000000" in lines[4]
     )
-    assert read_status(folder).as_dict()["bits_per_byte"] == 2.25
+    assert read_status(folder).figure == 2.25
     assert trm(["status", str(folder.path), str(finished_run)]) == 0
     head, ours, theirs = capsys.readouterr().out.splitlines()[:3]
     columns = head.split()
