@@ -140,7 +140,8 @@ def test_the_defaults_of_a_run():
     config = RunConfig(**given)
     parts = {*given, "optim", "compute"}
     assert {name: value for name, value in vars(config).items() if name not in parts} == {
-        "resume": "auto", "task": "puzzles", "model": "trm", "platform": "auto", "init_from": "", "init_only": "", "init_optimizer": False,
+        "resume": "auto", "task": "puzzles", "model": "trm", "platform": "auto", "init_from": "", "init_only": "",
+        "init_optimizer": False,
         "epochs": 50_000, "steps": 0, "global_batch_size": 6144, "eval_every_steps": 1000, "eval_batch_size": 6144,
         "eval_examples": 0, "checkpoint_every_steps": 1000, "checkpoint_every_minutes": 0, "keep_checkpoints": 2,
         "keep_every_steps": 0, "keep_best": "", "log_every_steps": 50, "seed": 0, "profile": 0, "profile_skip": 10,
