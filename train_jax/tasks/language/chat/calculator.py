@@ -9,6 +9,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from train_jax.tasks.language.chat.conversations import special_tokens
 from train_jax.tasks.language.tokenizer import Tokenizer
@@ -58,6 +59,13 @@ def _value(node: ast.expr) -> int | float:
         ):
             return text.count(part)
     raise ValueError(f"the calculator does not know {type(node).__name__}")
+
+
+def answer_ends(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the fields of a `Request` for an assistant's message: where it ends, and the calculator for its calls."""
+    special = special_tokens(tokenizer)
+    stop = (special["<|assistant_end|>"], tokenizer.bos, special["<|python_end|>"])
+    return {"stop": stop, "respond": tool_of(tokenizer)}
 
 
 def tool_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], list[int] | None]:
