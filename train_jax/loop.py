@@ -91,21 +91,21 @@ class _Run:
 
     def train(self, state: TrainState, preemption: Preemption, remarks: list[str]) -> dict[str, Any]:
         """Trains from `state`, or from the newest checkpoint. Returns the figures of the run."""
-        session, feed, steps = self._begin(state, remarks)
+        session, feed, dispatches = self._begin(state, remarks)
         config = self._training.config
-        hooks: list[Hook] = [Profiling(config, self._folder, steps.start)]
+        hooks: list[Hook] = [Profiling(config, self._folder, session.step)]
         hooks += [NanDebugging(self._training)] if config.debug_nans else []
         hooks += [self._logging, self._evaluating, self._saving]
         hooks += [Preempting(preemption, self._logging, self._saving)]
         with session.clock.doing("steps"):
-            run_steps(session, feed, steps, hooks)
+            run_steps(session, feed, dispatches, hooks)
         session.clock.switch("end")
         for hook in hooks:
             hook.end(session)
         return self._figures(session)
 
-    def _begin(self, state: TrainState, remarks: list[str]) -> tuple[Session, OnDemand, range]:
-        """Returns the session at the given state or at the newest checkpoint, its batches and its steps."""
+    def _begin(self, state: TrainState, remarks: list[str]) -> tuple[Session, OnDemand, list[range]]:
+        """Returns the session at the given state or at the newest checkpoint, its batches and its dispatches."""
         training, config, clock = self._training, self._training.config, self._events.clock
         devices, total_steps = training.devices, training.total_steps
         with clock.doing("restore"):
@@ -123,9 +123,9 @@ class _Run:
             tracker = Tracker(config, self._folder, start_step=first_step, total_steps=total_steps)
         self._closed_at_end(tracker)
         programs = self._closing.enter_context(training.programs(clock))
-        steps = range(first_step, total_steps, config.compute.steps_per_dispatch)
-        feed = self._closed_at_end(_feed(training, steps))
-        carry = self._carry(state, feed.peek(placed), resumed) if steps else ()
+        dispatches = training.batches.dispatches(first_step)
+        feed = self._closed_at_end(_feed(training, dispatches))
+        carry = self._carry(state, feed.peek(placed), resumed) if dispatches else ()
         done = range(first_step, first_step)
         session = Session(training, self._folder, clock, self._events, tracker, programs, placed, carry, done)
         size = sum(p.size for p in training.objective.params.values())
@@ -137,7 +137,7 @@ class _Run:
                 f"{total_steps} steps of {config.global_batch_size}{continuing}",
             ]
         )
-        return session, feed, steps
+        return session, feed, dispatches
 
     def _carry(self, state: TrainState, batch: Any, resumed: Resumed | None) -> Any:
         """Returns the carry for a whole state and the first batch of the session, both of this process."""
@@ -163,19 +163,21 @@ class _Run:
         return figures
 
 
-def run_steps(session: Session, feed: OnDemand, steps: range, hooks: Sequence[Hook]) -> None:
-    """Runs the steps of a session, and the hooks between them; the last hook is the outermost around a dispatch."""
+def run_steps(session: Session, feed: OnDemand, dispatches: Sequence[range], hooks: Sequence[Hook]) -> None:
+    """Runs the dispatches of a session, and hooks between them; the last hook is the outermost around a dispatch."""
     training, clock = session.training, session.clock
     key = training.devices.random_key(training.config.seed)
     in_flight: deque[Any] = deque(maxlen=3)
-    for first in steps:
-        session.dispatch, session.metrics = range(first, min(first + steps.step, steps.stop)), {}
+    for session.dispatch in dispatches:
+        session.metrics = {}
         with clock.doing("data"):
             batch = feed.next(session.state)
         training.devices.limit_dispatch(in_flight)
         for hook in hooks:
             hook.before(session, batch)
-        program = session.programs.get(first, len(session.dispatch), (session.state, session.carry, batch, key))
+        program = session.programs.get(
+            session.dispatch.start, len(session.dispatch), (session.state, session.carry, batch, key)
+        )
         session.say(session.programs.news())
         with contextlib.ExitStack() as around:
             for hook in reversed(hooks):
@@ -187,12 +189,12 @@ def run_steps(session: Session, feed: OnDemand, steps: range, hooks: Sequence[Ho
             hook.after(session, metrics)
 
 
-def _feed(training: Training, steps: range) -> OnDemand:
+def _feed(training: Training, dispatches: Sequence[range]) -> OnDemand:
     batches, devices, whole = training.batches, training.devices, training.placement.whole
     if training.task.needs_state:
-        return OnDemand(lambda number, state: devices.shard(batches.from_step(steps[number], whole(state))))
+        return OnDemand(lambda number, state: devices.shard(batches.from_step(dispatches[number].start, whole(state))))
     ahead = training.config.compute.batches_ahead
-    return Feed(lambda number: devices.shard(batches.from_step(steps[number])), len(steps), ahead)
+    return Feed(lambda number: devices.shard(batches.from_step(dispatches[number].start)), len(dispatches), ahead)
 
 
 def _identity(training: Training) -> str:

@@ -21,8 +21,8 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
     """Parses `NAME [--field value …]`; returns the name and the configuration. `--help` prints it and exits.
 
     `--depth N`, with `--nanochat` and `--tokens-per-parameter`, is the NAME of a depth. `--preset NAME` applies the
-    changes of an experiment to another preset; `--model` and `--task` determine the fields of the architecture and of
-    the task. Raises `UserError` for invalid arguments.
+    changes of an experiment to another preset; `--phase NAME` inherits the fields of the run `--init-from`; `--model`
+    and `--task` determine the fields of the architecture and of the task. Raises `UserError` for invalid arguments.
     """
     argv = with_depth(argv)
     name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
@@ -30,6 +30,11 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
         raise UserError(f"{prog} needs a preset or an experiment as its first argument; presets are {listed_presets()}")
     base, rest = take_option(rest, "--preset")
     default = named_run(name or preset_names()[0], base)
+    phase, rest = take_option(rest, "--phase")
+    if phase is not None:
+        from train_jax.tasks.language.phases import phase_run  # which a puzzle does not need
+
+        default = phase_run(default, phase, option_value(rest, "--init-from"))
     default = with_task(default, option_value(rest, "--task") or default.task)
     config = parse(
         RunConfig,

@@ -23,8 +23,9 @@ from train_jax.optim.chain import dense_optimizer, matrices_alike, trainable
 from train_jax.optim.config import Optimizer
 from train_jax.plugins import is_plugin
 from train_jax.run.config import RunConfig
+from train_jax.run.folder import is_run
 from train_jax.run.model import build_objective
-from train_jax.run.restore import initial_weights
+from train_jax.run.restore import initial_weights, warm_optimizer
 from train_jax.run.storage import path_of
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.batch_size import epochs_to_steps
@@ -77,6 +78,8 @@ class Training:
                 scales_loss=scales_loss(self.config),
             )
             source = "" if continues else self.config.init_from
+            if source and self.config.init_optimizer:
+                state = warm_optimizer(state, source)
             return initial_weights(state, self.objective, source, say, self.config.init_only)
 
     def initial_carry(self, state: TrainState, batch: Any) -> Any:
@@ -152,6 +155,8 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
     devices = devices or Devices(runner=config.compute.runner)
     if config.compute.load and config.compute.runner != "shard_map":
         raise UserError(f"--compute.load {config.compute.load} needs --compute.runner shard_map: pmap loads no program")
+    if config.init_optimizer and not (config.init_from and is_run(config.init_from)):
+        raise UserError(f"init_optimizer needs a run in init_from, which is {config.init_from!r}; name a run folder")
     task = task or task_class(config.task)(config)
     for size in (config.global_batch_size, config.eval_batch_size):
         devices.local_batch_size(size)

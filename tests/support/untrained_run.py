@@ -22,12 +22,12 @@ def write_run(path: Path, data_dir: Path, *, act_steps: int, step: int, zero_par
     return write_run_of(config, step=step, zero_params=zero_params)
 
 
-def write_run_of(config, *, step: int, zero_params: bool = False) -> str:
-    """Writes the run of any configuration, likewise."""
+def write_run_of(config, *, step: int, zero_params: bool = False, change=lambda state: state) -> str:
+    """Writes the run of any configuration, likewise; `change` is applied to its state."""
     training = start(config, devices=Devices(1))
     folder = open_run(config)
     folder.data.write_text(json.dumps(training.task.facts))
-    state = training.initial_state()
+    state = change(training.initial_state())
     if zero_params:
         state = state._replace(params={name: array * 0 for name, array in state.params.items()})
     checkpoints = Checkpoints(folder)

@@ -121,6 +121,18 @@ def test_a_finished_run_is_not_touched(config, whole):
     assert (folder.events.read_bytes(), folder.config.read_bytes()) == before
 
 
+def test_a_run_that_ended_between_two_dispatches_continues_with_their_cadences(config, tmp_path):
+    """It has ended after 5 steps, and its next dispatch ends at the step 6, as that of a run of 18 steps does."""
+    pairs = ComputeConfig(steps_per_dispatch=2)
+    short = dataclasses.replace(config, run_dir=str(tmp_path / "run"), compute=pairs, steps=5, keep_best="")
+    short = dataclasses.replace(short, keep_checkpoints=9)
+    train(short)
+    train(dataclasses.replace(short, steps=STEPS))
+    records = read_metrics(RunFolder(tmp_path / "run"))
+    assert {kind(record) for record in records if record["step"] > 5} == {record for record in RECORDS if record[0] > 5}
+    assert complete_steps(RunFolder(tmp_path / "run").checkpoints) == [5, 6, 12, 18]
+
+
 def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp_path):
     stopped, calls = dataclasses.replace(config, run_dir=str(tmp_path / "run")), []
     figures = ToyLanguage.figures

@@ -75,8 +75,8 @@ def test_no_question_of_the_test_split_is_in_the_train_split(tmp_path, tokenizer
     held_out = task_name("identity:50").open("test")
     questions = {held_out.conversation(index)[0].text for index in range(len(held_out))}
     with open(source, "a") as lines:
-        for question in sorted(questions):
-            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "I do not say"}]
+        for asked in sorted(questions):
+            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": "I do not say"}]
             lines.write(json.dumps({"messages": messages}) + "\n")
     build(tmp_path / "chat", tokenizer, source=(source,), tasks=("identity:50",), test_share=0.5)
     data = TextSet(tmp_path / "chat")
@@ -107,7 +107,7 @@ def test_the_command_builds_and_inspects(tmp_path, tokenizer, source, capsys):
 MISTAKES = {
     "": "nothing to build; give --source FILE or --tasks",
     "--tasks arithmetik": "unknown task 'arithmetik'; use one of arithmetic",
-    "--tasks mmlu:50": "mmlu needs files; give their folder or hub id: mmlu@FOLDER",
+    "--tasks mmlu:50": "mmlu needs files; give mmlu@FOLDER, a folder or hf://OWNER/NAME",
     "--tasks humaneval@{folder}": "humaneval@",
     "--source {folder}/none.jsonl": "none.jsonl does not exist",
     "--source {folder}/empty.jsonl": "has no problem in the train split",

@@ -103,6 +103,8 @@ def test_the_calculator_answers_and_the_message_ends():
     call = [special["<|python_start|>"], *b"2*3", special["<|python_end|>"]]
     assert list(request.respond(call)) == [special["<|output_start|>"], *b"6", special["<|output_end|>"]]
     assert request.respond([*b"6", special["<|assistant_end|>"]]) is None
+    alone = answer_requests(BYTES, task_name("arithmetic:1").open("test"), Answering())[0]
+    assert alone.respond is None and special["<|python_end|>"] in alone.stop, "a call ends the answer"
 
 
 # ---- letters

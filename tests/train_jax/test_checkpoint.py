@@ -18,7 +18,13 @@ from train_jax.core.state import TrainState
 from train_jax.errors import StorageError, UserError
 from train_jax.hooks import figure_of_best
 from train_jax.run import checkpoint as agreed_steps
-from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention, checksums
+from train_jax.run.checkpoint import (
+    Checkpoints,
+    DamagedCheckpointError,
+    Retention,
+    checksum_of_json,
+    checksums,
+)
 from train_jax.run.files import remove_folder, upload_folder
 from train_jax.run.folder import RunFolder
 from train_jax.run.restore import choose
@@ -262,6 +268,13 @@ def test_checksums_see_every_change_and_no_difference_in_distribution():
     swapped = array.copy()
     swapped[[3, 4]] = swapped[[4, 3]]
     assert checksums({"a": swapped}) != expected
+
+
+def test_checksums_are_those_of_checkpoints_that_were_saved_before():
+    """Otherwise every run of an earlier version would be taken for damaged."""
+    arrays = {"rows": np.arange(6, dtype=np.int32).reshape(3, 2), "scalar": np.float32(1.5), "none": np.zeros((0, 2))}
+    assert checksums(arrays) == {"rows": 2957297695, "scalar": 1557669231, "none": 0}
+    assert checksum_of_json({"b": 1, "a": [0.5]}) == 540963997
 
 
 # ---- outages are not damage

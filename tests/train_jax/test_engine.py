@@ -229,26 +229,35 @@ def test_many_prompts_of_many_lengths_are_pytorch_s(name):
         greedy_ties(module, prompt, tokens)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral"])
-def test_causal_models_of_hugging_face(name):
-    """With grouped heads, and Mistral with a window of 8 tokens."""
+HUGGING_FACE = {
+    "GPT2": {"n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "Llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
+HUGGING_FACE["Mistral"] = HUGGING_FACE["Llama"] | {"num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8}
+"""With grouped heads, and a window of 8 tokens."""
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "new"),
+    [
+        *(pytest.param(name, [1, 3, 17, 40], 32, marks=pytest.mark.slow) for name in HUGGING_FACE),
+        *(pytest.param(name, range(1, 129, 4), 128, marks=pytest.mark.campaign) for name in HUGGING_FACE),
+    ],
+)
+def test_causal_models_of_hugging_face(name, lengths, new, capsys):
     transformers = pytest.importorskip("transformers")
-    sizes = {
-        "GPT2": {"n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4},
-        "Llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
-    }
-    sizes["Mistral"] = sizes["Llama"] | {"num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8}
-    config = getattr(transformers, f"{name}Config")(vocab_size=VOCAB_SIZE, **sizes[name])
+    config = getattr(transformers, f"{name}Config")(vocab_size=VOCAB_SIZE, **HUGGING_FACE[name])
     torch.manual_seed(0)
     module = getattr(transformers, f"{name}{'LMHeadModel' if name == 'GPT2' else 'ForCausalLM'}")(config).eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(4)
-    prompts = prompts_of([1, 3, 17, 40])
-    engine = engine_of(module, Devices(1), slots=3, capacity=80)
-    for prompt, tokens in zip(prompts, tokens_of(engine, requests_of(prompts, 32, sampling=GREEDY)), strict=True):
-        greedy_ties(module, prompt, tokens)
+    prompts = prompts_of(lengths)
+    engine = engine_of(module, Devices(1), slots=min(len(prompts) - 1, 16), capacity=max(lengths) + new)
+    completions = tokens_of(engine, requests_of(prompts, new, sampling=GREEDY))
+    ties = [greedy_ties(module, prompt, tokens) for prompt, tokens in zip(prompts, completions, strict=True)]
+    with capsys.disabled():
+        print(f"\n{name}: ties without and with a cache {np.sum(ties, axis=0).tolist()} of {len(prompts) * new} tokens")
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Programs that a model wrote: what passes, and what they cannot reach."""
 
+import json
 import os
 import socket
 import sys
@@ -10,6 +11,7 @@ import pytest
 from train_jax.errors import UserError
 from train_jax.tasks.language.chat import execution
 from train_jax.tasks.language.chat.execution import passes
+from train_jax.tasks.language.chat.task_names import task_name
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces of Linux")
 
@@ -89,3 +91,15 @@ def test_nothing_is_run_without_namespaces(monkeypatch, tmp_path):
     monkeypatch.setattr(execution, "__file__", str(refusing))
     with pytest.raises(UserError, match=r"cannot be run apart from the network and files here \(.+\); leave"):
         passes("open('/proc/self/comm')")
+
+
+def test_a_solution_passes_the_tests_of_its_problem(tmp_path):
+    """Alone, in a block of Markdown, and with another value."""
+    prompt = "from typing import List\n\n\ndef add(x: List[int]) -> int:\n    '''Adds.'''\n"
+    row = {"prompt": prompt, "canonical_solution": "    return sum(x)\n", "entry_point": "add"}
+    row["test"] = "def check(candidate):\n    assert candidate([1, 2]) == 3\n"
+    (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+    problems = task_name(f"humaneval@{tmp_path}").open("test")
+    written = problems.conversation(0)[1].text
+    assert problems.is_right(0, written) and problems.is_right(0, f"Here:\n```python\n{written}\n```\nThat is it.")
+    assert not problems.is_right(0, written.replace("sum(x)", "len(x)")) and not problems.is_right(0, "")

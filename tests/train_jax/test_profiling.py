@@ -130,8 +130,12 @@ def test_which_steps_are_traced(monkeypatch, tmp_path, first, dispatch, profile,
         seen.append(step_num)
         yield
 
+    def start_trace(folder, *, create_perfetto_trace, profiler_options):
+        assert create_perfetto_trace and profiler_options.python_tracer_level == 0
+        running.append(folder)
+
     for name, call in {
-        "start_trace": lambda folder, **_: running.append(folder),
+        "start_trace": start_trace,
         "stop_trace": lambda: running.remove(folder),
         "save_device_memory_profile": lambda path: path.write_bytes(b""),
         "StepTraceAnnotation": annotation,

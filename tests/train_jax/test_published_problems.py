@@ -117,18 +117,19 @@ def test_choices_have_the_letters_of_their_row(hub):
 
 def test_rows_that_are_nested_are_read(tmp_path):
     write(tmp_path / "auxiliary_train/train-00000-of-00001.parquet", [{"train": mmlu(n)} for n in range(5)])
-    assert len(task_name(f"mmlu@{tmp_path}").open("train")) == 5
+    write(tmp_path / "test/test-00000-of-00001.parquet", [mmlu(n) for n in range(1, 3)])
+    assert len(task_name(f"mmlu@{tmp_path}").open("train")) == 3
 
 
-def test_without_names_of_splits_the_content_decides(tmp_path):
-    for order, name in ((range(400), "some.jsonl"), (reversed(range(400)), "others.jsonl")):
+def test_without_a_test_file_the_content_decides(tmp_path):
+    for order, name in ((range(400), "some.jsonl"), (reversed(range(400)), "train.jsonl")):
         write(tmp_path / name, [smoltalk(number) for number in order])
     texts = {}
     for split in ("train", "test"):
-        for name in ("some", "others"):
+        for name in ("some", "train"):
             problems = task_name(f"messages@{tmp_path / name}.jsonl").open(split, seed=len(name))
             texts[split, name] = {problems.conversation(index)[0].text for index in range(len(problems))}
-    assert texts["train", "some"] == texts["train", "others"] and texts["test", "some"] == texts["test", "others"]
+    assert texts["train", "some"] == texts["train", "train"] and texts["test", "some"] == texts["test", "train"]
     assert not texts["train", "some"] & texts["test", "some"] and len(texts["test", "some"]) > 30
 
 

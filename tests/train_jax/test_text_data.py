@@ -11,18 +11,22 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from support.made_wordnet import make_wordnet
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.tasks.language.batches import StreamRows, tokens_per_step
 from train_jax.tasks.language.documents import (
+    GLOSSES,
     STANDARD_LIBRARY,
     Skipped,
     TextFile,
+    docstrings,
     is_test,
     list_files,
     read_documents,
     shuffled,
+    source_facts,
 )
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import TextSet, shard_name
@@ -76,6 +80,26 @@ def test_documents_of_every_kind_of_file(tmp_path):
     assert documents == ["one\ntwo", "three", "four 😀", "five", "six", "seven"]
     assert skipped.empty == 1 and not skipped.not_utf8
     assert read(tmp_path / "b.jsonl", tmp_path / "a.txt")[0] == ["three", "four 😀", "one\ntwo"]
+
+
+def test_docstrings_and_topics_are_documents():
+    long = "It is long enough to be kept, which is forty characters."
+    source = f'"""{long}"""\nx = """{long} No."""\ndef f():\n    """short"""\nclass C:\n    """{long} In C."""\n'
+    assert list(docstrings(source.encode())) == [long, f"{long} In C."]
+    assert list(docstrings(f"topics = {{'a': {long!r}}}".encode())) == [long]
+    assert list(docstrings(b"print 1")) == list(docstrings(b"\0")) == []
+
+
+def test_words_and_meanings_are_documents(tmp_path, monkeypatch):
+    make_wordnet(tmp_path / "data")
+    monkeypatch.setattr("train_jax.tasks.language.wordnet.package_folder", lambda name: tmp_path)
+    documents, _ = read(GLOSSES)
+    assert documents[0] == "dog, an old dog (noun): an animal that barks"
+    assert documents[-1] == "soon, an old soon (adverb): in a short time"
+    assert source_facts([GLOSSES]) == {"glosses_license": "WordNet"}
+    monkeypatch.setattr("train_jax.tasks.language.wordnet.package_folder", lambda name: None)
+    with pytest.raises(UserError, match="WordNet, which is not installed; run `pip install"):
+        read(GLOSSES)
 
 
 def test_what_is_not_utf8_is_skipped_and_counted(tmp_path):

@@ -110,6 +110,8 @@ class RunConfig:
     init_only: str = ""
     """Regular expression that matches the whole names of the parameters to take from `init_from`; the others are
     random. Empty takes all."""
+    init_optimizer: bool = False
+    """Take the optimizer's state of the run `init_from`, too."""
     epochs: Annotated[float, Range(0, 1e12, low_excluded=True)] = 50_000
     """Epochs: passes over the data."""
     steps: Steps = 0

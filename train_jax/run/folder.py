@@ -136,6 +136,11 @@ def read_fields(folder: RunFolder) -> dict[str, Any]:
         raise UserError(f"{folder.config} cannot be read ({error!r}); restore the file, or remove the run") from error
 
 
+def is_run(where: str) -> bool:
+    """Returns whether a path is a run folder, not a file of weights."""
+    return (path_of(where) / "config.json").is_file()
+
+
 def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
     """Returns the folder of an existing run and its configuration. Raises `UserError` if there is none."""
     from train_jax.run.config import from_json

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import torch
 
 import bridge
@@ -25,7 +26,7 @@ from train_jax.optim.chain import dense_optimizer, trainable
 from train_jax.run.checkpoint import Best, Checkpoints
 from train_jax.run.config import RunConfig
 from train_jax.run.files import local_copy
-from train_jax.run.folder import RunFolder, complete_steps, read_run
+from train_jax.run.folder import RunFolder, complete_steps, is_run, read_run
 from train_jax.run.model import build_objective
 from train_jax.run.storage import path_of
 from train_jax.task import Task, task_class
@@ -239,7 +240,7 @@ def initial_weights(
     """
     if not source:
         return state
-    if (path_of(source) / "config.json").is_file():
+    if is_run(source):
         weights = restore(source).state_dict()
     else:
         try:
@@ -268,6 +269,30 @@ def initial_weights(
     params, buffers = _into(objective, state, {**weights, **resized}, f"init_from {source}")
     ema = jax.tree.map(jnp.copy, params) if state.ema else {}  # copies, because a step donates the buffers of both
     return state._replace(params=params, ema=ema, buffers=buffers)
+
+
+def warm_optimizer(state: TrainState, source: str) -> TrainState:
+    """Returns the new state with the optimizer's state of a run, whose schedules begin anew.
+
+    Raises `UserError` if the run has another optimizer.
+    """
+    theirs = restore(source, whole_state=True).state.opt_state
+    shapes = [jax.tree.map(jnp.shape, each) for each in (state.opt_state, theirs)]
+    if jax.tree.structure(state.opt_state) != jax.tree.structure(theirs) or shapes[0] != shapes[1]:
+        raise UserError(f"the optimizer of {source} has another state; use its --optim fields, or --no-init-optimizer")
+
+    def kept(new: Any, old: Any) -> Any:
+        if isinstance(new, optax.ScaleByScheduleState):
+            return new
+        if isinstance(new, optax.schedules.InjectStatefulHyperparamsState):
+            return new._replace(inner_state=warm(new.inner_state, old.inner_state))
+        return jnp.asarray(old)
+
+    def warm(new: Any, old: Any) -> Any:
+        return jax.tree.map(kept, new, old, is_leaf=lambda x: isinstance(x, scheduled))
+
+    scheduled = optax.ScaleByScheduleState, optax.schedules.InjectStatefulHyperparamsState
+    return state._replace(opt_state=warm(state.opt_state, theirs))
 
 
 def _into(

@@ -28,12 +28,24 @@ class Batches:
         """Returns the batch of one step, with a leading device axis."""
         return self._devices.split_batch(self._task.batch(step, process_shard(), state))
 
+    def dispatch(self, first: int) -> range:
+        """Returns the steps that are dispatched at once after `first` steps, up to a multiple of their number."""
+        size = self._steps_per_dispatch
+        return range(first, min(first - first % size + size, self._total_steps))
+
+    def dispatches(self, first: int) -> list[range]:
+        """Returns the steps of all dispatches after `first` steps."""
+        found = []
+        while first < self._total_steps:
+            found.append(self.dispatch(first))
+            first = found[-1].stop
+        return found
+
     def from_step(self, first: int, state: TrainState | None = None) -> dict[str, np.ndarray]:
         """Returns the batches of the dispatch after `first` steps; several steps are stacked along the second axis."""
         if self._steps_per_dispatch == 1:
             return self.at(first, state)
-        last = min(first + self._steps_per_dispatch, self._total_steps)
-        batches = [self.at(step, state) for step in range(first, last)]
+        batches = [self.at(step, state) for step in self.dispatch(first)]
         return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
 
 

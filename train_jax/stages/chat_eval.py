@@ -29,6 +29,7 @@ from train_jax.tasks.language.chat.evaluation import (
     logits_of,
     save_scores,
 )
+from train_jax.tasks.language.chat.execution import passes
 from train_jax.tasks.language.chat.problems import Problems
 from train_jax.tasks.language.chat.task_names import task_name
 from train_jax.tasks.language.core_evaluation import DeviceScorer, positions_of_run
@@ -102,9 +103,11 @@ def _open(config: ChatEval) -> dict[str, Problems]:
         name = task_name(text)
         if name.problems.kind == "dialogue":
             raise UserError(f"--tasks {text} has no right answers; leave it out")
-        if name.problems.runs_code and not config.allow_code:
-            print(f"{text} is left out: it runs programs that the model writes; --allow-code allows it")
-            continue
+        if name.problems.runs_code:
+            if not config.allow_code:
+                print(f"{text} is left out: it runs programs that the model writes; --allow-code allows it")
+                continue
+            passes("")  # raises if programs cannot be run apart
         problems = name.open("test", seed=config.seed)
         if not len(problems):
             raise UserError(f"--tasks {text} has no problem in the test split; use more data")

@@ -59,10 +59,9 @@ def cli(argv: list[str]) -> None:
         prog="trm train",
         description=f"Train a model from a preset ({presets}) or an experiment (`trm sweep list`; "
         "`--preset NAME` applies its changes to another preset). `--depth 12 --nanochat 2026 --tokens-per-parameter 8` "
-        "is d12-2026-r8. Defaults below are those of the preset. `--dry-run` prints steps and differences from the "
-        "baseline, and trains nothing. `--restarts N` restarts the run after a crash, up to N times. `--model NAME` "
-        "selects the --arch fields, `--task NAME` those of the task. `--no-verify` does not compare a module of your "
-        "own with PyTorch.",
+        "is d12-2026-r8; `--phase mid|sft|rl --init-from RUN` inherits from a run. `--dry-run` prints the plan alone. "
+        "`--restarts N` restarts after a crash. `--model NAME` selects the --arch fields, `--task NAME` those of the "
+        "task. `--no-verify` does not compare your own module with PyTorch.",
     )
     heading = _derived(name, config)
     if "--dry-run" in argv and heading:

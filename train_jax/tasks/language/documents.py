@@ -7,6 +7,7 @@ equal documents never are in both splits.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import json
@@ -15,7 +16,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -26,14 +27,20 @@ from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import POINTER, is_lfs_pointer
 from train_jax.tasks.language.tokenizer import Tokenizer, text_package, train_tokenizer
+from train_jax.tasks.language.wordnet import glosses, wordnet_files, wordnet_folder
 
 STANDARD_LIBRARY = "standard-library"
 """The source that stands for the modules and documentation of the running Python, without its tests."""
+DOCSTRINGS = "package:docstrings"
+"""The source that stands for the documentation strings and help pages of the running Python."""
+GLOSSES = "package:glosses"
+"""The source that stands for the words and meanings of WordNet, in the package that `wordnet` names."""
 HUB = "hf://"
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
 _NOT_DOCUMENTS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "_bundled"}
 _LARGEST_LINE = 2**28
+_SHORTEST_DOCSTRING = 40
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,9 @@ def list_files(sources: Sequence[str]) -> list[TextFile]:
 
 
 def _files_of(source: str) -> list[TextFile]:
-    if source == STANDARD_LIBRARY:
+    if source == GLOSSES:
+        return [TextFile(f"{source}/{path.name}", path) for path in wordnet_files(wordnet_folder(None))]
+    if source in (STANDARD_LIBRARY, DOCSTRINGS):
         root = Path(sysconfig.get_path("stdlib"))
         paths = [path for path in root.rglob("*.py") if not _NOT_DOCUMENTS & set(path.relative_to(root).parts)]
         return [TextFile(f"{source}/{path.relative_to(root).as_posix()}", path) for path in sorted(paths)]
@@ -134,10 +143,14 @@ def _from_hub(source: str) -> Path:
 
 
 def source_facts(sources: Sequence[str]) -> dict[str, str]:
-    """Returns what is known of the sources: of the standard library, the version and the licence of Python."""
-    if STANDARD_LIBRARY not in sources:
-        return {}
-    return {"python": f"{platform.python_implementation()} {platform.python_version()}", "python_license": "PSF-2.0"}
+    """Returns what is known of the sources: the version and the licence of Python, that of WordNet."""
+    facts = {}
+    if {STANDARD_LIBRARY, DOCSTRINGS} & set(sources):
+        version = f"{platform.python_implementation()} {platform.python_version()}"
+        facts |= {"python": version, "python_license": "PSF-2.0"}
+    if GLOSSES in sources:
+        facts["glosses_license"] = "WordNet"
+    return facts
 
 
 def shuffled(files: Sequence[TextFile], seed: int) -> list[TextFile]:
@@ -166,6 +179,12 @@ def read_documents(files: Sequence[TextFile], column: str, skipped: Skipped) -> 
 
 
 def _documents_of(file: TextFile, path: Path, column: str) -> Iterator[str | None]:
+    if file.name.startswith(DOCSTRINGS):
+        yield from docstrings(path.read_bytes())
+        return
+    if file.name.startswith(GLOSSES):
+        yield from (f"{', '.join(gloss.words)} ({gloss.part}): {gloss.meaning}" for gloss in glosses(path))
+        return
     match path.suffix.lower():
         case ".jsonl":
             yield from _json_lines(file, path, column)
@@ -173,6 +192,24 @@ def _documents_of(file: TextFile, path: Path, column: str) -> Iterator[str | Non
             yield from _parquet_rows(file, path, column)
         case _:
             yield _valid_utf8(path.read_bytes())
+
+
+def docstrings(source: bytes) -> Iterator[str]:
+    """Yields the documentation strings of a module, and the texts of the table `topics`, as pydoc has one.
+
+    Short ones say little and are left out, as is a module that is no valid Python.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        texts: list[Any] = []
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            texts.append(ast.get_docstring(node))
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "topics":
+            texts += [each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)]
+        yield from (text for text in texts if isinstance(text, str) and len(text) >= _SHORTEST_DOCSTRING)
 
 
 def _json_lines(file: TextFile, path: Path, column: str) -> Iterator[str | None]:
@@ -234,7 +271,8 @@ class TextSource:
 
     source: tuple[str, ...] = (STANDARD_LIBRARY,)
     """Folders and .txt, .md, .rst, .py, .jsonl, .parquet files, also gs://bucket/…; hf://OWNER/NAME[/FOLDER] is a data
-    set of the Hugging Face hub, standard-library the source code of the running Python, without its tests."""
+    set of the Hugging Face hub, standard-library the source code of the running Python, without its tests,
+    package:docstrings its documentation, package:glosses words and meanings."""
     column: str = "text"
     """Field of .jsonl and column of .parquet files with the text."""
     test_share: Annotated[float, Range(0, 0.5, low_excluded=True)] = 0.05

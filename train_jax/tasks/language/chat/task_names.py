@@ -10,20 +10,12 @@ from train_jax.tasks.language.chat import problems, published
 from train_jax.tasks.language.chat.problems import Problems, Split
 
 TASKS: dict[str, type[Problems]] = {
-    "arithmetic": problems.Arithmetic,
-    "calculator": problems.Calculator,
-    "spelling": problems.Spelling,
-    "counting": problems.Counting,
-    "glosses": problems.Glosses,
-    "identity": problems.Identity,
-    "smalltalk": problems.SmallTalk,
-    "messages": published.Messages,
-    "smoltalk": published.SmolTalk,
-    "gsm8k": published.GSM8K,
-    "arc-easy": published.ArcEasy,
-    "arc-challenge": published.ArcChallenge,
-    "mmlu": published.MMLU,
-    "humaneval": published.HumanEval,
+    task.name: task
+    for task in (
+        *(problems.Arithmetic, problems.Calculator, problems.Spelling, problems.Counting, problems.Glosses),
+        *(problems.Identity, problems.SmallTalk, published.Messages, published.SmolTalk, published.GSM8K),
+        *(published.ArcEasy, published.ArcChallenge, published.MMLU, published.HumanEval),
+    )
 }
 _WITH_COUNT = re.compile(r"(.*):(\d+)", re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""Words of the standard library, and words with their meanings from the files of WordNet.
+"""Words with their meanings from the files of WordNet.
 
 WordNet is a folder with `index.noun`, `data.noun` and so on, of version 3.0 or 3.1 of Princeton University. The package
 `lexical-server` contains them.
@@ -8,31 +8,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from train_jax.errors import UserError
 from train_jax.run.storage import path_of
-from train_jax.tasks.language.documents import STANDARD_LIBRARY, list_files
 
-_TEXT = re.compile(r'"""(.*?)"""', re.DOTALL)
-_WORD = re.compile(r"(?<![\w.'\"-])[a-z]{3,10}(?=[ ,;.\n])(?!\.\w)")
 _PLAIN = re.compile(r"[a-z]{3,12}")
-_PARTS = ("noun", "verb", "adj", "adv")
+_PARTS = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
+"""The parts of speech by the suffixes of their files."""
 INSTALL_GLOSSES = "pip install --no-deps --ignore-requires-python lexical-server"
-
-
-@cache
-def words() -> tuple[str, ...]:
-    """Returns the words of 3 to 10 letters in the documentation of at least two modules of Python, sorted."""
-    modules: Counter[str] = Counter()
-    for file in list_files([STANDARD_LIBRARY]):
-        texts = _TEXT.findall(file.path.read_text(encoding="utf-8", errors="ignore"))
-        modules.update({word for text in texts for word in _WORD.findall(text)})
-    return tuple(sorted(word for word, count in modules.items() if count > 1))
 
 
 def package_folder(package: str) -> Path | None:
@@ -46,7 +32,7 @@ class Gloss(NamedTuple):
 
     words: tuple[str, ...]
     part: str
-    """Of speech: noun, verb, adj or adv."""
+    """Of speech."""
     meaning: str
 
 
@@ -60,18 +46,22 @@ def wordnet_folder(where: str | None) -> Path:
     return folder
 
 
-def glosses(folder: Path) -> Iterator[Gloss]:
-    """Yields all meanings."""
-    for part in _PARTS:
-        for line in _lines(folder / f"data.{part}"):
-            yield _gloss(line, part)
+def wordnet_files(folder: Path) -> list[Path]:
+    """Returns the files with the meanings of each part of speech."""
+    return [folder / f"data.{suffix}" for suffix in _PARTS]
+
+
+def glosses(path: Path) -> Iterator[Gloss]:
+    """Yields all meanings of one of `wordnet_files`."""
+    for line in _lines(path):
+        yield _gloss(line, _PARTS[path.suffix[1:]])
 
 
 def common_glosses(folder: Path) -> Iterator[Gloss]:
     """Yields words that WordNet counted in texts, each with its first meaning, in which it does not occur."""
-    for part in _PARTS:
-        meanings = {line[:8]: line for line in _lines(folder / f"data.{part}")}
-        for line in _lines(folder / f"index.{part}"):
+    for suffix, part in _PARTS.items():
+        meanings = {line[:8]: line for line in _lines(folder / f"data.{suffix}")}
+        for line in _lines(folder / f"index.{suffix}"):
             fields = line.split()
             counted, first = (int(fields[5 + int(fields[3])]), fields[6 + int(fields[3])])
             if counted and _PLAIN.fullmatch(fields[0]):
