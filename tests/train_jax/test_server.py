@@ -15,8 +15,10 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import jax
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 from support.scripted_model import BYTES, Scripted
 from support.small_gpt import engine_of
@@ -232,6 +234,17 @@ def test_a_long_body(client, service, monkeypatch):
     assert response.status_code == 413 and "longer than 1000 bytes" in response.json()["error"]["message"]
 
 
+def test_a_body_that_does_not_arrive(client, service, monkeypatch):
+    limited(service, monkeypatch, body_seconds=0.05)
+
+    async def go():
+        one = Client(client.app, TEXT, {}, reads=2, whole=False)
+        await one.run()
+        return one.received[0]["status"]
+
+    assert asyncio.run(go()) == 408
+
+
 def test_requests_a_minute(client, service, monkeypatch):
     service._times.clear()
     limited(service, monkeypatch, requests_per_minute=2)
@@ -350,8 +363,8 @@ def test_no_request_compiles(client):
 class Client:
     """Calls the application itself, to go away or to stop reading in the middle."""
 
-    def __init__(self, app, path, body, *, reads):
-        self.app, self.content, self.reads = app, json.dumps(body).encode(), reads
+    def __init__(self, app, path, body, *, reads, whole=True):
+        self.app, self.content, self.reads, self.whole = app, json.dumps(body).encode(), reads, whole
         self.scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
             "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
@@ -362,7 +375,7 @@ class Client:
     async def _receive(self):
         if self.content is not None:
             content, self.content = self.content, None
-            return {"type": "http.request", "body": content, "more_body": False}
+            return {"type": "http.request", "body": content, "more_body": not self.whole}
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
@@ -431,34 +444,67 @@ def test_an_engine_that_fails_is_said(monkeypatch, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-@pytest.mark.slow
-def test_the_official_client(service, client):
-    openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
+@pytest.fixture
+def port(client):
+    """Of the application behind a real server."""
     server = uvicorn.Server(uvicorn.Config(client.app, port=0, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         asyncio.run(until(lambda: server.started))
-        port = server.servers[0].sockets[0].getsockname()[1]
-        official = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-        fields = {"model": "toy", "messages": HELLO["messages"], "temperature": 0}
-        answer = official.chat.completions.create(**fields, logprobs=True)
-        assert answer.choices[0].message.content == "OK." and answer.usage.total_tokens == 19
-        assert [each.token for each in answer.choices[0].logprobs.content] == ["O", "K", "."]
-        stream = list(official.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
-        assert "".join(each.choices[0].delta.content or "" for each in stream if each.choices) == "OK."
-        assert stream[-1].usage.total_tokens == 19
-        text = official.completions.create(model="toy", prompt="a", max_tokens=3, temperature=0)
-        assert text.choices[0].text == "bcd"
-        assert [each.id for each in official.models.list()] == ["toy"]
-        with pytest.raises(openai.BadRequestError, match="temperature is 3"):
-            official.chat.completions.create(**fields | {"temperature": 3})
-        with official.completions.create(model="toy", prompt="a", max_tokens=90, stream=True) as stream:
-            next(iter(stream))
-        asyncio.run(until(lambda: service.thread.rows == 0))
+        yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
         thread.join()
+
+
+@pytest.mark.slow
+def test_fifty_clients(service, port, monkeypatch):
+    """For five seconds, beside one that never reads: every answer is whole, or 429."""
+    monkeypatch.setattr(service.thread, "_most_rows", 24)
+    alphabet, ends = "abcdefghijklmnopqrstuvwxyz" * 5, time.monotonic() + 5
+
+    def one(seed):
+        rng, statuses = random.Random(seed), []
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as own:
+            while time.monotonic() < ends:
+                most, stream = rng.randrange(1, 90), rng.random() < 0.5
+                response = own.post(TEXT, json=GREEDY | {"prompt": "a", "max_tokens": most, "stream": stream})
+                statuses.append(response.status_code)
+                if response.status_code == 200:
+                    answers = events_of(response) if stream else [response.json()]
+                    assert "".join(each["choices"][0]["text"] for each in answers) == alphabet[1 : most + 1]
+                else:
+                    assert response.json()["error"]["code"] == "queue_full"
+        return statuses
+
+    with socket.create_connection(("127.0.0.1", port)) as silent, ThreadPoolExecutor(50) as pool:
+        body = json.dumps({"prompt": "a", "max_tokens": 90, "n": 4, "stream": True, "logprobs": 0})
+        silent.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        statuses = [status for each in pool.map(one, range(50)) for status in each]
+    assert set(statuses) == {200, 429} and statuses.count(200) > 100
+    asyncio.run(until(lambda: service.thread.rows == 0))
+
+
+@pytest.mark.slow
+def test_the_official_client(service, port):
+    openai = pytest.importorskip("openai")
+    official = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    fields = {"model": "toy", "messages": HELLO["messages"], "temperature": 0}
+    answer = official.chat.completions.create(**fields, logprobs=True)
+    assert answer.choices[0].message.content == "OK." and answer.usage.total_tokens == 19
+    assert [each.token for each in answer.choices[0].logprobs.content] == ["O", "K", "."]
+    stream = list(official.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    assert "".join(each.choices[0].delta.content or "" for each in stream if each.choices) == "OK."
+    assert stream[-1].usage.total_tokens == 19
+    text = official.completions.create(model="toy", prompt="a", max_tokens=3, temperature=0)
+    assert text.choices[0].text == "bcd"
+    assert [each.id for each in official.models.list()] == ["toy"]
+    with pytest.raises(openai.BadRequestError, match="temperature is 3"):
+        official.chat.completions.create(**fields | {"temperature": 3})
+    with official.completions.create(model="toy", prompt="a", max_tokens=90, stream=True) as stream:
+        next(iter(stream))
+    asyncio.run(until(lambda: service.thread.rows == 0))
 
 
 # ---- the command
@@ -508,6 +554,7 @@ def test_a_run_is_served_until_it_is_told_to_end(run_dir, tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as server:
         try:
+            assert server.stdout.readline() == "run at step 3: 8 answers at a time, 32 tokens each; compiling\n"
             line = server.stdout.readline()
             base = line.split()[-1]
             assert line == f"serving at {base}\n" and base.startswith("http://127.0.0.1:") and base.endswith("/v1"), (

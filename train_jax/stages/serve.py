@@ -96,8 +96,9 @@ def open_service(config: Serve, token: str) -> Any:
     model = TextModel(restore(config.run_dir, step=config.step), config.data_dir, devices)
     capacity, slots = min(config.context_tokens, model.positions), -(-config.slots // devices.count) * devices.count
     engine = model.engine_of(slots, capacity)
-    warm_up(engine, capacity)
     name = config.model_name or PurePath(config.run_dir).name
+    print(f"{name} at step {model.step}: {slots} answers at a time, {capacity} tokens each; compiling", flush=True)
+    warm_up(engine, capacity)
     return Service(engine, model.tokenizer, slots=slots, capacity=capacity, model=name, limits=config, token=token)
 
 
