@@ -1,5 +1,5 @@
 # Sourced by the scripts: creates .venv with the pinned versions if it is missing or out of date, and activates it.
-#   source ./environment.sh [extra …]      extras of pyproject.toml: text, chat, test, docs, tpu, cuda, gcs; and pod, the TPU compiler
+#   source ./environment.sh [extra …]      extras of pyproject.toml: text, chat, test, docs, serve, tpu, cuda, gcs; and pod, the TPU compiler
 
 _python=${PYTHON:-python3}
 _sum=$(cat pyproject.toml constraints.txt | cksum)

@@ -20,6 +20,7 @@ VALUES = ("0", "-5", "nan", "inf", "1e400", str(10**30), "")
 REQUIRED = {
     "evaluate": ["run"], "score": ["data", "file"], "solve": ["run"], "export": ["run"], "report": ["run"],
     "summary": ["run"], "core": ["run", "bundle"], "generate": ["run"], "chat-eval": ["run"],
+    "chat": ["run"], "serve": ["run"],
 }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def rule_of(config_class, field):
 
 def cases():
     classes = {"evaluate": evaluate.Evaluate, "solve": solve.Solve}
-    for stage in ("score", "export", "report", "summary", "core", "generate", "chat-eval"):
+    for stage in ("score", "export", "report", "summary", "core", "generate", "chat-eval", "chat", "serve"):
         module = importlib.import_module(f"train_jax.stages.{stage.replace('-', '_')}")
         classes[stage] = getattr(module, stage.title().replace("-", ""))
     for stage, config_class in classes.items():

@@ -1,18 +1,14 @@
 """`trm generate`: text as it comes, JSON lines, files of prompts, and one line for every mistake."""
 
-import dataclasses
 import json
 
 import pytest
-from support.presets import with_fields
-from support.untrained_run import write_run_of
+from support.untrained_run import write_language_run
 
 from train_jax import load_run
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
-from train_jax.run.presets import preset
 from train_jax.tasks.language.generation import read_prompts
-from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.tokenizer import Tokenizer
 
 POSITIONS = 160
@@ -22,17 +18,7 @@ POSITIONS = 160
 def run_dir(made_once):
     """An untrained run, which at initialization gives every token the same probability."""
 
-    def make(folder):
-        (folder / "source").mkdir()
-        for number in range(40):
-            (folder / "source" / f"{number}.txt").write_text(f"{number} + {number} = {2 * number}\n" * 20)
-        options = {"vocab_size": 280, "test_share": 0.2, "output_dir": folder / "set"}
-        TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
-        config = dataclasses.replace(preset("chat-tiny"), data_dir=str(folder / "set"), run_dir=str(folder / "run"))
-        sizes = {"seq_len": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "global_batch_size": 2}
-        write_run_of(with_fields(config, sizes), step=3)
-
-    return str(made_once("generate", make) / "run")
+    return str(made_once("generate", write_language_run) / "run")
 
 
 def records_of(text):

@@ -131,21 +131,28 @@ class TextModel:
 
         Raises `UserError` for more tokens than the model has positions.
         """
-        run, devices = self._run, self._devices.count
-        try:
-            positions = positions_of(run.objective.fn.module)
-        except ValueError as error:
-            raise UserError(f"--model {run.config.model}: {error}") from None
         for prompt, tokens in ((len(each.prompt), each.max_tokens) for each in requests):
-            if prompt + tokens > positions + 1:  # the last token is no input
+            if prompt + tokens > self.positions + 1:  # the last token is no input
                 raise UserError(
                     f"a prompt of {prompt} tokens and --max-tokens {tokens} need {prompt + tokens - 1} positions, the "
-                    f"model has {positions}; use {_remedy(positions + 1 - prompt)}"
+                    f"model has {self.positions}; use {_remedy(self.positions + 1 - prompt)}"
                 )
         longest = max(len(each.prompt) + each.max_tokens for each in requests)
-        capacity = min(-(-longest // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE, positions)
-        rows = min(len(requests), max(batch_size, devices))
-        return Engine.of_run(run, self._devices, slots=-(-rows // devices) * devices, capacity=capacity)
+        capacity = min(-(-longest // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE, self.positions)
+        return self.engine_of(min(len(requests), max(batch_size, self._devices.count)), capacity)
+
+    def engine_of(self, rows: int, capacity: int) -> Engine:
+        """Returns an engine for at least this many rows of `capacity` tokens, the same number on every device."""
+        devices = self._devices.count
+        return Engine.of_run(self._run, self._devices, slots=-(-rows // devices) * devices, capacity=capacity)
+
+    @property
+    def positions(self) -> int:
+        """The largest number of tokens that the model reads. Raises `UserError` for a model without a cache."""
+        try:
+            return positions_of(self._run.objective.fn.module)
+        except ValueError as error:
+            raise UserError(f"--model {self._run.config.model}: {error}") from None
 
 
 def _remedy(most: int) -> str:

@@ -9,6 +9,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from train_jax.tasks.language.chat.conversations import special_tokens
 from train_jax.tasks.language.tokenizer import Tokenizer
@@ -58,6 +59,16 @@ def _value(node: ast.expr) -> int | float:
         ):
             return text.count(part)
     raise ValueError(f"the calculator does not know {type(node).__name__}")
+
+
+def answer_ends(tokenizer: Tokenizer, *, has_tool: bool = True) -> dict[str, Any]:
+    """Returns the fields of a `Request` for an assistant's message: its last tokens, and the calculator for its calls.
+
+    Without the calculator, a call ends the message.
+    """
+    special = special_tokens(tokenizer)
+    stop = (special["<|assistant_end|>"], tokenizer.bos, special["<|python_end|>"])
+    return {"stop": stop, "respond": tool_of(tokenizer) if has_tool else None}
 
 
 def tool_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], list[int] | None]:

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from train_jax.errors import UserError
 from train_jax.run.folder import write_text
 from train_jax.run.restore import Restored
-from train_jax.tasks.language.chat.calculator import tool_of
-from train_jax.tasks.language.chat.conversations import render_prompt, special_tokens
+from train_jax.tasks.language.chat.calculator import answer_ends
+from train_jax.tasks.language.chat.conversations import render_prompt
 from train_jax.tasks.language.chat.problems import Problems
+from train_jax.tasks.language.chat.text_stream import answer_stream
 from train_jax.tasks.language.core_evaluation import Scorer
 from train_jax.tasks.language.engine import Generation, Request
 from train_jax.tasks.language.sampling import GREEDY, Sampling
@@ -77,15 +78,13 @@ def chat_core(scores: Iterable[Score]) -> float:
 
 def answer_request(tokenizer: Tokenizer, problems: Problems, index: int, how: Answering, sample: int = 0) -> Request:
     """Returns the request for an answer, which ends with the message, or with a call if there is no calculator."""
-    special = special_tokens(tokenizer)
     return Request(
         prompt=render_prompt(tokenizer, problems.conversation(index)[:-1]),
         max_tokens=how.max_tokens,
         sampling=how.sampling,
         seed=how.seed,
         sample=sample,
-        stop=(special["<|assistant_end|>"], tokenizer.bos, special["<|python_end|>"]),
-        respond=tool_of(tokenizer) if problems.has_tool else None,
+        **answer_ends(tokenizer, has_tool=problems.has_tool),
     )
 
 
@@ -97,18 +96,8 @@ def answer_requests(tokenizer: Tokenizer, problems: Problems, how: Answering) ->
 
 def written_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
     """Returns the text of an assistant's message, without calls of tools, their outputs and special tokens."""
-    special = special_tokens(tokenizer)
-    closing = {special[f"<|{name}_start|>"]: special[f"<|{name}_end|>"] for name in ("python", "output")}
-    kept: list[int] = []
-    until = None
-    for token in tokens:
-        if until is not None:
-            until = None if token == until else until
-        elif token in closing:
-            until = closing[token]
-        elif token not in special.values():
-            kept.append(token)
-    return tokenizer.decode(kept)
+    stream, tokens = answer_stream(tokenizer), list(tokens)
+    return stream.feed(tokens, [0.0] * len(tokens)).text + stream.finish().text
 
 
 def generative_score(complete: Complete, tokenizer: Tokenizer, problems: Problems, how: Answering) -> Score:

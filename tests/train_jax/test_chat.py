@@ -1,0 +1,110 @@
+"""`trm chat`: a conversation from a pipe, and one line for every mistake."""
+
+import io
+import signal
+
+import pytest
+from support.scripted_model import BYTES, Scripted
+from support.small_gpt import engine_of
+from support.untrained_run import write_language_run
+
+from train_jax.__main__ import main as trm
+from train_jax.runtime.devices import Devices
+from train_jax.stages import chat
+from train_jax.stages.chat import Chat, Session
+
+
+@pytest.fixture(scope="module")
+def run_dir(made_once):
+    return str(made_once("generate", write_language_run) / "run")
+
+
+@pytest.fixture
+def say(monkeypatch, capsys):
+    """Runs `trm chat` with these lines; returns the status, the output and the errors."""
+
+    def run(*arguments, lines=""):
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        status = trm(["chat", *arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+class ScriptedModel:
+    """Stands for a `TextModel`, with the model that answers by a call of the calculator; it has one engine."""
+
+    tokenizer, positions = BYTES, 64
+
+    def __init__(self):
+        self.engine = engine_of(Scripted(), Devices(1), slots=1, capacity=self.positions, tokens_per_dispatch=2)
+
+    def engine_of(self, rows, capacity):
+        assert (rows, capacity) == (1, self.positions)
+        return self.engine
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ScriptedModel()
+
+
+@pytest.mark.slow
+def test_a_run_answers(run_dir, say):
+    status, out, err = say(run_dir, "--temperature", "0", "--max-tokens", "3", lines="hi\nhow?\n")
+    assert (status, out, err) == (0, "\0\0\0\n" * 2, ""), "all logits are 0, so the token is the byte 0"
+
+
+def test_lines_of_a_pipe_are_answered(model, say, monkeypatch):
+    monkeypatch.setattr(chat, "restore", lambda *_, **options: None)
+    monkeypatch.setattr(chat, "TextModel", lambda *_: model)
+    lines = "hi\n\n/clear\n/what now\n" + "a" * 62 + "\n\ud800\nagain\n/exit\nnever\n"
+    status, out, err = say("run", "--temperature", "0", lines=lines)
+    assert (status, out) == (0, "[6*7][= 42]OK.\n" * 2)
+    command, length, text = err.splitlines()
+    assert command == "trm: unknown command '/what'; /clear begins a new conversation, /exit ends"
+    assert length == "trm: the conversation has 66 tokens, the model reads 64; begin another by /clear"
+    assert text == "trm: '\\ud800' is not valid UTF-8; correct it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--step", "8"], "no checkpoint of step 8"),
+        (["--data-dir", "nowhere"], "nowhere/tokenizer.json does not exist"),
+        (["--top-p", "0"], "--top-p is 0.0; use a value above 0 to 1"),
+    ],
+)
+def test_a_mistake_is_one_line(run_dir, say, arguments, message):
+    status, out, err = say(run_dir, *arguments)
+    assert (status, out) == (2, "") and message in err and len(err.splitlines()) == 1
+
+
+def test_calls_are_shown_and_a_turn_computes_only_what_is_new(model):
+    session = Session(model, Chat("run", temperature=0.0))
+    assert "".join(session.answer("hi")) == "[6*7][= 42]OK."
+    before, length = model.engine.counts.prefilled, len(session.tokens)
+    assert "".join(session.answer("more")) == "[6*7][= 42]OK."
+    assert model.engine.counts.prefilled == before and len(session.tokens) > length
+    session.clear()
+    assert "".join(session.answer("hi")) == "[6*7][= 42]OK." and len(session.tokens) == length
+    assert model.engine.counts.prefilled == before + 1
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(model, capsys, monkeypatch):
+    session, before = Session(model, Chat("run", temperature=0.0)), signal.getsignal(signal.SIGINT)
+    step, steps = model.engine.step, []
+
+    def interrupted():
+        steps.append(1)
+        if len(steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step()
+
+    monkeypatch.setattr(model.engine, "step", interrupted)
+    chat._print_answer(session, "hi")
+    assert capsys.readouterr().out == "[6*7]\n" and len(steps) == 3 and model.engine.idle
+    assert session.tokens[-1] == BYTES.specials["<|assistant_end|>"]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "".join(session.answer("hi")) == "[6*7][= 42]OK."

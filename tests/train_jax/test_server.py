@@ -1,0 +1,599 @@
+"""`trm serve`: OpenAI's interface, its limits, many clients at once and clients that go away."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import jax
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+from support.scripted_model import BYTES, Scripted
+from support.small_gpt import engine_of
+from support.untrained_run import write_language_run
+
+from train_jax.__main__ import main as trm
+from train_jax.runtime.devices import Devices
+from train_jax.tasks.language.chat.engine_thread import warm_up
+from train_jax.tasks.language.chat.protocol import Limits
+from train_jax.tasks.language.chat.server import Service, create_app
+from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
+
+SLOTS, CAPACITY = 4, 96
+HERE = "http://127.0.0.1"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+GREEDY = {"temperature": 0}
+
+
+def service_of():
+    engine = engine_of(Scripted(), Devices(1), slots=SLOTS, capacity=CAPACITY)
+    limits = Limits(requests_per_minute=10**6, prompt_tokens=80)
+    return Service(engine, BYTES, slots=SLOTS, capacity=CAPACITY, model="toy", limits=limits, token="")
+
+
+@pytest.fixture(scope="module")
+def service():
+    service = service_of()
+    warm_up(service.thread.engine, CAPACITY)
+    return service
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    with TestClient(create_app(service), base_url=HERE) as client:
+        yield client
+
+
+@pytest.fixture
+def slow(service, monkeypatch):
+    """A dispatch takes 20 ms, so that a test can do something before an answer is complete."""
+    step = service.thread.engine.step
+    monkeypatch.setattr(service.thread.engine, "step", lambda: (time.sleep(0.02), step())[1])
+
+
+def limited(service, monkeypatch, **fields):
+    monkeypatch.setattr(service, "limits", dataclasses.replace(service.limits, **fields))
+
+
+def events_of(response):
+    assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n") if line and not line.startswith(":")]
+    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+# ---- the protocol
+
+
+def test_a_message_is_answered_without_the_calls_of_its_tool(client):
+    answer = client.post(CHAT, json=HELLO | GREEDY).json()
+    assert answer["object"] == "chat.completion" and answer["model"] == "toy" and answer["id"].startswith("chatcmpl-")
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "OK.", "refusal": None}
+    assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "stop", None)
+    # <|python_start|> 6*7 <|python_end|> <|output_start|> 42 <|output_end|> OK. <|assistant_end|>
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 13, "total_tokens": 19}
+
+
+def test_a_stream_has_the_same_text(client):
+    fields = HELLO | GREEDY | {"stream": True, "stream_options": {"include_usage": True}, "n": 2, "logprobs": True}
+    *chunks, usage = events_of(client.post(CHAT, json=fields))
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 26 and usage["usage"]["prompt_tokens"] == 6
+    assert all(each["usage"] is None and each["object"] == "chat.completion.chunk" for each in chunks)
+    for index in (0, 1):
+        choices = [choice for each in chunks for choice in each["choices"] if choice["index"] == index]
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == "OK."
+        assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+        tokens = [token for choice in choices for token in (choice["logprobs"] or {"content": []})["content"]]
+        assert [token["token"] for token in tokens] == ["O", "K", "."]
+        assert all(-3 < token["logprob"] < -2 and token["top_logprobs"] == [] for token in tokens)
+    assert "usage" not in events_of(client.post(CHAT, json=HELLO | {"stream": True}))[0]
+
+
+def test_texts_are_continued(client):
+    answer = client.post(TEXT, json=GREEDY | {"prompt": "xa", "max_tokens": 5, "logprobs": 0}).json()
+    assert answer["object"] == "text_completion" and answer["id"].startswith("cmpl-")
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("bcdef", "length")
+    assert choice["logprobs"]["tokens"] == list("bcdef") and choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
+    for prompt in (["a", "m"], [list(b"a"), list(b"m")]):
+        choices = client.post(TEXT, json=GREEDY | {"prompt": prompt, "n": 2, "max_tokens": 2}).json()["choices"]
+        assert [(each["index"], each["text"]) for each in choices] == [(0, "bc"), (1, "bc"), (2, "no"), (3, "no")]
+    chunks = events_of(client.post(TEXT, json=GREEDY | {"prompt": [97], "stream": True}))
+    assert "".join(each["choices"][0]["text"] for each in chunks) == "bcdefghijklmnopq"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_ends_before_a_stop_string(client, stream):
+    fields = GREEDY | {"prompt": "a", "max_tokens": 90, "stop": ["mno", "nothing"], "logprobs": 0, "stream": stream}
+    response = client.post(TEXT, json=fields)
+    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    assert "".join(each["text"] for each in choices) == "bcdefghijkl"
+    assert choices[-1]["finish_reason"] == "stop"
+    assert sum(len((each["logprobs"] or {"tokens": []})["tokens"]) for each in choices) == 11
+
+
+def test_a_seed_gives_the_same_text_and_samples_differ(client):
+    fields = {"prompt": "a", "seed": -5, "n": 3, "max_tokens": 8}
+    first, again = ([each["text"] for each in client.post(TEXT, json=fields).json()["choices"]] for _ in range(2))
+    assert first == again and len(set(first)) == 3
+    unseeded = {client.post(TEXT, json={"prompt": "a", "max_tokens": 8}).json()["choices"][0]["text"] for _ in "123"}
+    assert len(unseeded) == 3
+
+
+def test_roles_and_parts_of_messages(client):
+    def tokens(messages):
+        response = client.post(CHAT, json=GREEDY | {"messages": messages})
+        assert response.status_code == 200, response.text
+        return response.json()["usage"]["prompt_tokens"]
+
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    system = [{"role": role, "content": "S"} for role in ("system", "developer")]
+    turn = {"role": "user", "content": "hi"}
+    assert tokens([{"role": "user", "content": parts}]) == tokens([turn]) == 6
+    assert tokens([system[0], turn]) == tokens([system[1], turn]) == 9
+    assert tokens([turn, {"role": "assistant", "content": "OK"}, turn]) == 14
+
+
+def test_the_other_paths(client, service):
+    assert client.get("/health").json() == {"status": "ok"}
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["toy"]
+    assert client.get("/v1/models/toy").json()["object"] == "model"
+    assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+    client.post(TEXT, json={"prompt": "a", "max_tokens": 3})
+    lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+    assert int(lines["trm_tokens_total"]) >= 3 and int(lines['trm_requests_total{status="200"}']) >= 1
+    assert lines["trm_rows"] == "0" and lines["trm_slots"] == str(SLOTS)
+    for response, status in ((client.get("/nowhere"), 404), (client.get(CHAT), 405)):
+        assert response.status_code == status and response.json()["error"]["type"] == "invalid_request_error"
+
+
+# ---- mistakes and limits
+
+MISTAKES = [
+    ("temperature", 3, "temperature is 3; use at most 2"),
+    ("temperature", "hot", "temperature is 'hot'; use a value from 0 to 2"),
+    ("temperature", 10**400, "use at most 2"),
+    ("top_p", 0, "top_p is 0; use a value above 0 to 1"),
+    ("n", 17, "n is 17; use at most 16"),
+    ("n", 1.5, "use a whole number from 1 to 16"),
+    ("n", True, "use a whole number"),
+    ("seed", 2**64, "seed is"),
+    ("max_tokens", 0, "max_tokens is 0; use at least 1"),
+    ("max_tokens", 1000, "max_tokens is 1000, and the prompt has 6 tokens; use at most 91"),
+    ("stream", "yes", "stream is 'yes'; use True or False"),
+    ("stream_options", {"include_usage": 1}, 'use {"include_usage": true}'),
+    ("stream_options", 5, 'use {"include_usage": true}'),
+    ("stop", ["a"] * 5, "use a text, or at most 4, each of 1 to 256 characters"),
+    ("stop", "", "stop is ['']; use a text"),
+    ("stop", {"a": 1}, "stop is a dict"),
+    ("top_logprobs", 2, "top_logprobs is 2; use 0 (only the chosen token has a log-probability)"),
+    ("presence_penalty", 1, "presence_penalty is 1; use 0 (there are no penalties)"),
+    ("tools", [{"type": "function"}], "tools is not supported here; leave it out"),
+    ("model", "gpt-4o", "the model 'gpt-4o' is not here; use 'toy'"),
+    ("model", ["toy"], "use 'toy'"),
+    ("messages", [], "messages: [] is no conversation"),
+    ("messages", "hi", "is no conversation"),
+    ("messages", [{"role": "user"}], "the content None of a message from user is not text"),
+    ("messages", [{"role": "king", "content": "hi"}], "is no message; expected a role"),
+    ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "of a message from user is not text"),
+    ("messages", [*HELLO["messages"], {"role": "assistant", "content": "a"}], "expected one from the user"),
+    ("messages", [{"role": "user", "content": "\ud800"}], "is not valid UTF-8"),
+    ("messages", [{"role": "user", "content": "a" * 77}], "the prompt has 81 tokens; use at most 80"),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"), MISTAKES, ids=[f"{each[0]}-{n}" for n, each in enumerate(MISTAKES)]
+)
+def test_a_wrong_field_is_named(client, field, value, message):
+    response = client.post(CHAT, content=json.dumps(HELLO | {field: value}))
+    error = response.json()["error"]
+    assert response.status_code == (404 if field == "model" else 400)
+    assert message in error["message"] and error["param"] == field and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("prompt", [5, None, [], [[]], ["a", 5], [300], [-1], [True], {"a": 1}, [["a"]]], ids=str)
+def test_a_wrong_prompt(client, prompt):
+    response = client.post(TEXT, json={"prompt": prompt})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[1]", b"\xff", b'{"n": NaN}', b"[" * 10**5, b'{"n": ' + b"9" * 5000 + b"}"],
+    ids=lambda content: content[:6].decode(errors="replace") + f"-{len(content)}",
+)
+def test_a_body_that_is_no_object(client, content):
+    response = client.post(CHAT, content=content)
+    assert response.status_code == 400 and "the body is" in response.json()["error"]["message"]
+
+
+def test_unknown_fields_and_null_are_ignored(client):
+    fields = {"user": "me", "nonsense": [1], "n": None, "stop": None, "tools": [], "logit_bias": {}, "seed": None}
+    assert client.post(CHAT, json=HELLO | GREEDY | fields).json()["choices"][0]["message"]["content"] == "OK."
+
+
+def test_a_long_body(client, service, monkeypatch):
+    limited(service, monkeypatch, body_bytes=1000)
+    response = client.post(TEXT, json={"prompt": "a" * 1000})
+    assert response.status_code == 413 and "longer than 1000 bytes" in response.json()["error"]["message"]
+
+
+def test_a_body_that_does_not_arrive(client, service, monkeypatch):
+    limited(service, monkeypatch, body_seconds=0.05)
+
+    async def go():
+        one = Client(client.app, TEXT, {}, reads=2, whole=False)
+        await one.run()
+        return one.received[0]["status"]
+
+    assert asyncio.run(go()) == 408
+
+
+def test_requests_a_minute(client, service, monkeypatch):
+    service._times.clear()
+    limited(service, monkeypatch, requests_per_minute=2)
+    responses = [client.post(TEXT, json={"prompt": "a", "max_tokens": 1}) for _ in range(3)]
+    assert [each.status_code for each in responses] == [200, 200, 429]
+    assert responses[2].json()["error"]["code"] == "rate_limit_exceeded" and responses[2].headers["retry-after"]
+    assert client.get("/health").status_code == 200
+
+
+def test_more_answers_than_wait(client, service, slow, monkeypatch):
+    monkeypatch.setattr(service.thread, "_most_rows", SLOTS + 2)
+    fields = {"prompt": "a", "max_tokens": 40}
+    with ThreadPoolExecutor(10) as pool:
+        responses = list(pool.map(lambda _: client.post(TEXT, json=fields), range(10)))
+    statuses = [each.status_code for each in responses]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= SLOTS + 2
+    assert {each.json()["error"]["code"] for each in responses if each.status_code == 429} == {"queue_full"}
+    assert service.thread.rows == 0
+
+
+def test_pages_of_other_sites(client):
+    fields = {"json": {"prompt": "a", "max_tokens": 1}}
+    statuses = {}
+    for name, headers in {
+        "no origin": {},
+        "own origin": {"Origin": HERE},
+        "origin": {"Origin": "http://evil.example"},
+        "null": {"Origin": "null"},
+        "host": {"Host": "evil.example"},
+        "no host": {"Host": "[::1"},
+        "ipv6": {"Host": "[::1]:80"},
+    }.items():
+        statuses[name] = client.post(TEXT, headers=headers, **fields).status_code
+    expected = {
+        "no origin": 200,
+        "own origin": 200,
+        "origin": 403,
+        "null": 403,
+        "host": 403,
+        "no host": 403,
+        "ipv6": 200,
+    }
+    assert statuses == expected
+
+
+def test_a_token(service, client, monkeypatch):
+    monkeypatch.setattr(service, "token", "secret-ü")
+    given = {
+        "none": {},
+        "wrong": {"Authorization": b"Bearer x"},
+        "right": {"Authorization": "Bearer secret-ü".encode()},
+    }
+    for name, headers in given.items():
+        responses = [client.get(path, headers=headers) for path in ("/v1/models", "/metrics")]
+        responses.append(client.post(TEXT, json={"prompt": "a", "max_tokens": 1}, headers=headers))
+        assert [each.status_code for each in responses] == [200 if name == "right" else 401] * 3
+        assert not any("secret" in each.text for each in responses)
+    assert client.get("/health").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_thousand_malformed_requests(client, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    values = [None, -1, 10**30, 1e308, "", "\ud800", "x" * 100, [], [[[]]], {}, {"a": []}, True, [None], [{}]]
+    rng = random.Random(0)
+    right = {name: 1 for name in ("n", "max_tokens", "temperature", "top_p", "seed")}
+    for number in range(1000):
+        body = HELLO | right | {"prompt": "a", "stop": "x", "stream": False}
+        wrong = "n" if number % 2 else "prompt"
+        for name in rng.sample(sorted(body), 3):
+            body[name] = rng.choice(values)
+        body |= {"n": rng.choice([0, "1", [], -(10**30)])} if wrong == "n" else {"stop": rng.choice([5, {}, [5], ""])}
+        content = json.dumps(body).encode()
+        content = content[: rng.randrange(len(content))] if number % 7 == 0 else content
+        response = client.post(rng.choice([CHAT, TEXT]), content=content)
+        assert 400 <= response.status_code < 500, (body, response.text)
+        assert response.json()["error"]["message"]
+    assert not list(tmp_path.iterdir())
+
+
+# ---- many clients
+
+
+def test_eight_clients_at_once_get_what_each_gets_alone(client):
+    bodies = [
+        {"prompt": "abc"[: 1 + n % 3] * (1 + n), "seed": n, "max_tokens": 20 + n, "temperature": n / 4, "top_p": 0.9}
+        for n in range(8)
+    ]
+
+    def text(body):
+        (choice,) = client.post(TEXT, json=body | {"logprobs": 0}).json()["choices"]
+        return choice["text"], choice["logprobs"]["tokens"]
+
+    alone = [text(body) for body in bodies]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(text, bodies)) == alone
+
+
+def test_no_request_compiles(client):
+    names = []
+
+    def listen(event, _, **of):
+        if "backend_compile" in event:
+            names.append(of["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for n in range(1, 9):
+            body = {"prompt": "a" * 9 * n, "temperature": n / 4, "top_k": n, "top_p": 1 / n, "stop": "x" * n, "n": n}
+            assert client.post(TEXT, json=body | {"max_tokens": n}).status_code == 200
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not names
+
+
+class Client:
+    """Calls the application itself, to go away or to stop reading in the middle."""
+
+    def __init__(self, app, path, body, *, reads, whole=True):
+        self.app, self.content, self.reads, self.whole = app, json.dumps(body).encode(), reads, whole
+        self.scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
+            "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
+            "headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+        }  # fmt: skip
+        self.gone, self.received = asyncio.Event(), []
+
+    async def _receive(self):
+        if self.content is not None:
+            content, self.content = self.content, None
+            return {"type": "http.request", "body": content, "more_body": not self.whole}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message):
+        if len(self.received) >= self.reads:
+            await asyncio.Event().wait()
+        self.received.append(message)
+
+    async def run(self):
+        await self.app(self.scope, self._receive, self._send)
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_slots(client, service, slow, stream):
+    body = {"prompt": "a", "max_tokens": 90, "n": 3, "stream": stream}
+
+    async def go():
+        one = Client(client.app, TEXT, body, reads=2)
+        running = asyncio.create_task(one.run())
+        await until(lambda: service.thread.engine.counts.decodes > before + 1)
+        assert service.thread.rows == 3
+        one.gone.set()
+        await until(lambda: service.thread.rows == 0)
+        await running
+
+    before = service.thread.engine.counts.decodes
+    asyncio.run(go())
+    assert service.thread.engine.counts.decodes < before + 11, "of the 12 dispatches of a whole answer"
+    assert service.thread.engine.idle
+
+
+def test_a_client_that_never_reads_holds_no_other_up(client, service, monkeypatch):
+    monkeypatch.setattr(service.thread, "_unread", 4)
+    body = GREEDY | {"prompt": "a", "max_tokens": 90, "stream": True}
+
+    async def go():
+        one = Client(client.app, TEXT, body, reads=1)
+        running = asyncio.create_task(one.run())
+        await until(lambda: one.received)
+        answer = await asyncio.to_thread(client.post, TEXT, json=body | {"max_tokens": 8, "stream": False})
+        assert answer.json()["choices"][0]["text"] == "bcdefghi"
+        await until(lambda: service.thread.rows == 0)
+        assert not running.done()
+        one.gone.set()
+        await running
+
+    before = service.thread.engine.counts.tokens
+    asyncio.run(go())
+    assert service.thread.engine.counts.tokens < before + 90, "the answer was cancelled"
+
+
+def test_an_engine_that_fails_is_said(monkeypatch, caplog):
+    service = service_of()
+    with TestClient(create_app(service), base_url=HERE) as client:
+        monkeypatch.setattr(service.thread.engine, "step", lambda: 1 / 0)
+        for _ in range(2):
+            response = client.post(TEXT, json={"prompt": "a"})
+            assert response.status_code == 503 and response.json()["error"]["type"] == "server_error"
+        assert client.get("/health").status_code == 503
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.fixture
+def port(client):
+    """Of the application behind a real server."""
+    server = uvicorn.Server(uvicorn.Config(client.app, port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        asyncio.run(until(lambda: server.started))
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.slow
+def test_fifty_clients(service, port, monkeypatch):
+    """For five seconds, beside one that never reads: every answer is whole, or 429."""
+    monkeypatch.setattr(service.thread, "_most_rows", 24)
+    alphabet, ends = "abcdefghijklmnopqrstuvwxyz" * 5, time.monotonic() + 5
+
+    def one(seed):
+        rng, statuses = random.Random(seed), []
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as own:
+            while time.monotonic() < ends:
+                most, stream = rng.randrange(1, 90), rng.random() < 0.5
+                response = own.post(TEXT, json=GREEDY | {"prompt": "a", "max_tokens": most, "stream": stream})
+                statuses.append(response.status_code)
+                if response.status_code == 200:
+                    answers = events_of(response) if stream else [response.json()]
+                    assert "".join(each["choices"][0]["text"] for each in answers) == alphabet[1 : most + 1]
+                else:
+                    assert response.json()["error"]["code"] == "queue_full"
+        return statuses
+
+    with socket.create_connection(("127.0.0.1", port)) as silent, ThreadPoolExecutor(50) as pool:
+        body = json.dumps({"prompt": "a", "max_tokens": 90, "n": 4, "stream": True, "logprobs": 0})
+        silent.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        statuses = [status for each in pool.map(one, range(50)) for status in each]
+    assert set(statuses) == {200, 429} and statuses.count(200) > 100
+    asyncio.run(until(lambda: service.thread.rows == 0))
+
+
+@pytest.mark.slow
+def test_the_official_client(service, port):
+    openai = pytest.importorskip("openai")
+    official = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    fields = {"model": "toy", "messages": HELLO["messages"], "temperature": 0}
+    answer = official.chat.completions.create(**fields, logprobs=True)
+    assert answer.choices[0].message.content == "OK." and answer.usage.total_tokens == 19
+    assert [each.token for each in answer.choices[0].logprobs.content] == ["O", "K", "."]
+    stream = list(official.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    assert "".join(each.choices[0].delta.content or "" for each in stream if each.choices) == "OK."
+    assert stream[-1].usage.total_tokens == 19
+    text = official.completions.create(model="toy", prompt="a", max_tokens=3, temperature=0)
+    assert text.choices[0].text == "bcd"
+    assert [each.id for each in official.models.list()] == ["toy"]
+    with pytest.raises(openai.BadRequestError, match="temperature is 3"):
+        official.chat.completions.create(**fields | {"temperature": 3})
+    with official.completions.create(model="toy", prompt="a", max_tokens=90, stream=True) as stream:
+        next(iter(stream))
+    asyncio.run(until(lambda: service.thread.rows == 0))
+
+
+# ---- the command
+
+
+@pytest.fixture(scope="module")
+def run_dir(made_once):
+    return str(made_once("generate", write_language_run) / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--host", "0.0.0.0"],
+            "--host 0.0.0.0 is reached by others, and TRM_TOKEN is not set; set it to a secret token",
+        ),
+        (["--host", "no.such.host.invalid", "--token-variable", "HOME"], "use another address or port"),
+        (["--step", "8", "--port", "0"], "no checkpoint of step 8"),
+        (["--queue", "-1"], "--queue is -1; use at least 0"),
+    ],
+)
+def test_a_mistake_is_one_line(run_dir, capsys, arguments, message):
+    assert trm(["serve", run_dir, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1, error
+
+
+def test_a_port_in_use(run_dir, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert trm(["serve", run_dir, "--port", str(other.getsockname()[1])]) == 2
+    assert "use another address or port" in capsys.readouterr().err
+
+
+def test_without_the_packages(run_dir, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert trm(["serve", run_dir]) == 2
+    line = "trm: this command needs the package uvicorn; install it with `pip install 'trm-bridge[serve]'`\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.slow
+def test_a_run_is_served_until_it_is_told_to_end(run_dir, tmp_path):
+    command = [sys.executable, "-m", "train_jax", "serve", run_dir, "--port", "0", "--context-tokens", "32"]
+    environment = os.environ | {"TRM_TOKEN": "secret-token", "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as server:
+        try:
+            assert server.stdout.readline() == "run at step 3: 8 answers at a time, 32 tokens each; compiling\n"
+            line = server.stdout.readline()
+            base = line.split()[-1]
+            assert line == f"serving at {base}\n" and base.startswith("http://127.0.0.1:") and base.endswith("/v1"), (
+                line
+            )
+            headers = {"Authorization": "Bearer secret-token"}
+            request = urllib.request.Request(f"{base}/completions", b'{"prompt": "1", "temperature": 0}', headers)
+            with urllib.request.urlopen(request) as response:
+                answer = json.load(response)
+            assert answer["model"] == "run" and answer["choices"][0]["text"] == "\0" * 16
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(f"{base}/models")
+        finally:
+            server.terminate()
+            rest = server.stdout.read()
+        assert server.wait(timeout=20) == -signal.SIGTERM and rest == ""
+
+
+# ---- text
+
+
+def test_text_appears_when_it_is_known():
+    def pieces(text, stop):
+        stream = TextStream(BYTES, stop=stop)
+        return [*(stream.feed([byte], [0.0]).text for byte in text.encode()), stream.finish().text]
+
+    assert pieces("aü", ()) == ["a", "", "ü", ""]
+    assert "".join(pieces("xaab.", ("aac", "b!"))) == "xaab."
+    assert pieces("xab", ("abc",)) == ["x", "", "", "ab"], "what may begin a stop string waits for the end"
+    assert pieces("xabcd", ("abc",)) == ["x", "", "", "", "", ""]
+    assert "".join(pieces("aaab", ("aab",))) == "a"
+    assert "".join(pieces("xyz", ("yz", "xyz"))) == "", "of two that end together, the longer one"
+
+
+def test_calls_outputs_and_special_tokens_have_no_text():
+    tokens = [*b"a", BYTES.specials["<|python_start|>"], *b"1+1", BYTES.specials["<|python_end|>"]]
+    tokens += [BYTES.specials["<|output_start|>"], *b"2", BYTES.specials["<|output_end|>"], *b"b", BYTES.bos, 0xC3]
+    stream = answer_stream(BYTES)
+    piece = stream.feed(tokens, [0.0] * len(tokens))
+    assert piece.text == "ab" and [token.bytes for token in piece.tokens] == [b"a", b"b"]
+    rest = stream.finish()
+    assert rest.text == "\ufffd" and [token.bytes for token in rest.tokens] == [b"\xc3"]

@@ -1,0 +1,193 @@
+"""One thread that owns an engine: requests reach it, and their texts leave it, by queues.
+
+The thread never waits for a client: an answer whose queue is full, since nobody reads it, is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from train_jax.tasks.language.chat.protocol import ApiError, Call
+from train_jax.tasks.language.chat.text_stream import Piece
+from train_jax.tasks.language.engine import Engine, Generation, Request
+
+_LOG = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """What a choice of an answer grows by."""
+
+    choice: int
+    piece: Piece
+    finish: str | None
+
+
+class Answer:
+    """The texts for a request, as far as they are there; made in the event loop that reads them."""
+
+    def __init__(self, call: Call, unread: int):
+        self.call = call
+        self.texts = [call.new_text() for _ in call.requests]
+        self.rows: list[Generation] = []
+        self.taken = [0] * len(call.requests)
+        """Of each choice, the tokens that are in its text."""
+        self.finishes: list[str | None] = [None] * len(call.requests)
+        self._parts: deque[Part] = deque()
+        self._unread, self._error, self._ended = unread, None, False
+        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The tokens of the prompts and of all choices."""
+        prompt = sum(len(request.prompt) for request in self.call.requests if request.sample == 0)
+        written = sum(len(row.tokens) for row in self.rows)
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """Yields the parts as they come. Raises `ApiError` if the answer ended without being complete."""
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            ended = self._ended  # before the last look at the queue
+            while self._parts:
+                yield self._parts.popleft()
+            if ended:
+                if self._error is not None:
+                    raise self._error
+                return
+
+    def put(self, part: Part) -> bool:
+        """Returns false if too many parts were not read."""
+        if len(self._parts) >= self._unread:
+            return False
+        self._parts.append(part)
+        return self._wake()
+
+    def end(self, error: ApiError | None = None) -> None:
+        self._error, self._ended = error, True
+        self._wake()
+
+    def _wake(self) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(self._ready.set)
+        except RuntimeError:  # the loop was closed
+            return False
+        return True
+
+
+class EngineThread:
+    """Submits, steps and cancels in a thread of its own; it starts with the object."""
+
+    def __init__(self, engine: Engine, *, most_rows: int, unread: int):
+        """At most `most_rows` are computed or wait; an answer may have `unread` parts that were not read."""
+        self.engine, self._most_rows, self._unread = engine, most_rows, unread
+        self._changed = threading.Condition()
+        self._new: list[Answer] = []
+        self._cancelled: list[Answer] = []
+        self._open: list[Answer] = []
+        self.rows = 0
+        """Rows that are computed or wait."""
+        self.failed = self._closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # ---- called by the event loop
+
+    def submit(self, call: Call) -> Answer:
+        """Raises `ApiError` if too many rows wait."""
+        with self._changed:
+            if self.failed or self._closed:
+                raise ApiError(503, "the engine has stopped; start the server again")
+            if self.rows + len(call.requests) > self._most_rows:
+                raise ApiError(429, f"{self.rows} answers are computed or wait; try again later", code="queue_full")
+            self.rows += len(call.requests)
+            answer = Answer(call, self._unread)
+            self._new.append(answer)
+            self._changed.notify()
+        return answer
+
+    def cancel(self, answer: Answer) -> None:
+        """Frees the slots of an answer that nobody needs any more, unless it has ended."""
+        with self._changed:
+            self._cancelled.append(answer)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the thread; answers that are not complete get an error."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self.engine.step()
+                for answer in list(self._open):
+                    self._deliver(answer)
+        except BaseException:
+            _LOG.exception("the engine failed")
+            self.failed = True
+        with self._changed:
+            self._closed = True
+        for answer in self._open + self._new:
+            answer.end(ApiError(503, "the engine has stopped; start the server again"))
+
+    def _obey(self) -> bool:
+        """Waits until there is work, submits and cancels; returns false after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._new or self._cancelled or self._closed or not self.engine.idle)
+            if self._closed:
+                return False
+            new, cancelled, self._new, self._cancelled = self._new, self._cancelled, [], []
+        for answer in new:
+            self._open.append(answer)
+            answer.rows = [self.engine.submit(request) for request in answer.call.requests]
+        for answer in cancelled:
+            self._end(answer)
+        return True
+
+    def _deliver(self, answer: Answer) -> None:
+        for number, row in enumerate(answer.rows):
+            if answer.finishes[number] is None and not self._deliver_choice(answer, number, row):
+                self._end(answer, ApiError(408, "the answer was not read"))
+                return
+        if None not in answer.finishes:
+            self._end(answer)
+
+    def _deliver_choice(self, answer: Answer, number: int, row: Generation) -> bool:
+        """Passes the new text of a choice on; returns false if nobody reads it."""
+        text, content = answer.texts[number], row.content
+        new = slice(answer.taken[number], len(content))
+        answer.taken[number] = len(content)
+        piece, finish = text.feed(content[new], row.log_probs[new]), None
+        if text.stopped:
+            self.engine.cancel(row)
+        if row.finish is not None:
+            rest = text.finish()
+            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens)
+            finish = answer.finishes[number] = "length" if row.finish == "length" and not text.stopped else "stop"
+        return not (piece.text or piece.tokens or finish) or answer.put(Part(number, piece, finish))
+
+    def _end(self, answer: Answer, error: ApiError | None = None) -> None:
+        if answer in self._open:
+            self._open.remove(answer)
+            for row in answer.rows:
+                self.engine.cancel(row)
+            with self._changed:
+                self.rows -= len(answer.rows)
+            answer.end(error)
+
+
+def warm_up(engine: Engine, capacity: int) -> None:
+    """Compiles the programs for all lengths of prompts, so that no request waits for them."""
+    for number, length in enumerate([*(1 << n for n in range(capacity.bit_length())), capacity]):
+        prompt = (number,) * length  # prompts that began alike would be continued and not prefilled
+        list(engine.complete([Request(prompt=prompt, max_tokens=1)]))

@@ -1,0 +1,378 @@
+"""OpenAI's format of requests, answers and errors, for chat and for the continuation of texts.
+
+The fields of a request are those of `Fields`, with their types, ranges and defaults. Unknown fields are ignored, as
+OpenAI does; a wrong value is an `ApiError` with the name of its field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from models_torch.ranges import Range, check_ranges
+from train_jax.errors import UserError, brief
+from train_jax.tasks.language.chat.calculator import answer_ends
+from train_jax.tasks.language.chat.conversations import parse_conversation, render_prompt
+from train_jax.tasks.language.chat.text_stream import Piece, TextStream, TokenText, answer_stream
+from train_jax.tasks.language.engine import Request
+from train_jax.tasks.language.generation import encode_prompts
+from train_jax.tasks.language.sampling import Sampling
+from train_jax.tasks.language.tokenizer import Tokenizer
+
+_Kind = TypeVar("_Kind", bound="Fields")
+_STOP_STRINGS, _STOP_CHARACTERS = 4, 256
+
+
+@dataclass
+class ApiError(Exception):
+    """A request that is not served."""
+
+    status: int
+    message: str
+    param: str | None = None
+    """The name of the field."""
+    code: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a server accepts."""
+
+    body_bytes: Annotated[int, Range(1, 2**30)] = 256 * 1024
+    """Bytes of a request."""
+    body_seconds: Annotated[float, Range(0, 3600, low_excluded=True)] = 10.0
+    """Time in which a request has to arrive."""
+    prompt_tokens: Annotated[int, Range(1, 2**24)] = 8192
+    """Tokens of a prompt."""
+    queue: Annotated[int, Range(0, 10**6)] = 64
+    """Answers that wait for a slot."""
+    requests_per_minute: Annotated[int, Range(1, 10**9)] = 60
+    """Requests of a client, by its address."""
+    unread: Annotated[int, Range(1, 10**6)] = 1024
+    """Parts of a streamed answer that wait for the client; an answer with more is cancelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """The fields of a request that have a range; null is the default."""
+
+    max_tokens: Annotated[int | None, Range(1, 2**20)] = None
+    """Tokens of an answer, at most; by default as many as there is room for."""
+    temperature: Annotated[float, Range(0, 2)] = 1.0
+    top_p: Annotated[float, Range(0, 1, low_excluded=True)] = 1.0
+    top_k: Annotated[int, Range(0, 2**24)] = 0
+    """Not a field of OpenAI; 0 for all tokens."""
+    seed: Annotated[int | None, Range(-(2**63), 2**63 - 1)] = None
+    """By default another one each time."""
+    n: Annotated[int, Range(1, 16)] = 1
+    stream: bool = False
+    presence_penalty: Annotated[float, Range(0, 0, expected="0 (there are no penalties)")] = 0.0
+    frequency_penalty: Annotated[float, Range(0, 0, expected="0 (there are no penalties)")] = 0.0
+
+    REFUSED: ClassVar[dict[str, Any]] = {"logit_bias": {}}
+    """Fields that would change an answer and that nothing here computes, with the value that changes none."""
+
+
+_ONLY_CHOSEN = "0 (only the chosen token has a log-probability)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFields(Fields):
+    max_completion_tokens: Annotated[int | None, Range(1, 2**20)] = None
+    """The newer name of `max_tokens`."""
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Range(0, 0, expected=_ONLY_CHOSEN)] = 0
+
+    REFUSED: ClassVar = {**Fields.REFUSED, "tools": [], "functions": [], "response_format": {"type": "text"}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFields(Fields):
+    max_tokens: Annotated[int | None, Range(1, 2**20)] = 16
+    logprobs: Annotated[int | None, Range(0, 0, expected=_ONLY_CHOSEN)] = None
+    best_of: Annotated[int, Range(1, 1, expected="1 (n is the number of choices)")] = 1
+
+    REFUSED: ClassVar = {**Fields.REFUSED, "echo": False, "suffix": ""}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that was read."""
+
+    form: Form
+    requests: Sequence[Request]
+    """One for each choice."""
+    new_text: Callable[[], TextStream]
+    """Returns the text of a choice."""
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+    number: str = field(default_factory=lambda: secrets.token_hex(12))
+
+
+# ---- requests
+
+
+def read_json(content: bytes) -> dict[str, Any]:
+    """Reads the body of a request. Raises `ApiError` if it is no JSON object."""
+    try:
+        body = json.loads(content, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON ({str(error)[:100]})") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, f"the body is {brief(body)}; expected a JSON object")
+    return body
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def read_chat(body: dict[str, Any], tokenizer: Tokenizer, *, model: str, longest: int, capacity: int) -> Call:
+    """Reads a request for the next message of a conversation.
+
+    Raises `ApiError` for wrong fields, another model, a prompt of more than `longest` tokens, and for more than
+    `capacity` tokens with the answer.
+    """
+    fields = _fields(ChatFields, body, model)
+    if isinstance(messages := body.get("messages"), list):
+        messages = [_plain_message(message) for message in messages]
+    try:
+        conversation = parse_conversation(messages)
+        if conversation[-1].role != "user":
+            raise ValueError("the last message is from the assistant; expected one from the user")
+        prompt = render_prompt(tokenizer, conversation)
+    except (ValueError, UserError) as error:
+        raise ApiError(400, f"messages: {error}", "messages") from None
+    most, name = fields.max_completion_tokens, "max_completion_tokens"
+    if most is None:
+        most, name = fields.max_tokens, "max_tokens"
+    most = _room("messages", name, prompt, most, longest, capacity)
+    stop = _stop_strings(body.get("stop"))
+    requests = _requests([(prompt, most)], fields, answer_ends(tokenizer))
+    return Call(
+        CHAT, requests, lambda: answer_stream(tokenizer, stop), fields.stream, _include_usage(body), fields.logprobs
+    )
+
+
+def _plain_message(message: Any) -> Any:
+    """Replaces parts of text by one text, and the role `developer` by its older name."""
+    if not isinstance(message, dict):
+        return message
+    content, role = message.get("content"), message.get("role")
+    if isinstance(content, list) and all(map(_is_text, content)):
+        content = "".join(part["text"] for part in content)
+    return message | {"content": content, "role": "system" if role == "developer" else role}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def read_completion(body: dict[str, Any], tokenizer: Tokenizer, *, model: str, longest: int, capacity: int) -> Call:
+    """Reads a request to continue texts, or lists of tokens. Raises `ApiError` as `read_chat` does."""
+    fields = _fields(TextFields, body, model)
+    prompts = _prompts(body.get("prompt", ""), tokenizer)
+    if len(prompts) * fields.n > 64:
+        raise ApiError(400, f"{len(prompts)} prompts and n {fields.n} are more than 64 choices; use fewer", "prompt")
+    sized = [(p, _room("prompt", "max_tokens", p, fields.max_tokens, longest, capacity)) for p in prompts]
+    stop = _stop_strings(body.get("stop"))
+    requests = _requests(sized, fields, {"stop": (tokenizer.bos,)})
+    logprobs = fields.logprobs is not None
+    return Call(TEXT, requests, lambda: TextStream(tokenizer, stop=stop), fields.stream, _include_usage(body), logprobs)
+
+
+def _prompts(prompt: Any, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    if not isinstance(prompt, list):
+        prompt = [prompt]
+    elif prompt and _are_tokens(prompt, tokenizer):
+        return [tuple(prompt)]
+    if prompt and all(isinstance(each, str) for each in prompt):
+        try:
+            return encode_prompts(tokenizer, prompt)
+        except UserError as error:
+            raise ApiError(400, f"prompt: {error}", "prompt") from None
+    if prompt and all(isinstance(each, list) and each and _are_tokens(each, tokenizer) for each in prompt):
+        return [tuple(each) for each in prompt]
+    raise ApiError(
+        400, f"prompt is {brief(prompt)}; use a text, tokens from 0 to {tokenizer.vocab_size - 1}, or a list", "prompt"
+    )
+
+
+def _are_tokens(values: list[Any], tokenizer: Tokenizer) -> bool:
+    return all(type(value) is int and 0 <= value < tokenizer.vocab_size for value in values)
+
+
+def _fields(kind: type[_Kind], body: dict[str, Any], model: str) -> _Kind:
+    """Reads the fields with a range. Raises `ApiError` for a wrong one."""
+    named = body.get("model")
+    if named is not None and named != model:
+        raise ApiError(404, f"the model {brief(named)} is not here; use {model!r}", "model", "model_not_found")
+    for name, harmless in kind.REFUSED.items():
+        if body.get(name) not in (None, harmless):
+            raise ApiError(400, f"{name} is not supported here; leave it out", name)
+    given = {each.name: body[each.name] for each in dataclasses.fields(kind) if body.get(each.name) is not None}
+    fields = kind(**given)
+    try:
+        check_ranges(fields)
+    except ValueError as error:
+        message = str(error)
+        name = message.partition(" ")[0]
+        raise ApiError(400, f"{name} is {brief(given[name])}; use{message.rpartition('; use')[2]}", name) from None
+    return fields
+
+
+def _room(field: str, name: str, prompt: tuple[int, ...], most: int | None, longest: int, capacity: int) -> int:
+    """Returns the largest number of tokens of an answer. Raises `ApiError` if the prompt or the answer is too long."""
+    longest = min(longest, capacity)
+    if len(prompt) > longest:
+        message = f"the prompt has {len(prompt)} tokens; use at most {longest}"
+        raise ApiError(400, message, field, "context_length_exceeded")
+    room = capacity + 1 - len(prompt)
+    if most is not None and most > room:
+        message = f"{name} is {most}, and the prompt has {len(prompt)} tokens; use at most {room}"
+        raise ApiError(400, message, name, "context_length_exceeded")
+    return most or room
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    stop = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    known = isinstance(stop, list) and len(stop) <= _STOP_STRINGS
+    if not known or not all(isinstance(each, str) and 0 < len(each) <= _STOP_CHARACTERS for each in stop):
+        expected = f"a text, or at most {_STOP_STRINGS}, each of 1 to {_STOP_CHARACTERS} characters"
+        raise ApiError(400, f"stop is {brief(stop)}; use {expected}", "stop")
+    return tuple(stop)
+
+
+def _include_usage(body: dict[str, Any]) -> bool:
+    options = body.get("stream_options")
+    include = options.get("include_usage") if isinstance(options, dict) else options
+    if not isinstance(include, bool | None):
+        raise ApiError(400, 'stream_options is wrong; use {"include_usage": true}', "stream_options")
+    return bool(include)
+
+
+def _requests(sized: Sequence[tuple[tuple[int, ...], int]], fields: Fields, ends: dict[str, Any]) -> list[Request]:
+    seed = secrets.randbits(64) if fields.seed is None else fields.seed % 2**64
+    sampling = Sampling(temperature=fields.temperature, top_k=fields.top_k, top_p=fields.top_p)
+    return [
+        Request(prompt=prompt, max_tokens=most, sampling=sampling, seed=seed, sample=sample, **ends)
+        for prompt, most in sized
+        for sample in range(fields.n)
+    ]
+
+
+# ---- answers
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the two kinds of answers differ."""
+
+    prefix: str
+    name: str
+    chunk_name: str
+    choice: Callable[[str], dict[str, Any]]
+    """The text of a whole choice."""
+    delta: Callable[[str], dict[str, Any]]
+    """The text of a piece."""
+    first: dict[str, Any] | None
+    """The first piece of a choice."""
+    log_probs: Callable[[Sequence[TokenText]], dict[str, Any]]
+
+
+def _chat_log_probs(tokens: Sequence[TokenText]) -> dict[str, Any]:
+    return {
+        "content": [
+            {"token": _shown(each), "logprob": each.log_prob, "bytes": list(each.bytes), "top_logprobs": []}
+            for each in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _text_log_probs(tokens: Sequence[TokenText]) -> dict[str, Any]:
+    return {
+        "tokens": [_shown(each) for each in tokens],
+        "token_logprobs": [each.log_prob for each in tokens],
+        "top_logprobs": None,
+        "text_offset": [each.start for each in tokens],
+    }
+
+
+def _shown(token: TokenText) -> str:
+    return token.bytes.decode("utf-8", errors="replace")
+
+
+CHAT = Form(
+    prefix="chatcmpl",
+    name="chat.completion",
+    chunk_name="chat.completion.chunk",
+    choice=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    delta=lambda text: {"delta": {"content": text} if text else {}},
+    first={"delta": {"role": "assistant", "content": ""}},
+    log_probs=_chat_log_probs,
+)
+TEXT = Form(
+    prefix="cmpl",
+    name="text_completion",
+    chunk_name="text_completion",
+    choice=lambda text: {"text": text},
+    delta=lambda text: {"text": text},
+    first=None,
+    log_probs=_text_log_probs,
+)
+
+
+def _answer(call: Call, model: str, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    number = f"{call.form.prefix}-{call.number}"
+    return {"id": number, "object": name, "created": call.created, "model": model, "choices": choices}
+
+
+def _choice(call: Call, index: int, content: dict[str, Any], tokens: Sequence[TokenText], finish: str | None) -> dict:
+    log_probs = call.form.log_probs(tokens) if call.logprobs and (tokens or finish is None) else None
+    return {"index": index, **content, "logprobs": log_probs, "finish_reason": finish}
+
+
+def whole(
+    call: Call, model: str, pieces: Sequence[Sequence[Piece]], finishes: Sequence[str], usage: dict[str, int]
+) -> dict[str, Any]:
+    """Returns the answer that is not streamed, of the pieces of each choice."""
+    choices = []
+    for index, (parts, finish) in enumerate(zip(pieces, finishes, strict=True)):
+        text, tokens = "".join(part.text for part in parts), [token for part in parts for token in part.tokens]
+        choices.append(_choice(call, index, call.form.choice(text), tokens, finish))
+    return _answer(call, model, call.form.name, choices) | {"usage": usage}
+
+
+def first_chunks(call: Call, model: str) -> list[str]:
+    """Returns what a stream begins with."""
+    if call.form.first is None:
+        return []
+    return [_chunk(call, model, [_choice(call, n, call.form.first, (), None)]) for n in range(len(call.requests))]
+
+
+def chunk(call: Call, model: str, index: int, piece: Piece, finish: str | None) -> str:
+    """Returns a piece of a stream, as JSON."""
+    return _chunk(call, model, [_choice(call, index, call.form.delta(piece.text), piece.tokens, finish)])
+
+
+def usage_chunk(call: Call, model: str, usage: dict[str, int]) -> str:
+    """Returns the last piece of a stream with `include_usage`."""
+    return json.dumps(_answer(call, model, call.form.chunk_name, []) | {"usage": usage})
+
+
+def _chunk(call: Call, model: str, choices: list[dict[str, Any]]) -> str:
+    answer = _answer(call, model, call.form.chunk_name, choices) | ({"usage": None} if call.include_usage else {})
+    return json.dumps(answer)
