@@ -17,15 +17,21 @@ import torch
 
 from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.context import TraceContext
-from bridge.dispatch.compute import is_random, kind_of, listed, meta_of, meta_of_strided, tensors_in, zeros_like
+from bridge.dispatch.compute import (
+    EMBEDDED,
+    is_random,
+    kind_of,
+    listed,
+    meta_of,
+    meta_of_strided,
+    tensors_in,
+    zeros_like,
+)
 from bridge.dispatch.views import view_steps
 from bridge.tensor.arrays import array_of, elements, storage_offsets, version_of, what_is_special
 from bridge.tensor.tensor import REGION, AutogradHandle, BridgeTensor, View, as_view, empty_meta, wrap
 
 aten = torch.ops.aten
-
-EMBEDDED = 2**16
-"""Elements up to which a constant is embedded in the program; more would bloat it."""
 
 REAL = 2**22
 """Elements from which a constant is not made by PyTorch on the host, but by the program alone."""

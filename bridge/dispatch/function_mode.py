@@ -28,6 +28,7 @@ from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.indexing import (
+    ROW_WISE,
     SIZED,
     Rows,
     conditions_among,
@@ -109,8 +110,10 @@ class Functions(TorchFunctionMode):
     def _by_other_classes(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         """By a class that is no tensor and has a `__torch_function__`, or by PyTorch's error if none of them knows."""
         op = FUNCTIONS.get(func)
-        if Rows in types and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
-            raise refused(f"`{func.__name__}`")  # its lowering would see all rows
+        if Rows in types:
+            self._refuse_forgotten(func)
+            if func not in ROW_WISE and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
+                raise refused(f"`{func.__name__}`")  # its lowering would see all rows
         for cls in types:
             with self:
                 result = cls.__torch_function__(func, types, args, kwargs)
@@ -223,13 +226,16 @@ class Functions(TorchFunctionMode):
 
     def _forgetful(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """A function that hands one of its arguments to no mode, which would leave it out."""
-        name, frame = _FORGOTTEN[func], sys._getframe(1)
-        while frame is not None and frame.f_code is not func.__code__:
+        self._refuse_forgotten(func)
+        return self._plain(func, args, kwargs)
+
+    def _refuse_forgotten(self, func: Any) -> None:
+        name, frame = _FORGOTTEN.get(func), sys._getframe(1)
+        while name and frame is not None and frame.f_code is not func.__code__:
             frame = frame.f_back
-        if frame is not None and frame.f_locals[name] is not None:
+        if name and frame is not None and frame.f_locals[name] is not None:
             what = f"`{func.__name__}` does not hand its argument `{name}` on to modes, so that it would be lost"
             raise self._dispatch.error(what, "write the function in operations of PyTorch")
-        return self._plain(func, args, kwargs)
 
     def _checking(self, func: Any, args: tuple, kwargs: dict) -> Any:
         before, self._dispatch.checked = self._dispatch.checked, CHECKING[func]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bridge.errors import refusal
-from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, decomposes, inlined, lowers, widened
+from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, METAS, decomposes, inlined, lowers, widened
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -33,6 +33,55 @@ def product_added(x, a, b, *, beta=1, alpha=1):
     if beta == 0:
         return jnp.broadcast_to(product, jnp.broadcast_shapes(x.shape, product.shape))
     return (x if beta == 1 else beta * x) + product
+
+
+# ---- products of groups of rows, each by a matrix of its own: the experts of a mixture
+
+
+@lowers(aten._grouped_mm.default)
+def grouped_product(a, b, offs=None, bias=None, out_dtype=None):
+    """`offs` has the end of each group along the dimension that a matrix has in common for all groups."""
+    if offs is None:
+        return jnp.matmul(a, b)
+    ragged = a.shape[-1 if b.ndim == 2 else 0] if a.ndim == 2 else b.shape[1]
+    ends = jnp.minimum(offs, ragged)
+    sizes = jnp.diff(ends, prepend=0)
+    if b.ndim == 3:
+        return jax.lax.ragged_dot(a, b, sizes)
+    if a.ndim == 3:
+        return jax.lax.ragged_dot(b.T, jnp.swapaxes(a, 1, 2), sizes).T
+    # JAX has the product over groups as a gradient only, and no gradient of that.
+    place = jnp.arange(ragged)
+    own = (place >= (ends - sizes)[:, None]) & (place < ends[:, None])
+    return jnp.matmul(jnp.where(own[:, None], a, 0), jnp.where(own[:, :, None], b, 0))
+
+
+def _meta_of_groups(a, b, offs=None, bias=None, out_dtype=None):
+    """As PyTorch's kernel for CPUs: its own form for the meta device is that of a kernel for GPUs in bfloat16.
+
+    Raises `RuntimeError` where that kernel does.
+    """
+    unit = 16 // a.element_size()
+    for x in (a, b):
+        sizes, strides = x.shape[-2:], x.stride()[-2:]
+        by_rows = strides[1] == 1 and strides[0] >= max(1, sizes[1])
+        if not by_rows and not (strides[0] == 1 and strides[1] >= max(1, sizes[0])):
+            raise RuntimeError(f"Invalid strides/sizes, got {list(strides)} for strides and {list(sizes)} for sizes")
+        if strides[0 if by_rows else 1] % unit:
+            raise RuntimeError("strides should be multiple of 16 bytes")
+    if (a.dim() == 3 and b.dim() == 3) != (offs is None) or bias is not None:
+        raise RuntimeError("Have to provide offsets if there is a 2d matrix, and no bias")
+    if a.dtype != b.dtype or a.dtype != (out_dtype or a.dtype) or a.dtype == torch.float64:
+        raise RuntimeError("Expected matrices of one dtype, Float32, BFloat16 or Float16, and no other output dtype")
+    groups = len(a) if offs is None else len(offs)
+    if a.shape[-1] != b.shape[-2] or any(x.dim() == 3 and len(x) != groups for x in (a, b)):
+        raise RuntimeError("matrix batch sizes and the contraction dimension have to match")
+    size = ((groups,) if a.dim() == b.dim() else ()) + (a.shape[-2], b.shape[-1])
+    row = -(-size[-1] // unit) * unit
+    return a.new_empty_strided(size, (row * size[-2], row, 1)[-len(size) :])
+
+
+METAS[aten._grouped_mm.default] = _meta_of_groups
 
 
 def _adjoint(a: jax.Array) -> jax.Array:

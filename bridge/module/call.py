@@ -167,6 +167,12 @@ class Request:
     survey: Survey | None = None
 
 
+def _known(value: Any) -> jax.Array:
+    """Returns an array of NumPy's, or a number, as one that stays known while tracing."""
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(value)
+
+
 class Call:
     """A copy of the module, ready to run."""
 
@@ -304,7 +310,7 @@ class Call:
             return CallGenerator() if isinstance(value, torch.Generator) else value
         if self._dispatch.checks_int64 and isinstance(value, (np.ndarray, np.generic)):
             check_values("an input", value)
-        array = jnp.asarray(value)
+        array = jnp.asarray(value) if isinstance(value, jax.Array) else _known(value)
         if set(map(type, array.shape)) - {int}:
             shape = str(array.shape).replace("'", "")
             raise BridgeError(

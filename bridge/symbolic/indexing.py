@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from math import inf, isinf
 from typing import Any
 
 import jax
@@ -17,9 +18,10 @@ import torch
 import torch.nn.functional as F
 
 from bridge._compat.jax import Tracer, same_values
-from bridge._compat.torch import UncompiledDispatchMode, in_transform, schema_name
+from bridge._compat.torch import UncompiledDispatchMode, arguments, in_transform, schema_name
 from bridge.errors import BridgeError, refusal
 from bridge.symbolic.ranges import distance, range_of
+from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor, View, as_view, empty_meta
 
 aten = torch.ops.aten
@@ -142,7 +144,32 @@ SIZED = (torch.ones, torch.zeros)
 _LARGEST = 2**20
 _ELEMENTWISE = {aten._to_copy.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 """Operations beside those that PyTorch calls pointwise."""
-_TOTALS = (torch.sum, torch.Tensor.sum, torch.mean, torch.Tensor.mean)
+_NEUTRAL: dict[str, float] = {
+    "sum": 0, "mean": 0, "prod": 1, "any": 0, "all": 1, "logsumexp": -inf,
+    "amax": -inf, "max": -inf, "amin": inf, "min": inf,
+}  # fmt: skip
+"""Reduction -> the number that changes nothing of it."""
+_REDUCTIONS = {getattr(owner, name) for name in _NEUTRAL for owner in (torch, torch.Tensor)}
+_LOSSES = {
+    F.mse_loss: aten.mse_loss.default,
+    F.l1_loss: None,
+    F.smooth_l1_loss: aten.smooth_l1_loss.default,
+    F.huber_loss: aten.huber_loss.default,
+    F.binary_cross_entropy: aten.binary_cross_entropy.default,
+    F.binary_cross_entropy_with_logits: aten.binary_cross_entropy_with_logits.default,
+}
+"""Losses of each element -> the operation that is elementwise where its `reduction` is none."""
+_OF_ROWS: dict[Any, Callable[..., int]] = {
+    F.linear: lambda x, *_, **__: 1,
+    F.layer_norm: lambda x, shape, *_, **__: len(shape),
+    F.embedding: lambda x, *_, **__: 0,
+    **dict.fromkeys(
+        (F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, torch.Tensor.softmax, torch.Tensor.log_softmax),
+        lambda x, dim, *_, **__: x.dim() - dim % x.dim(),
+    ),
+}
+"""Functions that act on each row by itself -> how many of the last dimensions they mix."""
+ROW_WISE = {F.cross_entropy, *_LOSSES, *_OF_ROWS}
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
@@ -170,15 +197,28 @@ class Rows:
         raise self._refused(f"a result, or a check of its type, {self._place}")
 
     @property
+    def _first(self) -> int:
+        """The place of the dimension of the rows; in `whole`, the dimensions of the mask begin there."""
+        return self.whole.dim() - self._behind - self._mask.dim()
+
+    @property
     def shape(self) -> tuple:
-        """With the traced length, which a `torch.Size` cannot hold."""
-        if self.length is None:
-            raise self._refused("`.shape`")
-        sizes = [*self.whole.shape]
-        return (*sizes[: -1 - self._behind], self.length, *sizes[len(sizes) - self._behind :])
+        """With the traced number of rows, which a `torch.Size` cannot hold."""
+        sizes, count = [*self.whole.shape], self._mask.sum() if self.length is None else self.length
+        return (*sizes[: self._first], count, *sizes[len(sizes) - self._behind :])
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self._first + 1 + self._behind
+
+    @property
+    def ndim(self) -> int:
+        return self.dim()
+
+    def numel(self) -> Any:
+        return math.prod(self.shape)
 
     def tril(self, diagonal: Any = 0) -> Rows:
         """Which elements remain does not depend on the length."""
@@ -188,7 +228,7 @@ class Rows:
         return self._with(self.whole.masked_fill(columns - rows[:, None] > diagonal, 0))
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dtype", "device"):
+        if name in ("dtype", "device", "requires_grad"):
             return getattr(self.whole, name)
         raise AttributeError(name) if name.startswith("__") else self._refused(f"`.{name}`")
 
@@ -200,10 +240,16 @@ class Rows:
             return _attention(*args, **kwargs)
         if func is torch.Tensor.__setitem__ and type(args[2]) is cls and type(args[0]) is not cls:
             return args[2]._write(args[0], args[1])
-        if func in _TOTALS and len(args) == 1 and kwargs.keys() <= {"dtype"}:
-            return args[0]._total(func, kwargs.get("dtype"))
         if not rows or in_transform():  # without rows, they are in a list
             raise refused(f"`{func.__name__}`")
+        if func in _REDUCTIONS and type(args[0]) is cls and not any(isinstance(v, torch.Tensor) for v in args[1:]):
+            return args[0]._reduced(func.__name__, *args[1:], **kwargs)
+        if func in _LOSSES:
+            return rows[0]._loss(rows, func, args, kwargs)
+        if func is F.cross_entropy:
+            return rows[0]._cross_entropy(*args, **kwargs)
+        if func in _OF_ROWS:
+            return rows[0]._by_row(func, args, kwargs)
         return rows[0]._elementwise(rows, func, args, kwargs)
 
     def _refused(self, what: str, remedy: str = "") -> BridgeError:
@@ -236,15 +282,19 @@ class Rows:
             raise self._refused(f"{name} beside a tensor with rows of its own")
         return value
 
-    def _only(self, value: torch.Tensor, otherwise: int) -> torch.Tensor:
+    def _only(self, value: torch.Tensor, otherwise: float) -> torch.Tensor:
         return torch.where(self._wide(), value, torch.full((), otherwise, dtype=value.dtype))
 
     def _wide(self) -> torch.Tensor:
         return self._mask[(..., *[None] * self._behind)]
 
-    def _selects_as(self, other: Rows) -> bool:
-        """True if both are known to be the same rows, counted from the last dimension."""
-        mine, theirs = ((rows._behind, rows.length is None, rows._mask.shape) for rows in (self, other))
+    def _selects_as(self, other: Rows, beside: int = 0) -> bool:
+        """True if both are known to be the same rows, counted from the last dimension.
+
+        `beside`: how many more dimensions come behind the rows of `self` than behind those of `other`.
+        """
+        mine = self._behind - beside, self.length is None, self._mask.shape
+        theirs = other._behind, other.length is None, other._mask.shape
         return mine == theirs and same_values(self._selector.value, other._selector.value)
 
     def _write(self, target: torch.Tensor, index: Any) -> None:
@@ -254,14 +304,77 @@ class Rows:
             raise self._refused("an assignment by another mask, or of another dtype,", _ONE_MASK)
         rows.whole.copy_(torch.where(rows._wide(), self.whole, rows.whole))
 
-    def _total(self, func: Any, dtype: Any) -> torch.Tensor:
-        """The sum or mean of all that is selected."""
-        selected = self._only(self.whole, 0)
-        if func.__name__ == "sum":
-            return selected.sum(dtype=dtype)
-        dtype = dtype or self.dtype
-        count = self._mask.sum() * (selected.numel() // self._mask.numel())
-        return (selected.to(dtype).sum(dtype=torch.promote_types(dtype, torch.float32)) / count).to(dtype)
+    def _by_row(self, func: Any, args: tuple, kwargs: dict) -> Rows:
+        """`func`, which acts on each row by itself, on all rows."""
+        whole, *rest = args
+        alone = whole is self and all(type(value) is not Rows for value in (*rest, *kwargs.values()))
+        if not alone or _OF_ROWS[func](*args, **kwargs) > self._behind:
+            raise self._refused(f"`{func.__name__}` along the rows")
+        result = func(self.whole, *rest, **kwargs)
+        behind = result.dim() - self._first - self._mask.dim()
+        return Rows(result, self._mask, behind, self._place, self.length)
+
+    def _loss(self, rows: list[Rows], func: Any, args: tuple, kwargs: dict) -> Any:
+        reduction = kwargs.pop("reduction", "mean")
+        each = self._elementwise(rows, func, args, kwargs | {"reduction": "none"})
+        return each if reduction == "none" else each._reduced(reduction)
+
+    def _cross_entropy(self, logits: Any, target: Any, weight: Any = None, *rest: Any, **kwargs: Any) -> torch.Tensor:
+        """Of classes for each row: those that are not selected are ignored."""
+        alike = type(target) is Rows and type(logits) is Rows and logits._selects_as(target, 1)
+        if (
+            not alike
+            or target._behind
+            or self._first
+            or rest
+            or target.dtype.is_floating_point
+            or kwargs.get("reduction") == "none"
+        ):
+            raise self._refused("`cross_entropy` but of rows of logits and their classes,")
+        ignored = target._only(target.whole, kwargs.get("ignore_index", -100))
+        return F.cross_entropy(logits._only(logits.whole, 1).flatten(0, -2), ignored.flatten(), weight, **kwargs)
+
+    def _reduced(self, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+        """A reduction: of each row by itself, over the rows, or of all that is selected."""
+        reduce, settings, size = getattr(torch, name), {} if dtype is None else {"dtype": dtype}, self.dim()
+        dims = range(size) if dim is None else [d % size for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+        given = () if dim is None else (dim, keepdim)
+        if self._first not in dims:
+            places = [d if d < self._first else d - size for d in dims]  # as `whole` counts them
+            result = reduce(self.whole, places if len(places) > 1 else places[0], keepdim, **settings)
+            values = result if isinstance(result, torch.Tensor) else result[0]
+            behind = self._behind - (0 if keepdim else sum(d > self._first for d in dims))
+            made = [Rows(v, self._mask, behind, self._place, self.length) for v in (values, *result[1:2])]
+            return made[0] if result is values else type(result)(made)
+        fill = _NEUTRAL[name]
+        if isinf(fill) and not self.dtype.is_floating_point:
+            ends = jnp.iinfo(jax_dtype(self.dtype))
+            fill = int(ends.min if fill < 0 else ends.max)
+        wide = self._mask.dim()
+        mask = self._mask.flatten()
+        rows = self._only(self.whole, fill).flatten(self._first, self._first + wide - 1)
+        if name == "mean":
+            dtype = dtype or self.dtype
+            torch.ones(1, dtype=dtype).mean()  # PyTorch's error for integers
+            count = mask.sum() * math.prod(rows.shape[d] for d in dims if d != self._first)
+            total = rows.to(dtype).sum(*given, dtype=torch.promote_types(dtype, torch.float32))
+            return (total / count).to(dtype)
+        if name in ("max", "min") and given:
+            return self._extreme(name, rows, mask, fill, dims[0], keepdim)
+        return reduce(rows, *given, **settings)
+
+    def _extreme(self, name: str, rows: torch.Tensor, mask: torch.Tensor, fill: float, dim: int, keepdim: bool) -> Any:
+        """Along the rows, with the place among those that are selected; if all of them are `fill`, the first one."""
+        result = getattr(torch, name)(rows, dim, True)
+        place = torch.where(result.values == fill, mask.to(torch.uint8).argmax(), result.indices)
+        found = rows.gather(dim, place), (mask.cumsum(0) - 1)[place]
+        return type(result)(found if keepdim else [each.squeeze(dim) for each in found])
+
+
+def _is_none(func: Any, args: tuple) -> bool:
+    """True if a loss is asked for each element."""
+    names = [a.name for a in arguments(func)]
+    return names.index("reduction") < len(args) and not args[names.index("reduction")]
 
 
 class _ElementwiseOnly(UncompiledDispatchMode):
@@ -273,7 +386,11 @@ class _ElementwiseOnly(UncompiledDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        elementwise = torch.Tag.pointwise in func.tags or func in _ELEMENTWISE
+        elementwise = (
+            torch.Tag.pointwise in func.tags
+            or func in _ELEMENTWISE
+            or (func in _LOSSES.values() and _is_none(func, args))
+        )
         elsewhere = schema_name(func).endswith("_") and all(args[0] is not whole for whole in self._wholes)
         if not elementwise or elsewhere or "out" in kwargs:
             raise self._error()
