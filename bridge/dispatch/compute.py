@@ -24,7 +24,7 @@ from bridge._compat.torch import (
 )
 from bridge._compat.torchax import decomposition, torchax_lowering
 from bridge.context import TraceContext
-from bridge.dispatch.random import RANDOM, drawn_numbers
+from bridge.dispatch.random import RANDOM, REPARAMETERIZED, drawn_numbers
 from bridge.errors import BridgeError, first_line
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
@@ -341,6 +341,7 @@ def compute(context: TraceContext, func: Any, args: tuple, kwargs: dict, like: B
         values = drawn_numbers(
             context, func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs)
         )
+        values = REPARAMETERIZED[func](values, *arrays) if func in REPARAMETERIZED else values
     else:
         assert lowering is not None
         values = _values(context, func, lowering, arrays, array_kwargs, inputs, metas)
@@ -432,7 +433,7 @@ def _as_meta(value: Any, meta: Any) -> Any:
 
 def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: list[BridgeTensor]) -> tuple:
     """The results as tensors, or what they are besides."""
-    enabled = torch.is_grad_enabled() and func not in RANDOM
+    enabled = torch.is_grad_enabled() and (func not in RANDOM or func in REPARAMETERIZED)
     tracked = live = False
     for tensor in inputs:
         tracked, live = tracked or tensor._handle.tracked, live or tensor._handle.live

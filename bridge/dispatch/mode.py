@@ -31,6 +31,7 @@ from bridge._compat.torch import (
     UncompiledDispatchMode,
     before,
     compiler_is_loaded,
+    in_place_of_adaptive_softmax,
     is_composite,
     is_without_memory,
     schema_name,
@@ -489,5 +490,6 @@ _REPLACED = Replacements(
     *checkpoint.REPLACED,
     *engine.REPLACED,
     before(torch, "compile", _turn_compiler_off),
+    in_place_of_adaptive_softmax(lambda: CURRENT.call is not None),
 )
 """The names of PyTorch that another object has while a call runs."""

@@ -45,8 +45,8 @@ _LIBRARY_REMEDY = (
     '`bridge.register_function("package.module:function", replacement)`, or switch its check off'
 )
 _REMEDIES = {
-    "torch.nn.modules.adaptive": 'export it with `method="log_prob"`, or call its `log_prob` and gather the targets',
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
+    "torch.distributions.von_mises": DRAW_REMEDY,
     "torch.distributions": "leave validate_args=True out, or write the formula in operations of PyTorch",
 }
 """Modules of PyTorch that ask for values, and what helps."""

@@ -400,3 +400,16 @@ def test_random_slopes():
 def test_orthogonal_by_reflections():
     torch.manual_seed(0)
     compare(orthogonal(nn.Linear(4, 3), orthogonal_map="householder"), [SQUARE])
+
+
+# ---- the adaptive softmax looks up which targets are in which cluster
+
+
+def test_an_adaptive_softmax():
+    loss = nn.AdaptiveLogSoftmaxWithLoss(8, 20, [4, 10])
+    own = nn.AdaptiveLogSoftmaxWithLoss.forward
+    compare(Call(lambda m, x, y: tuple(m(x, y)), loss), [randn(4, 8), torch.tensor([0, 5, 13, 19])])
+    compare(Call(lambda m, x, y: m(x, y).loss, loss), [randn(8), torch.tensor(13)])
+    assert nn.AdaptiveLogSoftmaxWithLoss.forward is own
+    with pytest.raises(RuntimeError, match="same size in the batch dimension"):
+        in_jax(loss, randn(4, 8), torch.tensor([1, 2]))
