@@ -187,6 +187,7 @@ class ConstantTable:
         if not self.is_traced(real):
             root = self._storages.get(storage_id(real))
             if root is None:
+                _refuse_static(context, real)
                 raise context.error(
                     "the call writes into a tensor that was there before it and is no parameter or buffer, which the "
                     "next call would not see",
@@ -254,6 +255,13 @@ def alias_of(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> B
 def _layout(handle: AutogradHandle) -> torch.Tensor:
     assert handle.storage.layout is not None, "`wrap` gives each a layout"
     return handle.storage.layout
+
+
+def _refuse_static(context: TraceContext, real: torch.Tensor) -> None:
+    for name, tensor in context.options.static.items():
+        if storage_id(tensor) == storage_id(real):
+            what = f"the call writes {name}, which `static=` makes a constant"
+            raise context.error(what, "leave the buffer out of `static`, or let the call write it no more")
 
 
 @contextlib.contextmanager

@@ -23,8 +23,9 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, TraceContext
+from bridge.dispatch.checks import check_under_way
 from bridge.dispatch.compute import with_named_tensors, with_tensors
-from bridge.dispatch.values import CHECKING
+from bridge.dispatch.values import CHECKING, is_assumed
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.indexing import (
@@ -273,6 +274,15 @@ class Functions(TorchFunctionMode):
         with below_modes():
             return tensor_of(tensor.value).to(tensor.dtype).numpy()
 
+    def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """`x.item()`; the tensor itself in a check that is taken for passed, whose truth is asked next."""
+        tensor = args[0]
+        if self._dispatch.options.assume and isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer):
+            check = check_under_way()
+            if check is not None and is_assumed(self._dispatch, check):
+                return tensor.detach().reshape(())
+        return func(*args, **kwargs)
+
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if wrapped_by_transform(tensor):
             return tensor
@@ -342,6 +352,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(CHECKING, Functions._checking),
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), Functions._masked_select),
     torch.Tensor.__getitem__: Functions._get_item,
+    torch.Tensor.item: Functions._item,
     torch.Tensor.__setitem__: Functions._set_item,
     **dict.fromkeys(_FORGOTTEN, Functions._forgetful),
     engine.GET_GRADIENT: Functions._get_gradient,

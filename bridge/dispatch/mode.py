@@ -79,7 +79,14 @@ from bridge.dispatch.values import (
     untranslated,
 )
 from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError, BridgeWarning, where_in_module
+from bridge.errors import (
+    WITHOUT_MEMORY,
+    WITHOUT_MEMORY_REMEDY,
+    BridgeError,
+    BridgeWarning,
+    submodule_running,
+    where_in_module,
+)
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.symbolic.ranges import checked, note_constant
 from bridge.tensor.tensor import BridgeTensor
@@ -111,6 +118,7 @@ class Dispatch(UncompiledDispatchMode):
         self.state: list[BridgeTensor] = []
         """The traced tensors of parameters and buffers."""
         self.inputs: list[BridgeTensor] = []
+        self.buffers: Mapping[str, Any] = {}
         self.failed: BridgeError | None = None
         """The first error, which the module's own code may have caught."""
         self.metas: dict[Any, Any] = {}
@@ -266,6 +274,9 @@ class Dispatch(UncompiledDispatchMode):
                 check_matrix(self, func, result[-1], name, is_matrix=args[0].dim() == 2)
             return result
         return _BY_KIND[kind](self, func, args, kwargs)
+
+    def submodule(self) -> str | None:
+        return submodule_running(self._names)
 
     def where(self, cause: BaseException | None = None) -> str:
         """The submodule and the line of its code that are running, or that raised `cause`."""

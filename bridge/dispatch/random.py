@@ -323,7 +323,7 @@ def _reparameterized_gamma(draws: jax.Array, concentration: jax.Array) -> jax.Ar
 def _reparameterized_gamma_jvp(primals, tangents):
     """The implicit gradient: what keeps the probability of less than the draw."""
     (draws, concentration), (_, change) = primals, tangents
-    return _reparameterized_gamma(draws, concentration), change * jax.lax.random_gamma_grad(concentration, draws)
+    return _reparameterized_gamma(draws, concentration), change * jax.lax.random_gamma_grad(concentration, draws)  # pyright: ignore[reportCallIssue]
 
 
 REPARAMETERIZED: dict[Any, Callable[..., jax.Array]] = {aten._standard_gamma.default: _reparameterized_gamma}

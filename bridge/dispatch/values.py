@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
+from bridge.dispatch.checks import Check, check_under_way
 from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import is_framework
+from bridge.symbolic.indexing import as_constant
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, wrap
@@ -47,7 +49,7 @@ _LIBRARY_REMEDY = (
 _REMEDIES = {
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
     "torch.distributions.von_mises": DRAW_REMEDY,
-    "torch.distributions": "leave validate_args=True out, or write the formula in operations of PyTorch",
+    "torch.distributions": "write the formula in operations of PyTorch",
 }
 """Modules of PyTorch that ask for values, and what helps."""
 
@@ -227,9 +229,27 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
         if context.checked:
             context.warn(f"{context.checked} are traced and not checked")
         return False
+    check = check_under_way()
+    if check is not None and check.passes is not None and (check.of_pytorch or is_assumed(context, check)):
+        if check.of_pytorch:
+            context.warn("a check of PyTorch's is not made of traced values")
+        return check.passes
     inside, remedy = asked_inside(VALUE_REMEDY)
+    if check is not None:
+        assumed = f'assume={{"{context.submodule() or ""}": "{check.kind}"}}'
+        remedy = f"bridge.export(module, {assumed}) takes such checks for passed; otherwise {remedy}"
+    remedy = as_constant(value, remedy)
     how = "a branch, `.item()`, `int()` or a loop bound"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
+
+
+def is_assumed(context: TraceContext, check: Check) -> bool:
+    """True if `export(assume=…)` takes checks of this kind in the submodule that is running for passed."""
+    assume = context.options.assume
+    if not assume or check.kind not in assume.get(context.submodule() or "", ()):
+        return False
+    context.options.assumed[f"{check.kind} {context.where()}"] = None
+    return True
 
 
 def is_equal(context: TraceContext, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:

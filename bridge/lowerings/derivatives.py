@@ -205,7 +205,7 @@ def batch_norm_backward(gradient, x, weight, running_mean, running_var, mean, rs
 
 @lowers(aten._standard_gamma_grad.default)
 def standard_gamma_grad(concentration, draws):
-    return jax.lax.random_gamma_grad(concentration, draws)
+    return jax.lax.random_gamma_grad(concentration, draws)  # pyright: ignore[reportCallIssue]
 
 
 _TERMS = 200

@@ -183,12 +183,15 @@ class Call:
         names = {id(m): name for name, m in submodules.items()}
         self._dispatch = Dispatch(options, names, request.rng, request.survey, recording)
         reals = state_of(original)
+        constant: dict[int, torch.Tensor] = {}
+        for name, tensor in options.static.items():
+            constant[id(reals.pop(name))] = tensor
         state = self._bound_state(reals, request)
-        self._dispatch.state = [*state.values()]
+        self._dispatch.state, self._dispatch.buffers = [*state.values()], request.buffers
         self._start = {
             name: Start(t, t._handle.storage, t.requires_grad, t._handle.storage.version) for name, t in state.items()
         }
-        tensors = {id(real): state[name] for name, real in reals.items()}
+        tensors = {id(real): state[name] for name, real in reals.items()} | constant
         self._module, self._copies = shadow(original, tensors)
         self._modules: dict[str, nn.Module] = {}
         for name, submodule in submodules.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from math import inf, isinf
 from typing import Any
@@ -17,8 +18,9 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
-from bridge._compat.jax import Tracer, same_values
+from bridge._compat.jax import Tracer, depends_on, same_values
 from bridge._compat.torch import UncompiledDispatchMode, arguments, in_transform, schema_name
+from bridge.context import current
 from bridge.errors import BridgeError, refusal
 from bridge.symbolic.ranges import distance, range_of
 from bridge.tensor.arrays import jax_dtype
@@ -169,7 +171,7 @@ _OF_ROWS: dict[Any, Callable[..., int]] = {
     ),
 }
 """Functions that act on each row by itself -> how many of the last dimensions they mix."""
-ROW_WISE = {F.cross_entropy, *_LOSSES, *_OF_ROWS}
+ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES, *_OF_ROWS}
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
@@ -178,6 +180,20 @@ _LENGTH_REMEDY = "give attention keys and values of this length, or mask the who
 def refused(what: str, remedy: str = _SHAPE_REMEDY, rows: str = "x[mask]") -> BridgeError:
     """Returns the error for `what`, which needs the number of rows."""
     return refusal(f"`{rows}` makes a shape that depends on data, which {what} needs", remedy)
+
+
+def as_constant(value: Any, otherwise: str) -> str:
+    """Returns the remedy for what has to know a value: constants by `static=` if it is computed of buffers alone."""
+    call = current()
+    buffers = depends_on(value, call.buffers) if call is not None else None
+    if not buffers:
+        return otherwise
+    # Those of all layers, which have a number in their names.
+    patterns = dict.fromkeys(re.sub(r"\b\d+\b", r"\\d+", name.replace(".", r"\.")) for name in buffers)
+    option = f'bridge.export(module, static=r"{"|".join(patterns)}")'
+    return (
+        f"{option} makes constants of the buffers that it is computed of, if no call writes them; otherwise {otherwise}"
+    )
 
 
 class Rows:
@@ -248,6 +264,8 @@ class Rows:
             return rows[0]._loss(rows, func, args, kwargs)
         if func is F.cross_entropy:
             return rows[0]._cross_entropy(*args, **kwargs)
+        if func is F.ctc_loss:
+            return rows[0]._ctc_loss(*args, **kwargs)
         if func in _OF_ROWS:
             return rows[0]._by_row(func, args, kwargs)
         return rows[0]._elementwise(rows, func, args, kwargs)
@@ -255,7 +273,7 @@ class Rows:
     def _refused(self, what: str, remedy: str = "") -> BridgeError:
         if self.length is not None:
             return refused(what, remedy or _LENGTH_REMEDY, "x[:n]")
-        return refused(what, remedy or _SHAPE_REMEDY)
+        return refused(what, as_constant(self._mask.value, remedy or _SHAPE_REMEDY))
 
     def _with(self, whole: torch.Tensor) -> Rows:
         return Rows(whole, self._mask, self._behind, self._place, self.length)
@@ -333,6 +351,14 @@ class Rows:
             raise self._refused("`cross_entropy` but of rows of logits and their classes,")
         ignored = target._only(target.whole, kwargs.get("ignore_index", -100))
         return F.cross_entropy(logits._only(logits.whole, 1).flatten(0, -2), ignored.flatten(), weight, **kwargs)
+
+    def _ctc_loss(self, scores: Any, targets: Any, input_lengths: Any, lengths: Any, **settings: Any) -> torch.Tensor:
+        """Of rows of labels, padded in any place, where the lengths are how many are selected of each."""
+        counted = targets is self and not self._behind and self._mask.dim() == 2 and isinstance(lengths, BridgeTensor)
+        if not counted or not same_values(lengths.value, self._mask.sum(-1).value):
+            raise self._refused("`ctc_loss` but of labels[mask] whose lengths are mask.sum(-1)")
+        first = torch.argsort((~self._mask).to(torch.uint8), dim=-1, stable=True)
+        return F.ctc_loss(scores, self.whole.gather(1, first), input_lengths, lengths, **settings)
 
     def _reduced(self, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
         """A reduction: of each row by itself, over the rows, or of all that is selected."""
