@@ -45,8 +45,8 @@ class TraceContext(Protocol):
     """The graph that PyTorch records of the call: `engine.NO_GRAPH`, `GRAPH` or `GRAPH_FROM_INPUTS`."""
     is_backward: bool
     """True if it is the backward of a `torch.autograd.Function`, which has no key."""
-    checked: str | None
-    """Within a function of `values.CHECKING`: what it checks."""
+    is_checking: bool
+    """True within a function of `values.CHECKING`."""
     metas: dict[Any, Any]
     """Results on the meta device, by operation and shapes."""
     survey: Any

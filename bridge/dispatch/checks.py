@@ -12,7 +12,7 @@ import sys
 import types
 from typing import NamedTuple
 
-from bridge.errors import HERE, is_framework
+from bridge.errors import HERE, OF_TORCH
 
 KINDS = ("assert", "raise")
 _ON_THE_STACK = (
@@ -39,7 +39,7 @@ def check_under_way() -> Check | None:
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
     found = None if frame is None else _check_at(frame.f_code, frame.f_lasti)
-    return None if found is None or frame is None else Check(*found, is_framework(frame.f_code.co_filename))
+    return None if found is None or frame is None else Check(*found, frame.f_code.co_filename.startswith(OF_TORCH))
 
 
 @functools.lru_cache(1024)

@@ -239,11 +239,11 @@ class Functions(TorchFunctionMode):
             raise self._dispatch.error(what, "write the function in operations of PyTorch")
 
     def _checking(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        before, self._dispatch.checked = self._dispatch.checked, CHECKING[func]
+        self._dispatch.is_checking = True
         try:
             return self._plain(func, args, kwargs)
         finally:
-            self._dispatch.checked = before
+            self._dispatch.is_checking = False
 
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if not any(map(_holds_traced, args)):

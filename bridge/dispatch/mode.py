@@ -125,8 +125,7 @@ class Dispatch(UncompiledDispatchMode):
         """Results on the meta device, by operation and shapes: recursion asks again and again."""
         self.products_of_pytorch = jax.config.jax_default_matmul_precision is None  # pyright: ignore
         self.checks_int64 = checked(options.int64)
-        self.checked: str | None = None
-        """Within a function of `values.CHECKING`: what it checks."""
+        self.is_checking = False
         self._names = names
         self._said: set[str] = set()
         self._nested = 0

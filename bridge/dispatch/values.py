@@ -15,7 +15,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import torch
-import torch.nn.functional as F
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
@@ -193,6 +192,14 @@ def _outside_brackets(args: tuple) -> bool:
     return False
 
 
+def _too_few(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
+    """True if a constant mask asks for more elements than the source has."""
+    if isinstance(mask, BridgeTensor):
+        return False
+    with below_modes():
+        return int(mask.expand(torch.broadcast_shapes(x.shape, mask.shape)).sum()) > source.numel()
+
+
 _CHECKED: dict[Callable[[tuple], bool], tuple] = {
     lambda args: _outside(*args[:3]): (
         aten.gather, aten.index_select, aten.index_add, aten.index_add_, aten.index_copy, aten.index_copy_,
@@ -202,6 +209,7 @@ _CHECKED: dict[Callable[[tuple], bool], tuple] = {
     lambda args: _outside(args[0], 0, args[1]): (
         aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only,
     ),
+    lambda args: _too_few(*args[:3]): (aten.masked_scatter, aten.masked_scatter_),
     _outside_brackets: (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index),
 }  # fmt: skip
 CHECKS = {getattr(op, name): check for check, ops in _CHECKED.items() for op in ops for name in op.overloads()}
@@ -209,12 +217,8 @@ CHECKS = {getattr(op, name): check for check, ops in _CHECKED.items() for op in 
 
 # ---- code that asks a tensor for its value: a branch, `.item()`, and PyTorch's own checks
 
-CHECKING: dict[Any, str] = {
-    torch.istft: "",
-    torch.Tensor.istft: "",
-    F.gaussian_nll_loss: "the variances",
-}
-"""Functions that ask for a value to raise an error if it is true, and what they check, which a warning names."""
+CHECKING = (torch.istft, torch.Tensor.istft)
+"""Functions in C++ that ask for a value to raise an error if it is true."""
 
 
 def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
@@ -225,9 +229,7 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
     known = known_number(tensor)
     if known is not None:
         return bool(known) if value.dtype == bool else known
-    if context.checked is not None:
-        if context.checked:
-            context.warn(f"{context.checked} are traced and not checked")
+    if context.is_checking:
         return False
     check = check_under_way()
     if check is not None and check.passes is not None and (check.of_pytorch or is_assumed(context, check)):

@@ -413,3 +413,11 @@ def test_an_adaptive_softmax():
     assert nn.AdaptiveLogSoftmaxWithLoss.forward is own
     with pytest.raises(RuntimeError, match="same size in the batch dimension"):
         in_jax(loss, randn(4, 8), torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("mask", [torch.ones(3, 4) > 0, torch.tensor([True, False, True, True])])
+def test_a_source_that_is_too_small_for_a_constant_mask(mask):
+    source = randn(8)
+    with pytest.raises(RuntimeError, match="elements of source < number of ones in mask"):
+        in_jax(lambda x, y: x.masked_scatter(mask, y), randn(3, 4), source)
+    compare(lambda x, y: x.masked_scatter(mask[:2], y) if mask.dim() > 1 else x, [randn(2, 4), source])
