@@ -23,14 +23,11 @@ _ON_THE_STACK = (
 
 
 class Check(NamedTuple):
-    """A check that is under way in the innermost function outside of the bridge."""
-
     kind: str
-    """`assert` or `raise`."""
     passes: bool | None
     """The truth of the value with which it passes; None if something is computed of the value before."""
     of_pytorch: bool
-    """True if the function is PyTorch's own."""
+    """True in a function of PyTorch's own."""
 
 
 def check_under_way() -> Check | None:

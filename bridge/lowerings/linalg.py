@@ -57,27 +57,14 @@ def grouped_product(a, b, offs=None, bias=None, out_dtype=None):
 
 
 def _meta_of_groups(a, b, offs=None, bias=None, out_dtype=None):
-    """As PyTorch's kernel for CPUs: its own form for the meta device is that of a kernel for GPUs in bfloat16.
-
-    Raises `RuntimeError` where that kernel does.
-    """
-    unit = 16 // a.element_size()
-    for x in (a, b):
-        sizes, strides = x.shape[-2:], x.stride()[-2:]
-        by_rows = strides[1] == 1 and strides[0] >= max(1, sizes[1])
-        if not by_rows and not (strides[0] == 1 and strides[1] >= max(1, sizes[0])):
-            raise RuntimeError(f"Invalid strides/sizes, got {list(strides)} for strides and {list(sizes)} for sizes")
-        if strides[0 if by_rows else 1] % unit:
-            raise RuntimeError("strides should be multiple of 16 bytes")
-    if (a.dim() == 3 and b.dim() == 3) != (offs is None) or bias is not None:
-        raise RuntimeError("Have to provide offsets if there is a 2d matrix, and no bias")
-    if a.dtype != b.dtype or a.dtype != (out_dtype or a.dtype) or a.dtype == torch.float64:
-        raise RuntimeError("Expected matrices of one dtype, Float32, BFloat16 or Float16, and no other output dtype")
-    groups = len(a) if offs is None else len(offs)
-    if a.shape[-1] != b.shape[-2] or any(x.dim() == 3 and len(x) != groups for x in (a, b)):
-        raise RuntimeError("matrix batch sizes and the contraction dimension have to match")
-    size = ((groups,) if a.dim() == b.dim() else ()) + (a.shape[-2], b.shape[-1])
-    row = -(-size[-1] // unit) * unit
+    """PyTorch's own is that of a kernel for GPUs in bfloat16. Rows are aligned to 16 bytes."""
+    groups = {len(x) for x in (a, b) if x.dim() == 3} | (set() if offs is None else {len(offs)})
+    ragged = a.dim() == 2 or b.dim() == 2
+    dtypes = {a.dtype, b.dtype, out_dtype or a.dtype}
+    if ragged == (offs is None) or bias is not None or len(groups) > 1 or a.shape[-1] != b.shape[-2] or len(dtypes) > 1:
+        raise RuntimeError("matrices, offsets and dtypes of a grouped product do not fit")  # the kernel says why
+    size = (*(groups if a.dim() == b.dim() else ()), a.shape[-2], b.shape[-1])
+    row = -(-size[-1] * a.element_size() // 16) * 16 // a.element_size()
     return a.new_empty_strided(size, (row * size[-2], row, 1)[-len(size) :])
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from bridge._compat.jax import Tracer, depends_on, same_values
-from bridge._compat.torch import UncompiledDispatchMode, arguments, in_transform, schema_name
+from bridge._compat.torch import UncompiledDispatchMode, in_transform, schema_name
 from bridge.context import current
 from bridge.errors import BridgeError, refusal
 from bridge.symbolic.ranges import distance, range_of
@@ -153,25 +153,12 @@ _NEUTRAL: dict[str, float] = {
 """Reduction -> the number that changes nothing of it."""
 _REDUCTIONS = {getattr(owner, name) for name in _NEUTRAL for owner in (torch, torch.Tensor)}
 _LOSSES = {
-    F.mse_loss: aten.mse_loss.default,
-    F.l1_loss: None,
-    F.smooth_l1_loss: aten.smooth_l1_loss.default,
-    F.huber_loss: aten.huber_loss.default,
-    F.binary_cross_entropy: aten.binary_cross_entropy.default,
-    F.binary_cross_entropy_with_logits: aten.binary_cross_entropy_with_logits.default,
-}
-"""Losses of each element -> the operation that is elementwise where its `reduction` is none."""
-_OF_ROWS: dict[Any, Callable[..., int]] = {
-    F.linear: lambda x, *_, **__: 1,
-    F.layer_norm: lambda x, shape, *_, **__: len(shape),
-    F.embedding: lambda x, *_, **__: 0,
-    **dict.fromkeys(
-        (F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, torch.Tensor.softmax, torch.Tensor.log_softmax),
-        lambda x, dim, *_, **__: x.dim() - dim % x.dim(),
-    ),
-}
-"""Functions that act on each row by itself -> how many of the last dimensions they mix."""
-ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES, *_OF_ROWS}
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
+    F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
+}  # fmt: skip
+"""Losses of each element."""
+ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES}
+"""Functions of rows whose own lowering would see all rows."""
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
@@ -261,13 +248,11 @@ class Rows:
         if func in _REDUCTIONS and type(args[0]) is cls and not any(isinstance(v, torch.Tensor) for v in args[1:]):
             return args[0]._reduced(func.__name__, *args[1:], **kwargs)
         if func in _LOSSES:
-            return rows[0]._loss(rows, func, args, kwargs)
+            return rows[0]._loss(func, args, kwargs)
         if func is F.cross_entropy:
             return rows[0]._cross_entropy(*args, **kwargs)
         if func is F.ctc_loss:
             return rows[0]._ctc_loss(*args, **kwargs)
-        if func in _OF_ROWS:
-            return rows[0]._by_row(func, args, kwargs)
         return rows[0]._elementwise(rows, func, args, kwargs)
 
     def _refused(self, what: str, remedy: str = "") -> BridgeError:
@@ -322,19 +307,10 @@ class Rows:
             raise self._refused("an assignment by another mask, or of another dtype,", _ONE_MASK)
         rows.whole.copy_(torch.where(rows._wide(), self.whole, rows.whole))
 
-    def _by_row(self, func: Any, args: tuple, kwargs: dict) -> Rows:
-        """`func`, which acts on each row by itself, on all rows."""
-        whole, *rest = args
-        alone = whole is self and all(type(value) is not Rows for value in (*rest, *kwargs.values()))
-        if not alone or _OF_ROWS[func](*args, **kwargs) > self._behind:
-            raise self._refused(f"`{func.__name__}` along the rows")
-        result = func(self.whole, *rest, **kwargs)
-        behind = result.dim() - self._first - self._mask.dim()
-        return Rows(result, self._mask, behind, self._place, self.length)
-
-    def _loss(self, rows: list[Rows], func: Any, args: tuple, kwargs: dict) -> Any:
-        reduction = kwargs.pop("reduction", "mean")
-        each = self._elementwise(rows, func, args, kwargs | {"reduction": "none"})
+    def _loss(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        reduction, name = kwargs.get("reduction", "mean"), f"`{func.__name__}`"
+        given = {key: self._whole_of(value, name) for key, value in kwargs.items()} | {"reduction": "none"}
+        each = self._with(func(*(self._whole_of(value, name) for value in args), **given))
         return each if reduction == "none" else each._reduced(reduction)
 
     def _cross_entropy(self, logits: Any, target: Any, weight: Any = None, *rest: Any, **kwargs: Any) -> torch.Tensor:
@@ -397,12 +373,6 @@ class Rows:
         return type(result)(found if keepdim else [each.squeeze(dim) for each in found])
 
 
-def _is_none(func: Any, args: tuple) -> bool:
-    """True if a loss is asked for each element."""
-    names = [a.name for a in arguments(func)]
-    return names.index("reduction") < len(args) and not args[names.index("reduction")]
-
-
 class _ElementwiseOnly(UncompiledDispatchMode):
     """Refuses operations that are not elementwise, and those that write anything else than `wholes`."""
 
@@ -412,11 +382,7 @@ class _ElementwiseOnly(UncompiledDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        elementwise = (
-            torch.Tag.pointwise in func.tags
-            or func in _ELEMENTWISE
-            or (func in _LOSSES.values() and _is_none(func, args))
-        )
+        elementwise = torch.Tag.pointwise in func.tags or func in _ELEMENTWISE
         elsewhere = schema_name(func).endswith("_") and all(args[0] is not whole for whole in self._wholes)
         if not elementwise or elsewhere or "out" in kwargs:
             raise self._error()
