@@ -13,7 +13,7 @@ import io
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import torch
@@ -40,6 +40,9 @@ class Verify:
     known_zero: str = ""  # Regular expression over `gradient layers.0.bias`-like names: leaves that are zero in truth.
     method: str = "forward"  # Method of the module to call.
     input_gradients: bool = True  # Compare the gradients of floating inputs, too.
+    static: str = ""  # Regular expression over names of buffers that are constants.
+    assume: dict[str, Literal["assert", "raise"]] = dataclasses.field(default_factory=dict)
+    """Regular expressions over submodules, each with the kind of checks in them that are taken for passed."""
     json: bool = False  # Print the report as JSON.
     html: str = ""  # Also write the report as one HTML page, to this file.
 

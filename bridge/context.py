@@ -25,6 +25,12 @@ class Options:
     """The names of the submodules."""
     int64: str = "refuse"
     name_scopes: bool = False
+    static: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    """Buffers that are constants, by their names, with the values that they had."""
+    assume: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """The name of a submodule -> the kinds of its checks that are taken for passed."""
+    assumed: dict[str, None] = dataclasses.field(default_factory=dict)
+    """The checks that calls have taken for passed, in words: `verify` reports them."""
 
 
 class TraceContext(Protocol):
@@ -39,8 +45,8 @@ class TraceContext(Protocol):
     """The graph that PyTorch records of the call: `engine.NO_GRAPH`, `GRAPH` or `GRAPH_FROM_INPUTS`."""
     is_backward: bool
     """True if it is the backward of a `torch.autograd.Function`, which has no key."""
-    checked: str | None
-    """Within a function of `values.CHECKING`: what it checks."""
+    is_checking: bool
+    """True within a function of `values.CHECKING`."""
     metas: dict[Any, Any]
     """Results on the meta device, by operation and shapes."""
     survey: Any
@@ -53,6 +59,8 @@ class TraceContext(Protocol):
     """The tensors of parameters and buffers."""
     inputs: list[Any]
     """The tensors among the arguments."""
+    buffers: Mapping[str, Any]
+    """The arrays of the buffers that the call began with, by name."""
 
     @property
     def traced(self) -> bool:
@@ -93,6 +101,10 @@ class TraceContext(Protocol):
 
     def again(self, recording: int) -> Any:
         """Returns the context of a later pass over the same module."""
+        ...
+
+    def submodule(self) -> str | None:
+        """Returns the name of the submodule that is running."""
         ...
 
     def where(self, cause: BaseException | None = None) -> str:

@@ -20,6 +20,7 @@ FRAMEWORK = tuple(
     for file in (torch.__file__, jax.__file__, __file__, _TORCHAX.origin if _TORCHAX else None)
     if file
 )
+HERE, OF_TORCH = (os.path.dirname(file) + os.sep for file in (__file__, torch.__file__))
 _LIBRARY = os.path.dirname(contextlib.__file__) + os.sep
 """Python's own, in which packages may be installed."""
 
@@ -73,12 +74,23 @@ def where_in_module(names: Mapping[int, str], error: BaseException | None = None
         if line is None and not is_framework(path):
             source = linecache.getline(path, number).strip()
             line = f"{path}:{number}: `{source}`"
-        owner = frame.f_locals.get("self")
-        if module is None and issubclass(type(owner), torch.nn.Module) and id(owner) in names:
+        owner = _owner(names, frame) if module is None else None
+        if owner is not None:
             module = f"{names[id(owner)] or 'the module itself'} ({type(owner).__name__})"
         if line is not None and module is not None:
             break
     return f"in {module or 'the call'}, at {line or 'an unknown line'}"
+
+
+def submodule_running(names: Mapping[int, str]) -> str | None:
+    """The qualified name of the innermost submodule being called; None outside of all."""
+    owners = (_owner(names, frame) for frame, _ in _frames(sys._getframe(1), None))
+    return next((names[id(owner)] for owner in owners if owner is not None), None)
+
+
+def _owner(names: Mapping[int, str], frame: types.FrameType) -> torch.nn.Module | None:
+    owner = frame.f_locals.get("self")
+    return owner if issubclass(type(owner), torch.nn.Module) and id(owner) in names else None
 
 
 def _frames(innermost: types.FrameType, error: BaseException | None) -> Iterator[tuple[types.FrameType, int]]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from bridge.context import Options
+from bridge.dispatch.checks import KINDS
 from bridge.dispatch.mode import check_name
 from bridge.dispatch.random import Rng, check_key
 from bridge.dispatch.values import Survey
@@ -98,7 +99,7 @@ class Functional(Exported):
         _check_names_and_shapes(request.params, self.params, "parameter")
         _check_names_and_shapes(request.buffers, self.buffers, "buffer")
         refuse_gradient_hooks(self.module)
-        new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys())
+        new = state_of(self.module).keys() ^ (self.params.keys() | self.buffers.keys() | self.options.static.keys())
         if new:
             names = ", ".join(sorted(new)[:5])
             what = "the module has other parameters or buffers than when it was exported"
@@ -132,6 +133,8 @@ def export(
     recompute: str = "",
     int64: Int64 = "refuse",
     name_scopes: bool = False,
+    static: str = "",
+    assume: Mapping[str, str] | None = None,
 ) -> Functional:
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
@@ -144,6 +147,11 @@ def export(
     has 32-bit integers only, a call that is known to make others is refused and products of unknown ones warn
     ("refuse"), or integers wrap ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`: calls of submodules run
     under a `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled programs show.
+
+    `static` is a regular expression: buffers whose whole qualified name it matches are constants with the values that
+    they have now, and no part of `buffers`, so Python code may branch on them; a call that writes one is an error.
+    `assume` maps regular expressions over whole names of submodules to "assert" or "raise": checks of traced values in
+    the code of these, an `assert` or a branch that does nothing but raise, are taken for passed.
 
     Raises `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
@@ -170,13 +178,41 @@ def export(
     if checked(int64):
         for name, tensor in state.items():
             check_values(name, tensor)
+    constant = _constants(state, static) if static else {}
     chosen = tuple(name for name in names if recompute and re.fullmatch(recompute, name))
     if recompute and not chosen:
         raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {', '.join(names[1:6])} …")
     params = {name: array_of(t) for name, t in state.items() if t.requires_grad}
-    buffers = {name: array_of(t) for name, t in state.items() if not t.requires_grad}
-    options = Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes)
-    return Functional(module, params, buffers, options, second_names(module))
+    buffers = {name: array_of(t) for name, t in state.items() if not t.requires_grad and name not in constant}
+    assumed = _assumptions(assume or {}, names)
+    options = Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes, constant, assumed)
+    seconds = {name: first for name, first in second_names(module).items() if first not in constant}
+    return Functional(module, params, buffers, options, seconds)
+
+
+def _constants(state: Mapping[str, torch.Tensor], static: str) -> dict[str, torch.Tensor]:
+    """Returns copies of the buffers that are constants. Raises `BridgeError` if there are none, or parts of others."""
+    constant = {n: t.detach().clone() for n, t in state.items() if not t.requires_grad and re.fullmatch(static, n)}
+    if not constant:
+        buffers = ", ".join([n for n, t in state.items() if not t.requires_grad][:6])
+        raise BridgeError(f"static {static!r} matches no buffer; buffers here are {buffers or 'none'}")
+    for name, root in alias_roots(state).items():
+        if (name in constant) != (root in constant):
+            raise BridgeError(f"{name} and {root} share memory, and static {static!r} matches one of them; name both")
+    return constant
+
+
+def _assumptions(assume: Mapping[str, str], names: list[str]) -> dict[str, frozenset[str]]:
+    """Returns the kinds of checks by the name of each submodule. Raises `BridgeError` for what names none."""
+    kinds: dict[str, frozenset[str]] = {}
+    for pattern, kind in assume.items():
+        if kind not in KINDS:
+            raise BridgeError(f"assume has the kind {kind!r} for {pattern!r}; choose 'assert' or 'raise'")
+        chosen = [name for name in names if re.fullmatch(pattern, name)]
+        if not chosen:
+            raise BridgeError(f"assume {pattern!r} matches no submodule; names here are {', '.join(names[1:6])} …")
+        kinds |= {name: kinds.get(name, frozenset()) | {kind} for name in chosen}
+    return kinds
 
 
 def check_method(module: nn.Module, name: str) -> None:

@@ -99,6 +99,8 @@ def into(fn: Functional, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, j
     for name, shape in wanted.items():
         if given.get(name, shape) != shape:
             problems.append(f"shape     {name} is {given[name]}, expected {shape}")
+        elif name in fn.options.static and name in given and not torch.equal(state[name], fn.options.static[name]):
+            problems.append(f"static    {name} has other values; export a module that has loaded these weights")
     if problems:
         shown = "\n  ".join(problems[:20]) + (f"\n  … and {len(problems) - 20} more" if len(problems) > 20 else "")
         raise BridgeError(f"the weights are of another module, {len(problems)} differences:\n  {shown}")
@@ -120,7 +122,7 @@ def state_dict(
     """A PyTorch state dict: persistent tensors only, a tied weight under each of its names, nothing of extra state."""
     reals = state_of(fn.module)
     first_names, windows = {id(tensor): name for name, tensor in reals.items()}, alias_roots(reals)
-    arrays = {**params, **buffers}
+    arrays = {**params, **buffers, **{name: array_of(tensor) for name, tensor in fn.options.static.items()}}
     state = {}
     for name, slot in _tensors_of(fn.module).items():
         array = arrays[first_names[id(slot)]]

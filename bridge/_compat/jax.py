@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,3 +51,27 @@ def same_values(one: Any, other: Any) -> bool:
         return same(one, other)
     except ValueError:  # the truth of an array among the parameters of an operation
         return False
+
+
+def depends_on(value: Any, names: Mapping[str, Any]) -> list[str] | None:
+    """Returns the names of the arrays that a traced one is computed of; None if it may be computed of others, too."""
+    known = {id(array.val): name for name, array in names.items() if isinstance(array, DynamicJaxprTracer)}
+    found: dict[str, None] = {}
+    todo, seen = [value], set[int]()
+    while todo:
+        tracer = todo.pop()
+        tracer = tracer.full_lower() if isinstance(tracer, DynamicJaxprTracer) else tracer  # a constant of the program
+        if not isinstance(tracer, Tracer):
+            continue
+        if not isinstance(tracer, DynamicJaxprTracer):
+            return None
+        if id(tracer.val) in seen:
+            continue
+        seen.add(id(tracer.val))
+        if id(tracer.val) in known:
+            found[known[id(tracer.val)]] = None
+        elif tracer.parent is None:
+            return None
+        else:
+            todo += tracer.parent.in_tracers
+    return [*found]

@@ -19,6 +19,7 @@ from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMode  # noqa: F401
+from torch.nn.modules.adaptive import _ASMoutput
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
 
@@ -305,6 +306,27 @@ def in_place_of_checkpoint(is_tracing: Callable[[], bool], checkpoint: Callable[
         return lambda *args, **kwargs: (checkpoint if is_tracing() else otherwise)(*args, **kwargs)
 
     return Replacement(body, "__dynamo_disable", make)
+
+
+def in_place_of_adaptive_softmax(is_tracing: Callable[[], bool]) -> Replacement:
+    """Returns the replacement that lets a loss compute all logarithms, of which it picks those of the targets.
+
+    PyTorch looks up which targets are in which cluster, and computes no other.
+    """
+
+    def make(original: Callable) -> Callable:
+        @functools.wraps(original)
+        def forward(self: Any, input_: torch.Tensor, target_: torch.Tensor) -> Any:
+            dims, target = target_.dim(), torch.atleast_1d(target_)
+            fits = dims < 2 and input_.dim() == dims + 1 and (not dims or len(input_) == len(target_))
+            if not is_tracing() or not fits:  # PyTorch's error
+                return original(self, input_, target_)
+            picked = self.log_prob(torch.atleast_2d(input_)).gather(1, target.unsqueeze(1)).squeeze(1)
+            return _ASMoutput(picked if dims else picked.squeeze(0), (-picked).mean())
+
+        return forward
+
+    return Replacement(nn.AdaptiveLogSoftmaxWithLoss, "forward", make)
 
 
 def leave_compiler_unloaded() -> None:

@@ -59,10 +59,11 @@ def _overloads(*names: str) -> Iterator[Any]:
 
 
 _SPECIAL = [f"special_{name}" for name in torch.special.__all__ if "bessel" in name or "polynomial" in name]
+_REFUSED = ("heaviside", "floor_divide", "bincount", "binomial", "_sample_dirichlet")
 _SCATTERS = (aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_.reduce, aten.scatter_.value_reduce)
 NO_DERIVATIVE: dict[Any, Callable[[TraceContext, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_overloads("histc", *_SPECIAL), _without_grad),
-    **dict.fromkeys((*_overloads("heaviside", "floor_divide", "bincount"), *_SCATTERS), _refused),
+    **dict.fromkeys((*_overloads(*_REFUSED), *_SCATTERS), _refused),
 }
 """Operation -> what runs it, given the call, the operation and its arguments."""
 

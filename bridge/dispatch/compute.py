@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.jax import Tracer
 from bridge._compat.torch import (
     arguments,
     below_dispatch,
@@ -23,7 +24,7 @@ from bridge._compat.torch import (
 )
 from bridge._compat.torchax import decomposition, torchax_lowering
 from bridge.context import TraceContext
-from bridge.dispatch.random import RANDOM, drawn_numbers
+from bridge.dispatch.random import RANDOM, REPARAMETERIZED, drawn_numbers
 from bridge.errors import BridgeError, first_line
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
@@ -284,7 +285,10 @@ def _signature(values: tuple | list) -> tuple:
 
 # ---- values
 
+EMBEDDED = 2**16
+"""Elements up to which a constant is embedded in the program; more would bloat it."""
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_WHOLE = _INTEGERS | {torch.bool}
 _NARROW = (torch.bfloat16, torch.float16)
 _BROADCAST = {
     aten.addmm.default: 0,
@@ -337,6 +341,7 @@ def compute(context: TraceContext, func: Any, args: tuple, kwargs: dict, like: B
         values = drawn_numbers(
             context, func, args, kwargs, lambda source: random(source, metas, *arrays, **array_kwargs)
         )
+        values = REPARAMETERIZED[func](values, *arrays) if func in REPARAMETERIZED else values
     else:
         assert lowering is not None
         values = _values(context, func, lowering, arrays, array_kwargs, inputs, metas)
@@ -387,20 +392,34 @@ def _values(
             raise RuntimeError(f"`{func.name()}` of {inputs[0].dtype} and {dtype}, which PyTorch's kernel refuses")
         if dtype.itemsize < 4 and dtype.is_floating_point and context.products_of_pytorch:
             precision = jax.default_matmul_precision(None)  # PyTorch's setting is about float32
+    whole = inputs and type(metas) is torch.Tensor and metas.dtype in _WHOLE
+    if whole and not isinstance(next(iter(arrays), None), Tracer) and _is_known((arrays, kwargs), metas.numel()):
+        precision = jax.ensure_compile_time_eval()
     try:
         with precision:
             values = lowering(*arrays, **kwargs)
     except (*TRACE_ERRORS, *_OF_THE_RUN, NotImplementedError, BridgeError):
         raise
     except Exception as error:
-        line = first_line(error)
-        if not _takes(lowering, arrays, kwargs):
-            raise NotImplementedError(f"its lowering does not take these arguments: {line}") from error
-        raise LoweringError(line) from error
+        raise _defect(lowering, arrays, kwargs, first_line(error)) from error
     if along:
         several = isinstance(metas, (tuple, list))
         return tuple(map(_as_meta, values, metas)) if several else _as_meta(values, metas)
     return values
+
+
+def _is_known(values: Any, size: int) -> bool:
+    """True for a mask or an index of `size` elements whose numbers can decide shapes, made of arrays that are known."""
+    leaves = jax.tree.leaves(values)
+    largest = max([EMBEDDED, *(leaf.size for leaf in leaves if isinstance(leaf, jax.Array))])
+    return size <= largest and not any(isinstance(leaf, Tracer) for leaf in leaves)
+
+
+def _defect(lowering: Callable, args: tuple, kwargs: dict, line: str) -> NotImplementedError:
+    """Returns the error for an exception of a lowering, whose first line is given."""
+    if _takes(lowering, args, kwargs):
+        return LoweringError(line)
+    return NotImplementedError(f"its lowering does not take these arguments: {line}")
 
 
 def _in_one_dimension(value: Any) -> Any:
@@ -414,7 +433,7 @@ def _as_meta(value: Any, meta: Any) -> Any:
 
 def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: list[BridgeTensor]) -> tuple:
     """The results as tensors, or what they are besides."""
-    enabled = torch.is_grad_enabled() and func not in RANDOM
+    enabled = torch.is_grad_enabled() and (func not in RANDOM or func in REPARAMETERIZED)
     tracked = live = False
     for tensor in inputs:
         tracked, live = tracked or tensor._handle.tracked, live or tensor._handle.live

@@ -17,15 +17,21 @@ import torch
 
 from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.context import TraceContext
-from bridge.dispatch.compute import is_random, kind_of, listed, meta_of, meta_of_strided, tensors_in, zeros_like
+from bridge.dispatch.compute import (
+    EMBEDDED,
+    is_random,
+    kind_of,
+    listed,
+    meta_of,
+    meta_of_strided,
+    tensors_in,
+    zeros_like,
+)
 from bridge.dispatch.views import view_steps
 from bridge.tensor.arrays import array_of, elements, storage_offsets, version_of, what_is_special
 from bridge.tensor.tensor import REGION, AutogradHandle, BridgeTensor, View, as_view, empty_meta, wrap
 
 aten = torch.ops.aten
-
-EMBEDDED = 2**16
-"""Elements up to which a constant is embedded in the program; more would bloat it."""
 
 REAL = 2**22
 """Elements from which a constant is not made by PyTorch on the host, but by the program alone."""
@@ -181,6 +187,7 @@ class ConstantTable:
         if not self.is_traced(real):
             root = self._storages.get(storage_id(real))
             if root is None:
+                _refuse_static(context, real)
                 raise context.error(
                     "the call writes into a tensor that was there before it and is no parameter or buffer, which the "
                     "next call would not see",
@@ -248,6 +255,13 @@ def alias_of(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> B
 def _layout(handle: AutogradHandle) -> torch.Tensor:
     assert handle.storage.layout is not None, "`wrap` gives each a layout"
     return handle.storage.layout
+
+
+def _refuse_static(context: TraceContext, real: torch.Tensor) -> None:
+    for name, tensor in context.options.static.items():
+        if storage_id(tensor) == storage_id(real):
+            what = f"the call writes {name}, which `static=` makes a constant"
+            raise context.error(what, "leave the buffer out of `static`, or let the call write it no more")
 
 
 @contextlib.contextmanager

@@ -23,11 +23,13 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, TraceContext
+from bridge.dispatch.checks import check_under_way
 from bridge.dispatch.compute import with_named_tensors, with_tensors
-from bridge.dispatch.values import CHECKING
+from bridge.dispatch.values import CHECKING, is_assumed
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.indexing import (
+    ROW_WISE,
     SIZED,
     Rows,
     conditions_among,
@@ -109,8 +111,10 @@ class Functions(TorchFunctionMode):
     def _by_other_classes(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         """By a class that is no tensor and has a `__torch_function__`, or by PyTorch's error if none of them knows."""
         op = FUNCTIONS.get(func)
-        if Rows in types and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
-            raise refused(f"`{func.__name__}`")  # its lowering would see all rows
+        if Rows in types:
+            self._refuse_forgotten(func)
+            if func not in ROW_WISE and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
+                raise refused(f"`{func.__name__}`")  # its lowering would see all rows
         for cls in types:
             with self:
                 result = cls.__torch_function__(func, types, args, kwargs)
@@ -223,20 +227,23 @@ class Functions(TorchFunctionMode):
 
     def _forgetful(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """A function that hands one of its arguments to no mode, which would leave it out."""
-        name, frame = _FORGOTTEN[func], sys._getframe(1)
-        while frame is not None and frame.f_code is not func.__code__:
-            frame = frame.f_back
-        if frame is not None and frame.f_locals[name] is not None:
-            what = f"`{func.__name__}` does not hand its argument `{name}` on to modes, so that it would be lost"
-            raise self._dispatch.error(what, "write the function in operations of PyTorch")
+        self._refuse_forgotten(func)
         return self._plain(func, args, kwargs)
 
+    def _refuse_forgotten(self, func: Any) -> None:
+        name, frame = _FORGOTTEN.get(func), sys._getframe(1)
+        while name and frame is not None and frame.f_code is not func.__code__:
+            frame = frame.f_back
+        if name and frame is not None and frame.f_locals[name] is not None:
+            what = f"`{func.__name__}` does not hand its argument `{name}` on to modes, so that it would be lost"
+            raise self._dispatch.error(what, "write the function in operations of PyTorch")
+
     def _checking(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        before, self._dispatch.checked = self._dispatch.checked, CHECKING[func]
+        self._dispatch.is_checking = True
         try:
             return self._plain(func, args, kwargs)
         finally:
-            self._dispatch.checked = before
+            self._dispatch.is_checking = False
 
     def _construct(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if not any(map(_holds_traced, args)):
@@ -266,6 +273,15 @@ class Functions(TorchFunctionMode):
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         with below_modes():
             return tensor_of(tensor.value).to(tensor.dtype).numpy()
+
+    def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """`x.item()`; the tensor itself in a check that is taken for passed, whose truth is asked next."""
+        tensor = args[0]
+        if self._dispatch.options.assume and isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer):
+            check = check_under_way()
+            if check is not None and is_assumed(self._dispatch, check):
+                return tensor.detach().reshape(())
+        return func(*args, **kwargs)
 
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if wrapped_by_transform(tensor):
@@ -336,6 +352,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(CHECKING, Functions._checking),
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), Functions._masked_select),
     torch.Tensor.__getitem__: Functions._get_item,
+    torch.Tensor.item: Functions._item,
     torch.Tensor.__setitem__: Functions._set_item,
     **dict.fromkeys(_FORGOTTEN, Functions._forgetful),
     engine.GET_GRADIENT: Functions._get_gradient,

@@ -31,6 +31,7 @@ from bridge._compat.torch import (
     UncompiledDispatchMode,
     before,
     compiler_is_loaded,
+    in_place_of_adaptive_softmax,
     is_composite,
     is_without_memory,
     schema_name,
@@ -78,7 +79,14 @@ from bridge.dispatch.values import (
     untranslated,
 )
 from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError, BridgeWarning, where_in_module
+from bridge.errors import (
+    WITHOUT_MEMORY,
+    WITHOUT_MEMORY_REMEDY,
+    BridgeError,
+    BridgeWarning,
+    submodule_running,
+    where_in_module,
+)
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.symbolic.ranges import checked, note_constant
 from bridge.tensor.tensor import BridgeTensor
@@ -110,14 +118,14 @@ class Dispatch(UncompiledDispatchMode):
         self.state: list[BridgeTensor] = []
         """The traced tensors of parameters and buffers."""
         self.inputs: list[BridgeTensor] = []
+        self.buffers: Mapping[str, Any] = {}
         self.failed: BridgeError | None = None
         """The first error, which the module's own code may have caught."""
         self.metas: dict[Any, Any] = {}
         """Results on the meta device, by operation and shapes: recursion asks again and again."""
         self.products_of_pytorch = jax.config.jax_default_matmul_precision is None  # pyright: ignore
         self.checks_int64 = checked(options.int64)
-        self.checked: str | None = None
-        """Within a function of `values.CHECKING`: what it checks."""
+        self.is_checking = False
         self._names = names
         self._said: set[str] = set()
         self._nested = 0
@@ -265,6 +273,9 @@ class Dispatch(UncompiledDispatchMode):
                 check_matrix(self, func, result[-1], name, is_matrix=args[0].dim() == 2)
             return result
         return _BY_KIND[kind](self, func, args, kwargs)
+
+    def submodule(self) -> str | None:
+        return submodule_running(self._names)
 
     def where(self, cause: BaseException | None = None) -> str:
         """The submodule and the line of its code that are running, or that raised `cause`."""
@@ -489,5 +500,6 @@ _REPLACED = Replacements(
     *checkpoint.REPLACED,
     *engine.REPLACED,
     before(torch, "compile", _turn_compiler_off),
+    in_place_of_adaptive_softmax(lambda: CURRENT.call is not None),
 )
 """The names of PyTorch that another object has while a call runs."""

@@ -264,12 +264,21 @@ def _multinomial(source: Source, _meta: Any, weights: Any, count: int, replaceme
     return jnp.argmax(logits[..., None, :] + noise, axis=-1)
 
 
-def _poisson(source: Source, meta: torch.Tensor, rates: jax.Array, **_: Any) -> jax.Array:
-    # With a key for each number: those that JAX draws with one key depend on the rates beside them.
-    keys = source.sample(jax.random.split, meta.shape)
-    keys, rates = jnp.reshape(keys, (-1, *keys.shape[meta.dim() :])), jnp.reshape(rates, -1).astype(jnp.float32)
-    numbers = jax.vmap(jax.random.poisson)(keys, jax.lax.stop_gradient(rates))
-    return jnp.reshape(numbers, tuple(meta.shape))
+def _each(sampler: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A draw with a key for each number: those that JAX draws with one key depend on the parameters beside them."""
+
+    def draws(source: Source, meta: torch.Tensor, *parameters: jax.Array, **_: Any) -> jax.Array:
+        keys = source.sample(jax.random.split, meta.shape)
+        keys = jnp.reshape(keys, (-1, *keys.shape[meta.dim() :]))
+        given = [jnp.reshape(jnp.broadcast_to(p, meta.shape), -1).astype(jnp.float32) for p in parameters]
+        return jnp.reshape(jax.vmap(sampler)(keys, *map(jax.lax.stop_gradient, given)), tuple(meta.shape))
+
+    return draws
+
+
+def _dirichlet(source: Source, meta: torch.Tensor, concentration: jax.Array, **_: Any) -> jax.Array:
+    """By logarithms: all gammas of small concentrations would be zero."""
+    return jax.nn.softmax(_each(jax.random.loggamma)(source, meta, concentration), -1)
 
 
 def _operations(names: str) -> list[Any]:
@@ -296,11 +305,35 @@ _DRAWS: dict[str, Callable[..., jax.Array]] = {
     "cauchy": lambda s, meta, _, mid=0.0, sigma=1.0, **__: mid + sigma * jnp.tan(jnp.pi * (_uniforms(s, meta) - 0.5)),
     "geometric": _geometric,
     "multinomial": _multinomial,
-    "poisson": _poisson,
+    "poisson": _each(jax.random.poisson),
+    "binomial": _each(jax.random.binomial),
+    "_standard_gamma": _each(jax.random.gamma),
+    "_sample_dirichlet": _dirichlet,
 }
 RANDOM = {operation: function for names, function in _DRAWS.items() for operation in _operations(names)}
 """Random operation -> function(source, meta of the result, *the operation's arguments as arrays, **keywords)."""
+
+
+@jax.custom_jvp
+def _reparameterized_gamma(draws: jax.Array, concentration: jax.Array) -> jax.Array:
+    return draws
+
+
+@_reparameterized_gamma.defjvp
+def _reparameterized_gamma_jvp(primals, tangents):
+    """The implicit gradient: what keeps the probability of less than the draw."""
+    (draws, concentration), (_, change) = primals, tangents
+    return _reparameterized_gamma(draws, concentration), change * jax.lax.random_gamma_grad(concentration, draws)  # pyright: ignore[reportCallIssue]
+
+
+REPARAMETERIZED: dict[Any, Callable[..., jax.Array]] = {aten._standard_gamma.default: _reparameterized_gamma}
+"""Random operation -> function(numbers, *the operation's arguments) that gives the numbers their gradient.
+
+That of `_sample_dirichlet` is a `torch.autograd.Function` of `torch.distributions`.
+"""
+
 _OF_VALUES = _operations(
-    "bernoulli bernoulli.Tensor normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor multinomial poisson"
+    "bernoulli bernoulli.Tensor normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor multinomial poisson "
+    "binomial _standard_gamma _sample_dirichlet"
 )
 """Draws whose numbers depend on the values of their tensors, and not on the shapes alone."""

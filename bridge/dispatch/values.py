@@ -15,13 +15,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import torch
-import torch.nn.functional as F
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
+from bridge.dispatch.checks import Check, check_under_way
 from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import is_framework
+from bridge.symbolic.indexing import as_constant
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, wrap
@@ -45,9 +46,9 @@ _LIBRARY_REMEDY = (
     '`bridge.register_function("package.module:function", replacement)`, or switch its check off'
 )
 _REMEDIES = {
-    "torch.nn.modules.adaptive": 'export it with `method="log_prob"`, or call its `log_prob` and gather the targets',
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
-    "torch.distributions": "leave validate_args=True out, or write the formula in operations of PyTorch",
+    "torch.distributions.von_mises": DRAW_REMEDY,
+    "torch.distributions": "write the formula in operations of PyTorch",
 }
 """Modules of PyTorch that ask for values, and what helps."""
 
@@ -191,6 +192,14 @@ def _outside_brackets(args: tuple) -> bool:
     return False
 
 
+def _too_few(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
+    """True if a constant mask asks for more elements than the source has."""
+    if isinstance(mask, BridgeTensor):
+        return False
+    with below_modes():
+        return int(mask.expand(torch.broadcast_shapes(x.shape, mask.shape)).sum()) > source.numel()
+
+
 _CHECKED: dict[Callable[[tuple], bool], tuple] = {
     lambda args: _outside(*args[:3]): (
         aten.gather, aten.index_select, aten.index_add, aten.index_add_, aten.index_copy, aten.index_copy_,
@@ -200,6 +209,7 @@ _CHECKED: dict[Callable[[tuple], bool], tuple] = {
     lambda args: _outside(args[0], 0, args[1]): (
         aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only,
     ),
+    lambda args: _too_few(*args[:3]): (aten.masked_scatter, aten.masked_scatter_),
     _outside_brackets: (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index),
 }  # fmt: skip
 CHECKS = {getattr(op, name): check for check, ops in _CHECKED.items() for op in ops for name in op.overloads()}
@@ -207,12 +217,8 @@ CHECKS = {getattr(op, name): check for check, ops in _CHECKED.items() for op in 
 
 # ---- code that asks a tensor for its value: a branch, `.item()`, and PyTorch's own checks
 
-CHECKING: dict[Any, str] = {
-    torch.istft: "",
-    torch.Tensor.istft: "",
-    F.gaussian_nll_loss: "the variances",
-}
-"""Functions that ask for a value to raise an error if it is true, and what they check, which a warning names."""
+CHECKING = (torch.istft, torch.Tensor.istft)
+"""Functions in C++ that ask for a value to raise an error if it is true."""
 
 
 def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
@@ -223,13 +229,29 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
     known = known_number(tensor)
     if known is not None:
         return bool(known) if value.dtype == bool else known
-    if context.checked is not None:
-        if context.checked:
-            context.warn(f"{context.checked} are traced and not checked")
+    if context.is_checking:
         return False
+    check = check_under_way()
+    if check is not None and check.passes is not None and (check.of_pytorch or is_assumed(context, check)):
+        if check.of_pytorch:
+            context.warn("a check of PyTorch's is not made of traced values")
+        return check.passes
     inside, remedy = asked_inside(VALUE_REMEDY)
+    if check is not None:
+        assumed = f'assume={{"{context.submodule() or ""}": "{check.kind}"}}'
+        remedy = f"bridge.export(module, {assumed}) takes such checks for passed; otherwise {remedy}"
+    remedy = as_constant(value, remedy)
     how = "a branch, `.item()`, `int()` or a loop bound"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
+
+
+def is_assumed(context: TraceContext, check: Check) -> bool:
+    """True if `export(assume=…)` takes checks of this kind in the submodule that is running for passed."""
+    assume = context.options.assume
+    if not assume or check.kind not in assume.get(context.submodule() or "", ()):
+        return False
+    context.options.assumed[f"{check.kind} {context.where()}"] = None
+    return True
 
 
 def is_equal(context: TraceContext, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from bridge._compat.torch import arguments, returns
 from bridge._compat.torchax import pytorch_decomposition
-from bridge.lowerings.registry import DECOMPOSITIONS, decomposes, inlined
+from bridge.lowerings.registry import DECOMPOSITIONS, METAS, decomposes, inlined, lowers
 from bridge.tensor.arrays import array_of
 from bridge.tensor.tensor import BridgeTensor, stop_gradient, wrap
 
@@ -198,3 +198,47 @@ def batch_norm_backward(gradient, x, weight, running_mean, running_var, mean, rs
         mean, rstd = _statistics(x, [0, *range(2, x.dim())], mean, rstd)
     op = aten.native_batch_norm_backward.default
     return pytorch_decomposition(op)(gradient, x, weight, running_mean, running_var, mean, rstd, train, *rest)
+
+
+# ---- implicit gradients of random numbers: the change that keeps the probability of less than the number
+
+
+@lowers(aten._standard_gamma_grad.default)
+def standard_gamma_grad(concentration, draws):
+    return jax.lax.random_gamma_grad(concentration, draws)  # pyright: ignore[reportCallIssue]
+
+
+_TERMS = 200
+"""Of a continued fraction, enough for float32 and concentrations up to 10 000."""
+
+
+def _fraction(a: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
+    """The continued fraction of the incomplete beta function, which converges below the mean of Beta(a, b)."""
+
+    def term(i: jax.Array, rest: jax.Array) -> jax.Array:
+        m = jnp.floor((_TERMS - i) / 2)
+        odd = -(a + m) * (a + b + m) / ((a + 2 * m) * (a + 2 * m + 1))
+        even = m * (b - m) / ((a + 2 * m - 1) * (a + 2 * m))
+        return 1 + jnp.where((_TERMS - i) % 2 == 1, odd, even) * x / rest
+
+    return 1 / jax.lax.fori_loop(0, _TERMS, term, jnp.ones_like(x))
+
+
+@lowers(aten._dirichlet_grad.default)
+def dirichlet_grad(x, concentration, total):
+    """Of a number from Beta(concentration, total - concentration) by the first, divided by `1 - x`.
+
+    The cumulative probability is `x**a (1-x)**b / (a B(a, b))` times the fraction, and one minus its mirror image.
+    """
+    a, b, x = concentration, total - concentration, jnp.clip(x, jnp.finfo(x.dtype).tiny, 1 - jnp.finfo(x.dtype).epsneg)
+    below = x < (a + 1) / (total + 2)
+    one = jnp.ones_like(a)
+    left, slope = jax.jvp(lambda a: _fraction(a, b, jnp.where(below, x, 0)), (a,), (one,))
+    right, mirrored = jax.jvp(lambda a: _fraction(b, a, jnp.where(below, 0, 1 - x)), (a,), (one,))
+    common = jnp.log(x) - jax.scipy.special.digamma(a) + jax.scipy.special.digamma(total)
+    return jnp.where(below, -x / a * (left * (common - 1 / a) + slope), x / b * (right * common + mirrored))
+
+
+METAS[aten._dirichlet_grad.default] = lambda x, concentration, total: torch.empty_like(x)
+METAS[aten._standard_gamma_grad.default] = lambda concentration, draws: torch.empty_like(draws)
+METAS[aten._sample_dirichlet.default] = METAS[aten.binomial.default] = lambda x, *_, **__: torch.empty_like(x)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.context import CURRENT
+from bridge.errors import refusal
 from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
 from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
 from bridge.tensor.tensor import regraft
@@ -253,6 +254,40 @@ def fake_quantize_by_tensors(x, scale, zero_point, enabled, low, high):
 def fake_quantize_by_channel(x, scale, zero_point, axis, low, high):
     shape = [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
     return fake_quantize(x, scale.reshape(shape), zero_point.reshape(shape), low, high)
+
+
+_LEAST_SCALE = 6.1e-5
+
+
+@decomposes(aten._fused_moving_avg_obs_fq_helper.default)
+def observed_fake_quantize(
+    x, observes, quantizes, low, high, scale, zero_point, rate, qmin, qmax, axis, by_channel=False, symmetric=False
+):
+    """Follows the extremes of `x`, chooses scale and zero point by them, and quantizes."""
+    if not low.numel():
+        what = "an observer by channels gets the size of its buffers in its first call"
+        raise refusal(what, "call the module once before export")
+    rows = x.detach().transpose(0, axis).flatten(1) if by_channel else x.detach().reshape(1, -1)
+    for running, now in ((low, rows.amin(1)), (high, rows.amax(1))):
+        now = now.reshape(running.shape)
+        moved = torch.where(running.isinf(), now, running + rate * (now - running))
+        running.copy_(torch.where(observes != 0, moved, running).reshape(running.shape))
+    least, most = low.reshape(scale.shape), high.reshape(scale.shape)
+    middle = (least < 0) & (most > 0) if symmetric else torch.zeros_like(least, dtype=torch.bool)
+    half = (qmax - qmin) // 2
+    step = torch.maximum(-least / (half + 1), most / half)
+    least, most = torch.where(middle, -step * (half + 1), least), torch.where(middle, step * half, most)
+    least, most = least.clamp(max=0), most.clamp(min=0)
+    chosen = (most - least) / (qmax - qmin)
+    chosen = torch.where(chosen == 0, 0.1, chosen)
+    offset = torch.where(middle, (qmin + qmax) / 2, qmin - least / chosen)
+    scale.copy_(torch.where(quantizes != 0, chosen.clamp(min=_LEAST_SCALE), scale))
+    zero_point.copy_(torch.where(quantizes != 0, offset.round().clamp(qmin, qmax).to(torch.int32), zero_point))
+    if by_channel:
+        out, inside = aten.fake_quantize_per_channel_affine_cachemask(x, scale, zero_point, axis, qmin, qmax)
+        return torch.where(quantizes != 0, out, x), inside | (quantizes == 0)
+    on = quantizes.to(torch.int64)
+    return aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(x, scale, zero_point, on, qmin, qmax)
 
 
 METAS |= dict.fromkeys(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bridge.errors import refusal
-from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, decomposes, inlined, lowers, widened
+from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, METAS, decomposes, inlined, lowers, widened
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -33,6 +33,42 @@ def product_added(x, a, b, *, beta=1, alpha=1):
     if beta == 0:
         return jnp.broadcast_to(product, jnp.broadcast_shapes(x.shape, product.shape))
     return (x if beta == 1 else beta * x) + product
+
+
+# ---- products of groups of rows, each by a matrix of its own: the experts of a mixture
+
+
+@lowers(aten._grouped_mm.default)
+def grouped_product(a, b, offs=None, bias=None, out_dtype=None):
+    """`offs` has the end of each group along the dimension that a matrix has in common for all groups."""
+    if offs is None:
+        return jnp.matmul(a, b)
+    ragged = a.shape[-1 if b.ndim == 2 else 0] if a.ndim == 2 else b.shape[1]
+    ends = jnp.minimum(offs, ragged)
+    sizes = jnp.diff(ends, prepend=0)
+    if b.ndim == 3:
+        return jax.lax.ragged_dot(a, b, sizes)
+    if a.ndim == 3:
+        return jax.lax.ragged_dot(b.T, jnp.swapaxes(a, 1, 2), sizes).T
+    # JAX has the product over groups as a gradient only, and no gradient of that.
+    place = jnp.arange(ragged)
+    own = (place >= (ends - sizes)[:, None]) & (place < ends[:, None])
+    return jnp.matmul(jnp.where(own[:, None], a, 0), jnp.where(own[:, :, None], b, 0))
+
+
+def _meta_of_groups(a, b, offs=None, bias=None, out_dtype=None):
+    """PyTorch's own is that of a kernel for GPUs in bfloat16. Rows are aligned to 16 bytes."""
+    groups = {len(x) for x in (a, b) if x.dim() == 3} | (set() if offs is None else {len(offs)})
+    ragged = a.dim() == 2 or b.dim() == 2
+    dtypes = {a.dtype, b.dtype, out_dtype or a.dtype}
+    if ragged == (offs is None) or bias is not None or len(groups) > 1 or a.shape[-1] != b.shape[-2] or len(dtypes) > 1:
+        raise RuntimeError("matrices, offsets and dtypes of a grouped product do not fit")  # the kernel says why
+    size = (*(groups if a.dim() == b.dim() else ()), a.shape[-2], b.shape[-1])
+    row = -(-size[-1] * a.element_size() // 16) * 16 // a.element_size()
+    return a.new_empty_strided(size, (row * size[-2], row, 1)[-len(size) :])
+
+
+METAS[aten._grouped_mm.default] = _meta_of_groups
 
 
 def _adjoint(a: jax.Array) -> jax.Array:

@@ -7,7 +7,6 @@ Under `jit` values are not known and the dispatcher says so; where they are (a c
 import itertools
 from typing import Any
 
-import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
@@ -17,7 +16,7 @@ from bridge.errors import refusal
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.symbolic.ranges import range_of
-from bridge.tensor.arrays import jax_dtype, tensor_of
+from bridge.tensor.arrays import array_of, tensor_of
 from bridge.tensor.tensor import BridgeTensor, empty_meta, wrap
 
 aten = torch.ops.aten
@@ -33,8 +32,7 @@ def known(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _constant(tensor: torch.Tensor) -> BridgeTensor:
-    array = jnp.asarray(tensor.numpy(), jax_dtype(tensor.dtype))
-    return wrap(array, empty_meta(tensor.shape, None, tensor.dtype), live=False)
+    return wrap(array_of(tensor), empty_meta(tensor.shape, None, tensor.dtype), live=False)
 
 
 def _by_pytorch(op: Any) -> Any:
@@ -127,6 +125,8 @@ FUNCTIONS[torch.take_along_dim] = FUNCTIONS[torch.Tensor.take_along_dim] = aten.
 
 
 DECOMPOSITIONS[aten._is_any_true.default] = torch.any
+DECOMPOSITIONS[aten._assert_async.default] = DECOMPOSITIONS[aten._assert_async.msg] = lambda *_: None
+"""As PyTorch's compiler: a check of a traced value is taken for passed."""
 
 
 @decomposes(aten._new_zeros_with_same_feature_meta.default)

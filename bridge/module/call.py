@@ -167,6 +167,12 @@ class Request:
     survey: Survey | None = None
 
 
+def _known(value: Any) -> jax.Array:
+    """Returns an array of NumPy's, or a number, as one that stays known while tracing."""
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(value)
+
+
 class Call:
     """A copy of the module, ready to run."""
 
@@ -177,12 +183,15 @@ class Call:
         names = {id(m): name for name, m in submodules.items()}
         self._dispatch = Dispatch(options, names, request.rng, request.survey, recording)
         reals = state_of(original)
+        constant: dict[int, torch.Tensor] = {}
+        for name, tensor in options.static.items():
+            constant[id(reals.pop(name))] = tensor
         state = self._bound_state(reals, request)
-        self._dispatch.state = [*state.values()]
+        self._dispatch.state, self._dispatch.buffers = [*state.values()], request.buffers
         self._start = {
             name: Start(t, t._handle.storage, t.requires_grad, t._handle.storage.version) for name, t in state.items()
         }
-        tensors = {id(real): state[name] for name, real in reals.items()}
+        tensors = {id(real): state[name] for name, real in reals.items()} | constant
         self._module, self._copies = shadow(original, tensors)
         self._modules: dict[str, nn.Module] = {}
         for name, submodule in submodules.items():
@@ -304,7 +313,7 @@ class Call:
             return CallGenerator() if isinstance(value, torch.Generator) else value
         if self._dispatch.checks_int64 and isinstance(value, (np.ndarray, np.generic)):
             check_values("an input", value)
-        array = jnp.asarray(value)
+        array = jnp.asarray(value) if isinstance(value, jax.Array) else _known(value)
         if set(map(type, array.shape)) - {int}:
             shape = str(array.shape).replace("'", "")
             raise BridgeError(

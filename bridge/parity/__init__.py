@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ def verify(
     known_zero: str = "",
     input_gradients: bool = True,
     int64: Int64 = "refuse",
+    static: str = "",
+    assume: Mapping[str, str] | None = None,
     **kwargs: Any,
 ) -> ParityReport:
     """Compare outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
@@ -54,7 +56,8 @@ def verify(
     A float leaf that is zero on both sides is unproved and the report then not `ok`, unless it is a parameter to which
     PyTorch gives no gradient at all. `jitter` adds noise of this size to all parameters, and `known_zero`, a regular
     expression over names like `gradient layers.0.bias`, says which leaves are zero in truth. Floating inputs require
-    grad unless `input_gradients` is False. `int64` is as for `export`; PyTorch's integers have 64 bits in any case.
+    grad unless `input_gradients` is False. `int64`, `static` and `assume` are as for `export`; PyTorch's integers have
+    64 bits in any case. The report names the constant buffers, and the checks that were taken for passed.
 
     Raises `BridgeError` for what cannot be translated, and where PyTorch itself or the exported call fails.
     """
@@ -65,7 +68,8 @@ def verify(
     wide = None if double is None else copied(double, jitter)
     torch_side = TorchSide(copied(original), call)
     with named_failure("the module cannot be exported"):
-        jax_side = JaxSide(export(original, int64=int64), call, jit)
+        fn = export(original, int64=int64, static=static, assume=assume)
+    jax_side = JaxSide(fn, call, jit)
     if checked(int64):
         for name, value in named_inputs(args, kwargs)[0].items():
             if torch.is_tensor(value):
@@ -86,7 +90,8 @@ def verify(
             "bridge, as in training; input_gradients=False compares with inputs that require none"
         )
         warnings.warn(BridgeWarning(text), stacklevel=2)
-    return ParityReport.of(rows)
+    granted = [*(f"constant: {name}" for name in fn.options.static), *(f"assumed: {c}" for c in fn.options.assumed)]
+    return ParityReport.of(rows, granted)
 
 
 def _remedy(call: Call, step: int) -> str:

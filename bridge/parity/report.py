@@ -96,15 +96,18 @@ class ParityReport:
 
     rows: tuple[Row, ...]
     environment: Environment = dataclasses.field(default_factory=Environment.here)
+    granted: tuple[str, ...] = ()
+    """Buffers that were constants, and checks that were taken for passed."""
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> ParityReport:
+    def of(cls, rows: Iterable[Row], granted: Iterable[str] = ()) -> ParityReport:
         """Sorted, worst first. A leaf that is zero at one step is proved by another step where it is not."""
         rows = list(rows)
         proved = {(r.kind, r.name) for r in rows if not r.zero}
         rows = [dataclasses.replace(r, zero=r.zero and (r.kind, r.name) not in proved) for r in rows]
         order = list(_MARKS)
-        return cls(tuple(sorted(rows, key=lambda r: (order.index(r.verdict), r.tolerance - r.error))))
+        ordered = sorted(rows, key=lambda r: (order.index(r.verdict), r.tolerance - r.error))
+        return cls(tuple(ordered), granted=tuple(granted))
 
     @property
     def ok(self) -> bool:
@@ -127,7 +130,7 @@ class ParityReport:
 
     def __str__(self) -> str:
         remark = [UNPROVED] if self.count("unproved") else []
-        return "\n".join([str(self.environment), _COLUMNS, *map(str, self.rows), *remark, self.summary])
+        return "\n".join([str(self.environment), _COLUMNS, *map(str, self.rows), *remark, *self.granted, self.summary])
 
     def to_json(self) -> str:
         """`ok`, the counts, the environment and all rows; a number that is infinite is `null`."""
@@ -136,6 +139,7 @@ class ParityReport:
             "ok": self.ok,
             "leaves": {verdict: self.count(verdict) for verdict in _MARKS},
             "environment": dataclasses.asdict(self.environment),
+            "granted": self.granted,
             "rows": [{key: None if value == math.inf else value for key, value in row.items()} for row in rows],
         }
         return json.dumps(whole, indent=1, allow_nan=False)
@@ -154,6 +158,7 @@ class ParityReport:
             *(f"<tr><td>{first}</td><td><pre>{html.escape(line)}</pre></td></tr>" for first, line in table),
             "</table>",
             f"<p>{html.escape(UNPROVED)}.</p>" if self.count("unproved") else "",
+            *(f"<p>{html.escape(each)}</p>" for each in self.granted),
             "</html>\n",
         ]
         return "\n".join(lines)

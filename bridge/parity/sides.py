@@ -223,7 +223,7 @@ class JaxSide:
             "output": named(self._outputs),
             "gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[0].items()},
             "input gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[1].items()},
-            "buffer": {n: leaf_of(a) for n, a in self._buffers.items()},
+            "buffer": {n: leaf_of(a) for n, a in (self._buffers | self._fn.options.static).items()},
             "parameter": {n: leaf_of(a) for n, a in self._params.items()},
         }
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
+from math import inf, isinf
 from typing import Any
 
 import jax
@@ -16,10 +18,12 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
-from bridge._compat.jax import Tracer, same_values
+from bridge._compat.jax import Tracer, depends_on, same_values
 from bridge._compat.torch import UncompiledDispatchMode, in_transform, schema_name
+from bridge.context import current
 from bridge.errors import BridgeError, refusal
 from bridge.symbolic.ranges import distance, range_of
+from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor, View, as_view, empty_meta
 
 aten = torch.ops.aten
@@ -142,7 +146,19 @@ SIZED = (torch.ones, torch.zeros)
 _LARGEST = 2**20
 _ELEMENTWISE = {aten._to_copy.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 """Operations beside those that PyTorch calls pointwise."""
-_TOTALS = (torch.sum, torch.Tensor.sum, torch.mean, torch.Tensor.mean)
+_NEUTRAL: dict[str, float] = {
+    "sum": 0, "mean": 0, "prod": 1, "any": 0, "all": 1, "logsumexp": -inf,
+    "amax": -inf, "max": -inf, "amin": inf, "min": inf,
+}  # fmt: skip
+"""Reduction -> the number that changes nothing of it."""
+_REDUCTIONS = {getattr(owner, name) for name in _NEUTRAL for owner in (torch, torch.Tensor)}
+_LOSSES = {
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
+    F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
+}  # fmt: skip
+"""Losses of each element."""
+ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES}
+"""Functions of rows whose own lowering would see all rows."""
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
@@ -151,6 +167,20 @@ _LENGTH_REMEDY = "give attention keys and values of this length, or mask the who
 def refused(what: str, remedy: str = _SHAPE_REMEDY, rows: str = "x[mask]") -> BridgeError:
     """Returns the error for `what`, which needs the number of rows."""
     return refusal(f"`{rows}` makes a shape that depends on data, which {what} needs", remedy)
+
+
+def as_constant(value: Any, otherwise: str) -> str:
+    """Returns the remedy for what has to know a value: constants by `static=` if it is computed of buffers alone."""
+    call = current()
+    buffers = depends_on(value, call.buffers) if call is not None else None
+    if not buffers:
+        return otherwise
+    # Those of all layers, which have a number in their names.
+    patterns = dict.fromkeys(re.sub(r"\b\d+\b", r"\\d+", name.replace(".", r"\.")) for name in buffers)
+    option = f'bridge.export(module, static=r"{"|".join(patterns)}")'
+    return (
+        f"{option} makes constants of the buffers that it is computed of, if no call writes them; otherwise {otherwise}"
+    )
 
 
 class Rows:
@@ -170,15 +200,28 @@ class Rows:
         raise self._refused(f"a result, or a check of its type, {self._place}")
 
     @property
+    def _first(self) -> int:
+        """The place of the dimension of the rows; in `whole`, the dimensions of the mask begin there."""
+        return self.whole.dim() - self._behind - self._mask.dim()
+
+    @property
     def shape(self) -> tuple:
-        """With the traced length, which a `torch.Size` cannot hold."""
-        if self.length is None:
-            raise self._refused("`.shape`")
-        sizes = [*self.whole.shape]
-        return (*sizes[: -1 - self._behind], self.length, *sizes[len(sizes) - self._behind :])
+        """With the traced number of rows, which a `torch.Size` cannot hold."""
+        sizes, count = [*self.whole.shape], self._mask.sum() if self.length is None else self.length
+        return (*sizes[: self._first], count, *sizes[len(sizes) - self._behind :])
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self._first + 1 + self._behind
+
+    @property
+    def ndim(self) -> int:
+        return self.dim()
+
+    def numel(self) -> Any:
+        return math.prod(self.shape)
 
     def tril(self, diagonal: Any = 0) -> Rows:
         """Which elements remain does not depend on the length."""
@@ -188,7 +231,7 @@ class Rows:
         return self._with(self.whole.masked_fill(columns - rows[:, None] > diagonal, 0))
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dtype", "device"):
+        if name in ("dtype", "device", "requires_grad"):
             return getattr(self.whole, name)
         raise AttributeError(name) if name.startswith("__") else self._refused(f"`.{name}`")
 
@@ -200,16 +243,22 @@ class Rows:
             return _attention(*args, **kwargs)
         if func is torch.Tensor.__setitem__ and type(args[2]) is cls and type(args[0]) is not cls:
             return args[2]._write(args[0], args[1])
-        if func in _TOTALS and len(args) == 1 and kwargs.keys() <= {"dtype"}:
-            return args[0]._total(func, kwargs.get("dtype"))
         if not rows or in_transform():  # without rows, they are in a list
             raise refused(f"`{func.__name__}`")
+        if func in _REDUCTIONS and type(args[0]) is cls and not any(isinstance(v, torch.Tensor) for v in args[1:]):
+            return args[0]._reduced(func.__name__, *args[1:], **kwargs)
+        if func in _LOSSES:
+            return rows[0]._loss(func, args, kwargs)
+        if func is F.cross_entropy:
+            return rows[0]._cross_entropy(*args, **kwargs)
+        if func is F.ctc_loss:
+            return rows[0]._ctc_loss(*args, **kwargs)
         return rows[0]._elementwise(rows, func, args, kwargs)
 
     def _refused(self, what: str, remedy: str = "") -> BridgeError:
         if self.length is not None:
             return refused(what, remedy or _LENGTH_REMEDY, "x[:n]")
-        return refused(what, remedy or _SHAPE_REMEDY)
+        return refused(what, as_constant(self._mask.value, remedy or _SHAPE_REMEDY))
 
     def _with(self, whole: torch.Tensor) -> Rows:
         return Rows(whole, self._mask, self._behind, self._place, self.length)
@@ -236,15 +285,19 @@ class Rows:
             raise self._refused(f"{name} beside a tensor with rows of its own")
         return value
 
-    def _only(self, value: torch.Tensor, otherwise: int) -> torch.Tensor:
+    def _only(self, value: torch.Tensor, otherwise: float) -> torch.Tensor:
         return torch.where(self._wide(), value, torch.full((), otherwise, dtype=value.dtype))
 
     def _wide(self) -> torch.Tensor:
         return self._mask[(..., *[None] * self._behind)]
 
-    def _selects_as(self, other: Rows) -> bool:
-        """True if both are known to be the same rows, counted from the last dimension."""
-        mine, theirs = ((rows._behind, rows.length is None, rows._mask.shape) for rows in (self, other))
+    def _selects_as(self, other: Rows, beside: int = 0) -> bool:
+        """True if both are known to be the same rows, counted from the last dimension.
+
+        `beside`: how many more dimensions come behind the rows of `self` than behind those of `other`.
+        """
+        mine = self._behind - beside, self.length is None, self._mask.shape
+        theirs = other._behind, other.length is None, other._mask.shape
         return mine == theirs and same_values(self._selector.value, other._selector.value)
 
     def _write(self, target: torch.Tensor, index: Any) -> None:
@@ -254,14 +307,70 @@ class Rows:
             raise self._refused("an assignment by another mask, or of another dtype,", _ONE_MASK)
         rows.whole.copy_(torch.where(rows._wide(), self.whole, rows.whole))
 
-    def _total(self, func: Any, dtype: Any) -> torch.Tensor:
-        """The sum or mean of all that is selected."""
-        selected = self._only(self.whole, 0)
-        if func.__name__ == "sum":
-            return selected.sum(dtype=dtype)
-        dtype = dtype or self.dtype
-        count = self._mask.sum() * (selected.numel() // self._mask.numel())
-        return (selected.to(dtype).sum(dtype=torch.promote_types(dtype, torch.float32)) / count).to(dtype)
+    def _loss(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        reduction, name = kwargs.get("reduction", "mean"), f"`{func.__name__}`"
+        given = {key: self._whole_of(value, name) for key, value in kwargs.items()} | {"reduction": "none"}
+        each = self._with(func(*(self._whole_of(value, name) for value in args), **given))
+        return each if reduction == "none" else each._reduced(reduction)
+
+    def _cross_entropy(self, logits: Any, target: Any, weight: Any = None, *rest: Any, **kwargs: Any) -> torch.Tensor:
+        """Of classes for each row: those that are not selected are ignored."""
+        alike = type(target) is Rows and type(logits) is Rows and logits._selects_as(target, 1)
+        if (
+            not alike
+            or target._behind
+            or self._first
+            or rest
+            or target.dtype.is_floating_point
+            or kwargs.get("reduction") == "none"
+        ):
+            raise self._refused("`cross_entropy` but of rows of logits and their classes,")
+        ignored = target._only(target.whole, kwargs.get("ignore_index", -100))
+        return F.cross_entropy(logits._only(logits.whole, 1).flatten(0, -2), ignored.flatten(), weight, **kwargs)
+
+    def _ctc_loss(self, scores: Any, targets: Any, input_lengths: Any, lengths: Any, **settings: Any) -> torch.Tensor:
+        """Of rows of labels, padded in any place, where the lengths are how many are selected of each."""
+        counted = targets is self and not self._behind and self._mask.dim() == 2 and isinstance(lengths, BridgeTensor)
+        if not counted or not same_values(lengths.value, self._mask.sum(-1).value):
+            raise self._refused("`ctc_loss` but of labels[mask] whose lengths are mask.sum(-1)")
+        first = torch.argsort((~self._mask).to(torch.uint8), dim=-1, stable=True)
+        return F.ctc_loss(scores, self.whole.gather(1, first), input_lengths, lengths, **settings)
+
+    def _reduced(self, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+        """A reduction: of each row by itself, over the rows, or of all that is selected."""
+        reduce, settings, size = getattr(torch, name), {} if dtype is None else {"dtype": dtype}, self.dim()
+        dims = range(size) if dim is None else [d % size for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+        given = () if dim is None else (dim, keepdim)
+        if self._first not in dims:
+            places = [d if d < self._first else d - size for d in dims]  # as `whole` counts them
+            result = reduce(self.whole, places if len(places) > 1 else places[0], keepdim, **settings)
+            values = result if isinstance(result, torch.Tensor) else result[0]
+            behind = self._behind - (0 if keepdim else sum(d > self._first for d in dims))
+            made = [Rows(v, self._mask, behind, self._place, self.length) for v in (values, *result[1:2])]
+            return made[0] if result is values else type(result)(made)
+        fill = _NEUTRAL[name]
+        if isinf(fill) and not self.dtype.is_floating_point:
+            ends = jnp.iinfo(jax_dtype(self.dtype))
+            fill = int(ends.min if fill < 0 else ends.max)
+        wide = self._mask.dim()
+        mask = self._mask.flatten()
+        rows = self._only(self.whole, fill).flatten(self._first, self._first + wide - 1)
+        if name == "mean":
+            dtype = dtype or self.dtype
+            torch.ones(1, dtype=dtype).mean()  # PyTorch's error for integers
+            count = mask.sum() * math.prod(rows.shape[d] for d in dims if d != self._first)
+            total = rows.to(dtype).sum(*given, dtype=torch.promote_types(dtype, torch.float32))
+            return (total / count).to(dtype)
+        if name in ("max", "min") and given:
+            return self._extreme(name, rows, mask, fill, dims[0], keepdim)
+        return reduce(rows, *given, **settings)
+
+    def _extreme(self, name: str, rows: torch.Tensor, mask: torch.Tensor, fill: float, dim: int, keepdim: bool) -> Any:
+        """Along the rows, with the place among those that are selected; if all of them are `fill`, the first one."""
+        result = getattr(torch, name)(rows, dim, True)
+        place = torch.where(result.values == fill, mask.to(torch.uint8).argmax(), result.indices)
+        found = rows.gather(dim, place), (mask.cumsum(0) - 1)[place]
+        return type(result)(found if keepdim else [each.squeeze(dim) for each in found])
 
 
 class _ElementwiseOnly(UncompiledDispatchMode):

@@ -61,7 +61,7 @@ def array_of(tensor: torch.Tensor) -> jax.Array:
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         if tensor.dtype == torch.bfloat16:
             return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)
-        return jnp.array(tensor.numpy(), dtype)
+        return jnp.array(np.from_dlpack(tensor), dtype)  # after `numpy()`, PyTorch could not resize it any more
 
 
 def tensor_of(array: jax.Array | np.ndarray) -> torch.Tensor:

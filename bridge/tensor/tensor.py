@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge._compat.jax import Tracer
 from bridge._compat.torch import (
     NO_TORCH_FUNCTION,
     below_modes,
@@ -307,8 +308,10 @@ class BridgeTensor(torch.Tensor):
             # By way of the tensor it was taken from, so that siblings share what they have in common.
             if parent is not None and parent._handle.same_values(self._handle) and parent._views == views[:-1]:
                 base, views = parent.value, views[-1:]
-            for view in views:
-                base = view.get(base)
+            known = not isinstance(base, Tracer) and not has_tangents(base)
+            with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+                for view in views:
+                    base = view.get(base)
             self._cache = (self._handle.storage.version, base)
             if REGION.notes is not None:
                 REGION.note(self)

@@ -1,6 +1,7 @@
 """Operations that are seldom called: lists of tensors, packed sequences, quantization, and many more."""
 
 import collections
+import copy
 import functools
 import re
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, compare, in_jax, raises, randn, same, verified
+from eager import Call, close, compare, in_jax, raises, randn, same, verified
 from support.markers import slow_unless
 from torch import nn
+from torch.ao import quantization
 from torch.nn.utils.parametrizations import orthogonal
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence, unpack_sequence
 
@@ -400,3 +402,75 @@ def test_random_slopes():
 def test_orthogonal_by_reflections():
     torch.manual_seed(0)
     compare(orthogonal(nn.Linear(4, 3), orthogonal_map="householder"), [SQUARE])
+
+
+# ---- the adaptive softmax looks up which targets are in which cluster
+
+
+def test_an_adaptive_softmax():
+    loss = nn.AdaptiveLogSoftmaxWithLoss(8, 20, [4, 10])
+    own = nn.AdaptiveLogSoftmaxWithLoss.forward
+    compare(Call(lambda m, x, y: tuple(m(x, y)), loss), [randn(4, 8), torch.tensor([0, 5, 13, 19])])
+    compare(Call(lambda m, x, y: m(x, y).loss, loss), [randn(8), torch.tensor(13)])
+    assert nn.AdaptiveLogSoftmaxWithLoss.forward is own
+    with pytest.raises(RuntimeError, match="same size in the batch dimension"):
+        in_jax(loss, randn(4, 8), torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("mask", [torch.ones(3, 4) > 0, torch.tensor([True, False, True, True])])
+def test_a_source_that_is_too_small_for_a_constant_mask(mask):
+    source = randn(8)
+    with pytest.raises(RuntimeError, match="elements of source < number of ones in mask"):
+        in_jax(lambda x, y: x.masked_scatter(mask, y), randn(3, 4), source)
+    compare(lambda x, y: x.masked_scatter(mask[:2], y) if mask.dim() > 1 else x, [randn(2, 4), source])
+
+
+# ---- quantisation-aware training: observers, and fake quantisation by what they saw
+
+
+def trained_for_quantization(backend):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5)).train()
+    module.qconfig = quantization.get_default_qat_qconfig(backend)  # pyright: ignore[reportArgumentType]
+    return quantization.prepare_qat(module)
+
+
+IMAGES = randn(2, 3, 4, 4)
+STATES = {
+    "observing": (),
+    "observer off": (quantization.disable_observer,),
+    "quantization off": (quantization.disable_fake_quant,),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+@pytest.mark.parametrize("state", STATES)
+def test_quantization_aware_training(backend, state):
+    module = trained_for_quantization(backend)
+    if backend == "fbgemm":
+        raises("Remedy: call the module once before export", module, IMAGES)
+    module(IMAGES)
+    for change in STATES[state]:
+        module.apply(change)
+    verified(module, IMAGES)
+
+
+@pytest.mark.parametrize("x", [randn(6) * 1e-4, torch.zeros(6), randn(6).abs(), -randn(6).abs()])
+@pytest.mark.parametrize("scheme", [torch.per_tensor_affine, torch.per_tensor_symmetric])
+def test_a_scale_by_what_was_observed(x, scheme):
+    module = quantization.FusedMovingAvgObsFakeQuantize(qscheme=scheme)
+    expected = copy.deepcopy(module)(x)
+    fn = bridge.export(module)
+    out, _ = fn(fn.params, fn.buffers, x.numpy())
+    close(out, expected, 1e-6)
+    verified(module, x, known_zero=".", steps=1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fake_quantization_whose_flags_are_constants():
+    module = quantization.FakeQuantize()
+    module(X)
+    module.disable_observer()
+    raises(r'static=r"fake_quant_enabled"|static=r"observer_enabled"', module, X)
+    verified(module, X, static=".*_enabled")

@@ -1,0 +1,172 @@
+"""Rows that a mask selects, in reductions, losses and layers; masks of known numbers; products of groups of rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from eager import Call, compare, in_jax, raises, randn
+
+import bridge
+
+X, Y, WEIGHT, CUBE = randn(3, 4), randn(3, 4, seed=5), randn(5, 4, seed=7), randn(2, 3, 4, seed=6)
+LABELS = torch.tensor([[1, 0, 3], [1, 2, 0]])
+
+
+def own(cube):
+    """A mask of two dimensions, which depends on traced numbers."""
+    return cube[..., 0] > 0
+
+
+def losses(x, y, m):
+    either = F.l1_loss(x[m], y[m], reduction="sum") + F.smooth_l1_loss(x[m], y[m]) + F.huber_loss(x[m], y[m])
+    chance = y[m].sigmoid()
+    return (
+        F.mse_loss(x[m], y[m]),
+        either,
+        F.binary_cross_entropy_with_logits(x[m], chance, weight=y.detach()[m].exp()),
+        F.binary_cross_entropy(x[m].sigmoid(), chance, reduction="none").sum(),
+    )
+
+
+REDUCED = {
+    "mean": lambda x, y, m: (x[m].mean(0), x[m].mean(), x[m].mean((0, 1)), x[m].mean(0, keepdim=True)),
+    "sum": lambda x, y, m: (x[m].sum(0), x[m].sum((0, 1)), (x[m] * y[m].exp()).sum(dim=0)),
+    "extremes": lambda x, y, m: (x[m].amax(0), x[m].amin(0, True), x[m].max(), x[m].min()),
+    "extremes and their places": lambda x, y, m: (*x[m].max(0), *x[m].min(dim=0, keepdim=True)),
+    "of integers": lambda x, y, m: (*(x[m] * 9).int().max(0), (x[m] * 9).long().amin(0), (x[m] * 9).long().sum(0)),
+    "product": lambda x, y, m: (x[m].prod(0), x[m].prod(), x[m].logsumexp(0)),
+    "truth": lambda x, y, m: ((x[m] > 1).any(0), (x[m] > 1).any(), (x[m] > -9).all(0)),
+    "each row first": lambda x, y, m: ((x[m] - y[m]).pow(2).sum(-1).sqrt().mean(), x[m].max(-1).values.sum()),
+    "columns": lambda x, y, m: (CUBE[:, m] * x[m]).mean(1),
+    "their number": lambda x, y, m: x[m].sum() / x[m].shape[0] + x[m].numel() * y[m].size(0) + x[m].dim(),
+    "losses": losses,
+    "classes": lambda x, y, m: (
+        F.cross_entropy(x[m], LABELS[0][m]),
+        F.cross_entropy(x[m], LABELS[0][m], WEIGHT[0].exp(), ignore_index=1, label_smoothing=0.1, reduction="sum"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("mask", [[True, False, True], [False, True, False]])
+def test_a_reduction_over_selected_rows(name, mask):
+    known = torch.tensor(mask)
+    compare(lambda x, y: REDUCED[name](x, y, (x[:, 0] < 99) & known), [X, Y])
+
+
+def test_rows_by_a_mask_of_two_dimensions():
+    compare(lambda z: (z[own(z)].mean(0), z[own(z)].amax(0, True), *z[own(z)].max(0)), [CUBE])
+    compare(lambda z: F.cross_entropy(z[own(z)], LABELS[own(z)]), [CUBE])
+
+
+def test_no_rows():
+    """Sums are 0, means nan; PyTorch raises for the largest of none, which is not known here."""
+    none = [in_jax(f, X, jit=True) for f in (lambda x: x[x > 99].sum(), lambda x: x[x[:, 0] > 99].mean(0))]
+    assert none[0] == 0 and np.isnan(none[1]).all()
+    assert np.isneginf(in_jax(lambda x: x[x[:, 0] > 99].amax(0), X, jit=True)).all()
+
+
+def test_an_infinite_entry_is_among_the_selected():
+    lost = torch.tensor([[1.0, 2.0], [-torch.inf, 3.0], [-torch.inf, 1.0]])
+    compare(lambda x: tuple(x[x[:, 1] != 2].max(0)), [lost])
+
+
+REFUSED = {
+    "a mean of integers": lambda x, m: x[m].long().mean(0),
+    "a median": lambda x, m: x[m].median(0),
+    "a deviation": lambda x, m: x[m].std(0),
+    "a softmax": lambda x, m: x[m].softmax(-1).sum(),
+    "a layer": lambda x, m: F.linear(x[m], x).sum(),
+    "probabilities of classes": lambda x, m: F.cross_entropy(x[m], x[m]),
+    "weights of all rows": lambda x, m: F.binary_cross_entropy_with_logits(x[m], x[m], weight=x),
+    "another mask": lambda x, m: F.mse_loss(x[m], x[~m]),
+    "a sum by rows": lambda x, m: torch.where(m, x[:, 0], x[m].sum(1)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    error = RuntimeError if name == "a mean of integers" else bridge.BridgeError
+    message = "could not infer output dtype" if error is RuntimeError else r"depends on data.*Remedy"
+    raises(message, lambda x: REFUSED[name](x, x[:, 0] > 0), X, error=error)
+
+
+def test_a_loss_keeps_no_argument_from_the_error():
+    raises("does not hand its argument `weight` on", lambda x: F.l1_loss(x[x > 0], x[x > 0], **{"weight": x}), X)
+
+
+# ---- masks and indices that depend on no traced number decide shapes, as in PyTorch
+
+
+def graph(x, edges):
+    """A graph convolution, which replaces self loops."""
+    edges = edges[:, edges[0] != edges[1]]
+    edges = torch.cat([edges, torch.arange(len(x))[None].repeat(2, 1)], 1)
+    degree = torch.zeros(len(x)).index_add(0, edges[1], torch.ones(edges.shape[1]))
+    return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]] / degree[edges[1], None])
+
+
+EDGES = torch.tensor([[0, 1, 1, 2], [1, 1, 2, 0]])
+
+
+@pytest.mark.parametrize("kind", [lambda e: e, lambda e: e.numpy(), lambda e: jnp.asarray(e.numpy())])
+def test_a_known_mask(kind):
+    fn, edges = bridge.export(Call(graph)), kind(EDGES)
+    ours = jax.jit(lambda x: fn({}, {}, x, edges)[0])(X.numpy())
+    np.testing.assert_allclose(ours, graph(X, EDGES), rtol=1e-6)
+    raises("depends on data", graph, X, EDGES)
+
+
+def test_a_known_mask_of_many_elements_is_part_of_the_program():
+    fn, places = bridge.export(Call(lambda x, i: torch.where(i[:, None] < i, x, 0).sum(0))), np.arange(512)
+    text = jax.jit(lambda x: fn({}, {}, x, places)[0]).lower(jnp.ones(512)).as_text()
+    assert "512x512xi1" in text and len(text) < 2**16
+
+
+# ---- products of groups of rows, each by a matrix of its own
+
+ENDS = torch.tensor([2, 6], dtype=torch.int32)
+GROUPED = {
+    "rows by matrices": (lambda x, w: F.grouped_mm(x, w, offs=ENDS), (6, 4), (2, 4, 8)),
+    "an empty group": (lambda x, w: F.grouped_mm(x, w, offs=torch.tensor([0, 6]).int()), (6, 4), (2, 4, 8)),
+    "transposed": (lambda x, w: F.grouped_mm(x, w.mT, offs=ENDS), (6, 4), (2, 8, 4)),
+    "columns": (lambda x, w: F.grouped_mm(x, w, offs=torch.tensor([4, 8]).int()), (4, 8), (8, 4)),
+    "matrices by columns": (lambda x, w: F.grouped_mm(x, w, offs=torch.tensor([4, 8]).int()), (2, 4, 8), (8, 8)),
+    "matrices": (lambda x, w: F.grouped_mm(x, w), (2, 4, 8), (2, 8, 4)),
+    "traced offsets": (lambda x, w: F.grouped_mm(x, w, offs=(x[0, 0] * 0 + ENDS).int()), (6, 4), (2, 4, 8)),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_product(name):
+    function, *sizes = GROUPED[name]
+    compare(function, [randn(*size, seed=i) for i, size in enumerate(sizes)])
+
+
+def test_rows_of_no_group_are_zero_and_offsets_may_be_an_input():
+    x, w = randn(6, 4), randn(2, 4, 6, seed=2)
+    out = in_jax(lambda x, w, ends: F.grouped_mm(x, w[..., :4], offs=ends), x, w[..., :4].clone(), torch.tensor([2, 5]))
+    expected = F.grouped_mm(x, w[..., :4].contiguous(), offs=torch.tensor([2, 5]).int())
+    np.testing.assert_allclose(out[:5], expected[:5], rtol=1e-5)
+    assert not out[5].any()
+    assert in_jax(lambda x, w: F.grouped_mm(x, w, offs=ENDS).stride(), x, randn(2, 6, 4).mT.clone()[..., :4]) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "settings"),
+    [
+        (randn(6, 4), randn(2, 4, 8), {}),
+        (randn(6, 4), randn(3, 4, 8), {"offs": ENDS}),
+        (randn(6, 8), randn(2, 4, 8), {"offs": ENDS}),
+        (randn(6, 4), randn(2, 4, 8), {"offs": ENDS, "bias": randn(8)}),
+        (randn(6, 8).bfloat16(), randn(2, 8, 8).bfloat16(), {"offs": ENDS, "out_dtype": torch.float32}),
+    ],
+)
+def test_pytorch_s_own_error(x, w, settings):
+    with pytest.raises(RuntimeError) as expected:
+        F.grouped_mm(x, w, **settings)
+    with pytest.raises(RuntimeError) as ours:
+        in_jax(lambda x, w: F.grouped_mm(x, w, **settings), x, w)
+    assert str(ours.value) == str(expected.value)

@@ -1,0 +1,203 @@
+"""`export(static=…)`: buffers that are constants; `export(assume=…)`: checks of values that are taken for passed."""
+
+import json
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from checked_values import all_of, branch_that_also_computes, compared, raising, used_otherwise
+from eager import Call, Calls, raises, randn, verified
+from torch import nn
+
+import bridge
+
+X = randn(4, 3)
+
+
+class Codebook(nn.Module):
+    """As vector quantizers: the first batch would initialise it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("initted", torch.tensor([True]))
+        self.register_buffer("steps", torch.zeros(()))
+        self.codes = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x):
+        if not self.initted:
+            self.codes.data.copy_(x[:1].expand(5, 3))
+            self.initted.copy_(torch.tensor([True]))
+        self.steps += 1
+        return self.codes[(x[:, None] - self.codes).square().sum(-1).argmin(-1)]
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Codebook(), Codebook()])
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x))
+
+
+def remedied(text):
+    """The pattern that an error advises."""
+    return text.partition('static=r"')[2].partition('"')[0]
+
+
+def test_a_flag_in_a_buffer():
+    pattern = remedied(raises("asks for the value of a traced tensor", Layers(), X))
+    assert pattern == r"layers\.\d+\.initted"
+    report = bridge.verify(Layers(), X, static=pattern)
+    assert report.ok and "constant: layers.1.initted" in str(report)
+    assert json.loads(report.to_json())["granted"] == list(report.granted)
+    assert "constant: layers.1.initted" in report.to_html()
+
+
+def test_a_constant_is_no_buffer_and_stays_what_it_was():
+    module = Layers()
+    fn = bridge.export(module, static=r".*\.initted")
+    assert sorted(fn.buffers) == ["layers.0.steps", "layers.1.steps"]
+    module.get_buffer("layers.0.initted").fill_(False)
+    _, buffers = fn(fn.params, fn.buffers, jnp.asarray(X))
+    state = bridge.state_dict(fn, fn.params, buffers)
+    assert state["layers.0.initted"] and state["layers.0.steps"] == 1
+    module.load_state_dict(state)
+    assert bridge.into(fn, state)[1].keys() == fn.buffers.keys()
+    with pytest.raises(bridge.BridgeError, match=r"static +layers.0.initted has other values; export"):
+        bridge.into(fn, state | {"layers.0.initted": torch.tensor([False])})
+
+
+def test_numbers_of_buffers_decide_shapes():
+    module = Calls(
+        lambda m, x: x[m.rows > m.least] @ m.w, rows=nn.Buffer(torch.arange(4)), least=nn.Buffer(torch.tensor(1))
+    )
+    assert remedied(raises("makes a shape that depends on data", module, X)) in ("rows|least", "least|rows")
+    verified(module, X, static="rows|least")
+
+
+def test_a_value_of_an_input_has_no_such_remedy():
+    module = Calls(lambda m, x: x @ m.w if m.least > x.sum() else x, least=nn.Buffer(torch.tensor(1)))
+    assert "static=" not in raises("asks for the value", module, X)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda m: m.ready.fill_(True), "the call writes ready, which `static=` makes a constant .*Remedy: leave"),
+        (lambda m: m.ready[0].copy_(m.w[0, 0] > 9), "the call writes ready"),
+        (lambda m: setattr(m, "ready", torch.tensor([False])), "the call changes `ready`"),
+    ],
+)
+def test_a_call_that_writes_a_constant_is_refused(write, message):
+    module = Calls(lambda m, x: (x @ m.w if m.ready else x, write(m))[0], ready=nn.Buffer(torch.tensor([True])))
+    fn = bridge.export(module, static="ready")
+    with pytest.raises(bridge.BridgeError, match=message):
+        jax.eval_shape(lambda p, x: fn(p, {}, x), fn.params, X.numpy())
+
+
+def test_names():
+    options: dict[str, Any]
+    for options, message in (
+        ({"static": "initted"}, "static 'initted' matches no buffer; buffers here are layers.0.initted"),
+        ({"static": r".*codes"}, "matches no buffer"),
+        ({"assume": {"layers": "check"}}, "the kind 'check' for 'layers'; choose 'assert' or 'raise'"),
+        ({"assume": {"layer": "raise"}}, "assume 'layer' matches no submodule"),
+    ):
+        with pytest.raises(bridge.BridgeError, match=re.escape(message)):
+            bridge.export(Layers(), **options)
+    whole = torch.zeros(4)
+    shared = Calls(lambda m, x: x, whole=nn.Buffer(whole), part=nn.Buffer(whole[:2]))
+    with pytest.raises(bridge.BridgeError, match="share memory, and static 'part' matches one of them; name both"):
+        bridge.export(shared, static="part")
+
+
+# ---- checks
+
+
+CHECKS = {"assert": (compared, all_of), "raise": (raising,)}
+
+
+class Checks(nn.Module):
+    def __init__(self, check):
+        super().__init__()
+        self.inner, self.linear = Call(check), nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.inner(x)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(("kind", "check"), [(kind, check) for kind, checks in CHECKS.items() for check in checks])
+def test_a_check_is_taken_for_passed(kind, check):
+    raises(rf'Remedy: bridge.export\(module, assume={{"inner": "{kind}"}}\)', Checks(check), X)
+    report = bridge.verify(Checks(check), X, assume={"inner": kind})
+    assert report.ok
+    assert all(f"assumed: {kind} in inner (Call), at " in each for each in report.granted) and report.granted
+    other = "raise" if kind == "assert" else "assert"
+    for assume in ({"inner": other}, {"": kind}):
+        with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
+            bridge.verify(Checks(check), X, assume=assume)
+
+
+NO_CHECKS = {
+    "a branch": lambda x: x if x.max() < 99 else -x,
+    "a value that is used": used_otherwise,
+    "a value that a function gets": lambda x: x * max(x.max().item(), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", NO_CHECKS)
+def test_anything_else_is_refused(name):
+    fn = bridge.export(Call(NO_CHECKS[name]), assume={"": "assert"})
+    with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
+        jax.eval_shape(lambda x: fn({}, {}, x), X.numpy())
+
+
+def test_a_branch_that_may_go_on_is_none():
+    fn = bridge.export(Call(branch_that_also_computes), assume={"": "raise"})
+    with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
+        jax.eval_shape(lambda x: fn({}, {}, x), X.numpy())
+
+
+# ---- PyTorch's own checks are taken for passed, as its compiler does
+
+
+def checked_by_pytorch(x):
+    torch._check_tensor_all(x < 99)
+    torch._assert((x < 99).all(), "too large")
+    torch._assert_async((x < 99).all())
+    return x * 2
+
+
+@pytest.mark.filterwarnings("ignore:a check of PyTorch's is not made")
+def test_checks_of_pytorch():
+    verified(checked_by_pytorch, X)
+    with pytest.raises(RuntimeError, match="Expected cond to be True"):
+        bridge.export(Call(lambda x: torch._check_tensor_all(torch.tensor([False]))))({}, {}, X.numpy())
+
+
+# ---- labels of a CTC loss, which speech models select by a mask
+
+
+def ctc(scores, labels):
+    mask = labels >= 0
+    return F.ctc_loss(scores, labels.masked_select(mask), torch.full((2,), 9), mask.sum(-1), reduction="sum")
+
+
+def test_selected_labels():
+    scores, labels = randn(9, 2, 5).log_softmax(-1), torch.tensor([[1, 3, -100, 4], [2, -100, -100, 2]])
+    fn = bridge.export(Call(ctc))
+    ours, slope = jax.jit(jax.value_and_grad(lambda s, y: fn({}, {}, s, y)[0]))(scores.numpy(), labels.numpy())
+    leaf = scores.clone().requires_grad_()
+    np.testing.assert_allclose(ours, ctc(scores, labels), rtol=1e-5)
+    np.testing.assert_allclose(slope, torch.autograd.grad(ctc(leaf, labels), leaf)[0], atol=1e-5)
+    raises(
+        "whose lengths are mask.sum", lambda s, y: F.ctc_loss(s, y[y > 0], s[:2, 0, 0].int(), y[:, 0]), scores, labels
+    )
