@@ -19,9 +19,8 @@ def work(number: int) -> Work:
 
 
 def run(words):
-    return sweeper.Ended(Supervisor([sys.executable, "-m", *words], 0, print).run(), "")
+    return Supervisor([sys.executable, "-m", *words], 0, print).run()
 
 
 files, works = SweepFiles(root), [work(number) for number in range(runs)]
-files.write_plan(works)
 sys.exit(sweeper.Sweeper(files, works, say=print, run=run).sweep())

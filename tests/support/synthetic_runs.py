@@ -4,17 +4,14 @@ import json
 from pathlib import Path
 
 from train_jax.experiments.jobs import Job, Options, jobs_of, select
-from train_jax.experiments.sweeper import SweepFiles
 from train_jax.run.config import to_json
 
 FACTS = {"seq_len": 16, "vocab_size": 6, "total_groups": 100, "mean_puzzle_examples": 1.0}
 
 
 def plan(root: Path, *names: str, seeds: int = 1, preset: str = "tiny") -> list[Job]:
-    """Writes the plan of a sweep; returns its jobs."""
-    jobs = jobs_of(select(names), [], Options(str(root), "data", preset, seeds))
-    SweepFiles(str(root)).write_plan([job.work for job in jobs])
-    return jobs
+    """Returns the jobs of a sweep."""
+    return jobs_of(select(names), [{}], Options(str(root), "data", preset, seeds))
 
 
 def write_run(job: Job, final: float | None, *, curve=(), parameters: int = 1000, act_steps: float = 4.0, **facts):
@@ -28,6 +25,6 @@ def write_run(job: Job, final: float | None, *, curve=(), parameters: int = 1000
     records += [{"step": step, "eval/exact_accuracy": value} for step, value in curve]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records) + '{"step": 9, "ev')
     if final is not None:
-        figures = {"train_steps": job.work.steps, "train_seconds": 60.0, "exact_accuracy": final, "summary": "done"}
+        figures = {"train_steps": job.steps, "train_seconds": 60.0, "exact_accuracy": final, "summary": "done"}
         (folder / "FINISHED").write_text(json.dumps(figures))
     return folder

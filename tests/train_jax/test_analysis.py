@@ -1,10 +1,10 @@
 """`trm analyze` on runs with known answers, and on folders that are missing, half-finished, damaged or foreign."""
 
 import csv
+import dataclasses
 import hashlib
 import math
 
-import polars as pl
 import pytest
 from support.synthetic_runs import plan, write_run
 
@@ -12,8 +12,8 @@ from train_jax.__main__ import main
 from train_jax.analysis import answers as statistics
 from train_jax.analysis.answers import answer
 from train_jax.analysis.records import read_study
-from train_jax.errors import UserError
 from train_jax.experiments.jobs import cost_of
+from train_jax.experiments.table import puzzles_of
 
 
 def test_the_interval_of_a_mean():
@@ -51,14 +51,6 @@ def test_a_power_law():
     assert statistics.power_law([1, 2, 3], [1, 0, 2]) is None and statistics.power_law([1, 2, 3], [1, 1, 1]) is None
 
 
-def test_fronts_and_bands():
-    points = [(3, 0.5), (1, 0.2), (2, 0.6), (4, 0.6), (2, 0.4), (5, 0.9)]
-    assert statistics.pareto(points) == [1, 2, 5]
-    curves = [[(1, 0.0), (2, 0.4), (3, 1.0)], [(2, 0.8), (3, 0.0)]]
-    assert statistics.band(curves) == [(2, pytest.approx(0.6), 0.4, 0.8), (3, 0.5, 0.0, 1.0)]
-    assert statistics.band([]) == []
-
-
 def test_the_answer_of_the_model_sizes(tmp_path):
     sizes = {f"exp01{letter}": 1000 * 2**number for number, letter in enumerate("abcdef")}
     for job in plan(tmp_path, "exp01", seeds=3):
@@ -72,7 +64,6 @@ def test_the_answer_of_the_model_sizes(tmp_path):
         f"exp01f (parameters 32,000, at the edge of the grid) is best with {best:.2%} (95 % interval "
         f"{best - half:.2%} to {best + half:.2%}, 3 seeds); exp01e follows with"
     )
-    assert "a significant difference (Welch's t-test, p = " in answered.sentence
     assert answered.law.exponent == pytest.approx(-0.25, abs=1e-4) and answered.law.count == 6
     assert answered.notes[0] == "18 of 18 runs are finished."
     assert answered.notes[1].startswith(
@@ -88,13 +79,11 @@ def test_without_seeds_there_is_no_test_and_without_runs_no_answer(tmp_path):
     study = read_study(str(tmp_path))
     cycles = answer(study, "exp02b")
     assert cycles.sentence == (
-        "exp02b_02 (H-cycles 2, inside the grid) is best with 50.00% (1 seed); exp02b_03 follows with 30.00% (1 seed), "
-        "a difference that these seeds cannot test."
+        "exp02b_02 (H-cycles 2, inside the grid) is best with 50.00% (1 seed); exp02b_03 follows with 30.00% (1 seed)."
     )
     assert answer(study, "exp08").sentence == "No answer yet: 1 of 5 experiments have finished runs."
-    assert answer(study, "exp08").notes == ("1 of 5 runs are finished.",)
-    names = "exp08b/seed-0, exp08c/seed-0, exp08d/seed-0, exp08e/seed-0"
-    assert study.problems == (f"{tmp_path / 'exp08'}: 4 planned runs are not started: {names}",)
+    assert answer(study, "exp08").notes == ("1 of 1 runs are finished.",)
+    assert cycles.notes[1] == "Without two seeds of each, nothing says whether they differ by chance."
 
 
 def test_equal_runs_have_no_best_one(tmp_path):
@@ -130,7 +119,7 @@ def test_notes_of_single_groups(tmp_path):
 def test_a_free_sweep_is_asked_about_its_field(tmp_path):
     from train_jax.experiments.jobs import Options, combinations, jobs_of
 
-    for job in jobs_of(["tiny"], combinations("optim.lr=[1e-4, 1e-3, 1e-2]"), Options(str(tmp_path))):
+    for job in jobs_of(["tiny"], combinations(["optim.lr=1e-4,1e-3,1e-2"]), Options(str(tmp_path))):
         write_run(job, 0.5 - job.config.optim.lr)
     answered = answer(read_study(str(tmp_path)), "tiny")
     assert answered.aim.text == "Which lr is best?"
@@ -143,24 +132,25 @@ def test_missing_half_finished_and_foreign_folders_are_reported(tmp_path, capsys
     write_run(jobs[1], None, curve=[(20, 0.4)])
     (write_run(jobs[2], 0.5) / "config.json").write_text("{")
     (write_run(jobs[3], 0.5) / "FINISHED").write_text('{"train_steps": "many"}')
-    (tmp_path / "sudoku9").mkdir()
-    (tmp_path / "sudoku9" / "config.json").write_text("{}")
-    (tmp_path / "exp02b" / "notes" / "<b>mine</b>").mkdir(parents=True)
+    (
+        write_run(
+            dataclasses.replace(
+                jobs[0],
+                config=dataclasses.replace(jobs[0].config, run_dir=str(tmp_path / "exp02b" / "<b>mine" / "seed-0")),
+            ),
+            0.5,
+        )
+        / "config.json"
+    ).write_text("{")
+    (tmp_path / "exp02b" / "notes" / "mine").mkdir(parents=True)
     (tmp_path / "a file").touch()
     assert main(["analyze", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "1 of 5 runs are finished." in shown
-    for path, why in (
-        ("sudoku9", "not in ROOT/GROUP/ID/seed-N"),
-        ("exp02b/notes/<b>mine<", "not a run"),
-        ("exp02b/exp02b_03/seed-0", "cannot be read"),
-        ("exp02b", "1 planned runs are not started: exp02b_05/seed-0"),
-    ):
-        assert any(path in line and why in line for line in shown.splitlines() if line.startswith("not analysed:")), (
-            path
-        )
+    assert "1 of 3 runs are finished." in shown
+    lines = [line for line in shown.splitlines() if line.startswith("not analysed:")]
+    assert len(lines) == 2 and "exp02b/exp02b_03/seed-0: cannot be read" in lines[1]
     study = read_study(str(tmp_path))
-    assert [run.state for run in study.runs] == ["finished", "stopped", "stopped"]
+    assert [run.state for run in study.runs] == ["finished", "silent", "stopped"]
     assert (study.runs[0].final, study.runs[0].peak) == (0.5, (0.7, 20.0))
     assert study.runs[1].final is None and study.runs[1].train_steps == 20
     page = (tmp_path / "analysis" / "index.html").read_text()
@@ -171,9 +161,9 @@ def test_the_flops_of_a_finished_run_are_those_that_were_planned(tmp_path):
     """Also with a curriculum, whose first steps have fewer cycles."""
     jobs = plan(tmp_path, "contrib01", "exp08", preset="study")
     for job in jobs:
-        write_run(job, 0.5, total_groups=job.examples_per_epoch, seq_len=36, vocab_size=8)
-    flops = {run.experiment: run.flops for run in read_study(str(tmp_path)).runs}
-    assert flops == {job.work.name.split("/")[1]: cost_of(job).flops for job in jobs}
+        write_run(job, 0.5, total_groups=puzzles_of(job.sets), seq_len=36, vocab_size=8)
+    flops = {run.experiment: run.train_flops for run in read_study(str(tmp_path)).runs}
+    assert flops == {job.name.split("/")[1]: cost_of(job)[1] for job in jobs}
     assert flops["contrib01_curriculum"] < flops["contrib01_baseline"] == flops["exp08a"]
 
 
@@ -193,11 +183,10 @@ def test_report_and_tables(tmp_path, capsys):
         )
         assert float(row["train_flops"]) > 0
     assert {"optim.optimizer", "optim.beta2", "arch.H_cycles"} <= set(rows[0])
-    assert pl.read_parquet(folder / "results.parquet").shape == (20, len(rows[0]))
     assert len(list(csv.DictReader((folder / "curves.csv").open()))) == 40
     page, text = (folder / "index.html").read_text(), (folder / "analysis.md").read_text()
-    assert page.count("<svg") > 10 and "http" not in page.replace("http://www.w3.org", "")
-    assert "| exp02b_05 | 2 | 60.50% |" in text and "## Accuracy against PFLOP of training" in text
+    assert page.count("<svg") == 2 and "http" not in page.replace("http://www.w3.org", "")
+    assert "| exp02b_05 | 2 | 60.50% |" in text
     assert "exp02b_05 (H-cycles 5, at the edge of the grid) is best" in text and text in text.replace("\r", "")
     capsys.readouterr()
     assert main(["analyze", str(tmp_path), "--groups", "exp09", "--output", str(tmp_path / "other")]) == 0
@@ -214,11 +203,7 @@ def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_an_unknown_group_and_a_missing_package(tmp_path, monkeypatch):
+def test_an_unknown_group(tmp_path, capsys):
     write_run(plan(tmp_path, "baseline")[0], 0.5)
     assert main(["analyze", str(tmp_path), "--groups", "exp99"]) == 2
-    monkeypatch.setitem(__import__("sys").modules, "polars", None)
-    from train_jax.analysis.page import write_tables
-
-    with pytest.raises(UserError, match="the tables need the package polars"):
-        write_tables(read_study(str(tmp_path)), tmp_path)
+    assert "has no group exp99; use one of baseline" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Who may write a run in storage: one process, also when its owner was killed, frozen or cut off."""
 
-import json
 import threading
 import time
 
@@ -10,7 +9,7 @@ from train_jax.errors import StorageError, UserError
 from train_jax.run import lease
 from train_jax.run.storage import path_of, read_generation, write_generation
 
-ELSEWHERE = {"owner": "process 7 on other", "token": "x", "machine": "other", "pid": 7, "started": "1"}
+ELSEWHERE = b"process 7 on other\nx 1\n"
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def folder(remote, monkeypatch):
 
 
 def write(folder, content, generation=0):
-    return write_generation(folder / "lock", json.dumps(content).encode(), generation)
+    return write_generation(folder / "lock", content, generation)
 
 
 def test_a_second_writer_is_refused_while_the_first_one_is_alive(folder, emulator):
@@ -30,9 +29,9 @@ def test_a_second_writer_is_refused_while_the_first_one_is_alive(folder, emulato
         with pytest.raises(UserError, match=rf"{folder} is being written by process \d+ on .*; wait until it ends"):
             lease.sole_writer(folder).__enter__()
         lease.check_writer(folder)
-    assert f"{folder.name}/lock" not in emulator.names()
+    start = time.monotonic()
     with lease.sole_writer(folder):
-        pass
+        assert time.monotonic() - start < 0.5, "a lease that was released is free at once"
 
 
 def test_the_lease_of_a_silent_owner_is_taken_over(folder):
@@ -43,21 +42,13 @@ def test_the_lease_of_a_silent_owner_is_taken_over(folder):
         lease.check_writer(folder)
 
 
-def test_the_lease_of_a_process_of_this_machine_that_has_ended_is_taken_over_at_once(folder, monkeypatch):
-    monkeypatch.setattr(lease, "LEASE_SECONDS", 60)
-    ended = lease._identity(1) | {"started": "0"}  # another process has its number now
-    write(folder, ELSEWHERE | ended)
-    with lease.sole_writer(folder):
-        pass
-
-
 def test_who_lost_the_lease_writes_nothing_more(folder, emulator):
     with lease.sole_writer(folder):
         write(folder, ELSEWHERE, emulator.generation(f"{folder.name}/lock"))
         for _ in range(2):
             with pytest.raises(StorageError, match="was taken over by process 7 on other, because this process was"):
                 lease.check_writer(folder)
-    assert json.loads(emulator.read(f"{folder.name}/lock")) == ELSEWHERE
+    assert emulator.read(f"{folder.name}/lock") == ELSEWHERE
 
 
 def test_a_lost_answer_is_not_taken_for_another_writer(folder, emulator):
@@ -72,18 +63,18 @@ def test_a_lost_answer_is_not_taken_for_another_writer(folder, emulator):
 
 def test_two_writers_at_the_same_moment(folder, emulator):
     """Both found no lease; the second write names a version that is no longer the newest."""
-    assert write(folder, {"token": "first"}) is not None
-    assert write(folder, {"token": "second"}) is None
-    assert json.loads(emulator.read(f"{folder.name}/lock")) == {"token": "first"}
+    assert write(folder, b"first") is not None
+    assert write(folder, b"second") is None
+    assert emulator.read(f"{folder.name}/lock") == b"first"
 
 
 def test_a_lease_that_is_renewed_while_it_is_read(folder):
-    generations = [write(folder, {"token": 0})]
+    generations = [write(folder, b"0")]
     stop = threading.Event()
 
     def renew():
         while not stop.is_set():
-            generations.append(write(folder, {"token": len(generations)}, generations[-1]))
+            generations.append(write(folder, str(len(generations)).encode(), generations[-1]))
 
     thread = threading.Thread(target=renew)
     thread.start()
@@ -91,4 +82,4 @@ def test_a_lease_that_is_renewed_while_it_is_read(folder):
     stop.set()
     thread.join()
     assert len({generation for _, generation in contents}) > 3
-    assert all(generations[json.loads(content)["token"]] == generation for content, generation in contents)
+    assert all(generations[int(content)] >= generation for content, generation in contents)

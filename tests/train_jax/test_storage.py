@@ -13,7 +13,6 @@ from train_jax.errors import StorageError, UserError
 from train_jax.run import storage
 from train_jax.run.files import (
     append_text,
-    copy_folder,
     local_copy,
     move_folder,
     remove_folder,
@@ -181,13 +180,3 @@ def test_a_folder_that_is_moved_keeps_its_marker_only_while_it_is_complete(remot
         if (target / "done").exists():
             assert sorted(target.files()) == names
     assert count > 7 and not source.exists() and sorted(target.files()) == names
-
-
-def test_a_folder_is_copied_without_some_of_its_files(remote, tmp_path):
-    for root in (path_of(remote), tmp_path):
-        for name in ("lock", "a/lock", "a/data"):
-            write_text(root / "from" / name, name)
-        copy_folder(root / "from", root / "to", without=["lock"])
-        assert not (root / "to/lock").exists()
-        assert [(root / "to" / name).read_text() for name in ("a/lock", "a/data")] == ["a/lock", "a/data"]
-        assert (root / "from/lock").exists()

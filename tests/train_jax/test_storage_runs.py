@@ -202,7 +202,7 @@ def test_a_run_that_lost_its_lease_uploads_no_heartbeat(remote, emulator, monkey
 
 def test_status_counts_complete_checkpoints_only(remote):
     folder = RunFolder(path_of(remote))
-    write_text(folder.config, json.dumps({"steps": 100, "global_batch_size": 16}))
+    write_text(folder.config, json.dumps({"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}}))
     for name in ("10/_CHECKPOINT_METADATA", "10/commit_success.txt", "20/_CHECKPOINT_METADATA"):
         write_text(folder.checkpoints / name, "{}")
     assert read_status(folder).checkpoint_step == 10

@@ -62,22 +62,24 @@ def test_an_experiment_by_its_name_and_stage_by_stage(tmp_path, capsys, monkeypa
 
 
 @pytest.mark.slow
-def test_two_workers_share_the_work_and_end_with_the_command(tmp_path):
-    """Killed, it leaves no sweeper and no run behind; the same command finishes all runs, each of them once."""
+def test_two_sweepers_that_are_killed_leave_no_run_behind(tmp_path, capsys):
+    """The runs of the killed sweepers save and end; the same command finishes all runs."""
     root = tmp_path / "runs"
-    words = [*command("exp02b_01", "exp02b_02", root=root, data=tmp_path / "data"), "--workers", "2"]
-    process = subprocess.Popen([sys.executable, "-m", "train_jax", *words], env=os.environ)
-    while process.poll() is None and len(list(root.glob("*/*/seed-0/metrics.jsonl"))) < 2:
+    words = command("exp02b_01", "exp02b_02", root=root, data=tmp_path / "data")
+    pair = [subprocess.Popen([sys.executable, "-m", "train_jax", *words], env=os.environ) for _ in range(2)]
+    while all(each.poll() is None for each in pair) and len(list(root.glob("*/*/seed-0/metrics.jsonl"))) < 2:
         time.sleep(0.05)
-    process.kill()
-    process.wait()
+    for process in pair:
+        process.kill()
+        process.wait()
     deadline = time.monotonic() + 60
     while _mentioning(str(root)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not _mentioning(str(root))
     done = subprocess.run([sys.executable, "-m", "train_jax", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads((root / "batch_results.json").read_text())["counts"] == {"finished": 2}
+    assert main([*words, "--dry-run"]) == 0
+    assert "2 runs of 2 experiments: 2 finished" in capsys.readouterr().out
 
 
 def _mentioning(text):
@@ -95,7 +97,7 @@ def test_one_experiment_of_each_group(tmp_path, capsys):
     assert list(last) == list(GROUPS)
     words = command(*last.values(), "contrib06_sudoku", "contrib06_transfer", root=tmp_path / "r", data=tmp_path / "d")
     assert main(words) == 0
-    results = json.loads((tmp_path / "r" / "batch_results.json").read_text())
-    assert results["counts"] == {"finished": len(GROUPS) + 2}
+    assert main([*words, "--dry-run"]) == 0
+    assert f"experiments: {len(GROUPS) + 2} finished" in capsys.readouterr().out
     assert main(["analyze", str(tmp_path / "r")]) == 0
     assert "not analysed" not in capsys.readouterr().out

@@ -11,13 +11,11 @@ import time
 import pytest
 from support.scripts import ENVIRONMENT, ROOT, script
 
-from train_jax.__main__ import main
 from train_jax.experiments import sweeper
-from train_jax.experiments.sweeper import Ended, Sweeper, SweepFiles, Work
+from train_jax.experiments.sweeper import Sweeper, SweepFiles, Work
 from train_jax.run.config import to_json
 from train_jax.run.lease import sole_writer
 from train_jax.run.presets import preset
-from train_jax.run.storage import path_of
 
 BUILD = ("build-data", "sudoku", "--output-dir", "data/four")
 
@@ -37,16 +35,15 @@ def sweep(tmp_path):
         def command(words):
             commands.append(words)
             if words[0] == "build-data":
-                return Ended(0, "")
+                return 0
             name = words[1]
             if name in failing:
-                return Ended(failing[name] if isinstance(failing, dict) else 1, "a line\ntrm: it broke\n")
+                return failing[name] if isinstance(failing, dict) else 1
             folder = files.root / name
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "FINISHED").write_text(json.dumps({"train_steps": 10, "summary": "exact"}))
-            return Ended(0, "")
+            return 0
 
-        files.write_plan(works)
         status = Sweeper(files, works, say=lambda line: None, run=command, **options).sweep()
         return status, [words[1] for words in commands]
 
@@ -73,9 +70,7 @@ def test_runs_are_trained_in_order_and_finished_ones_skipped(sweep, works):
 def test_a_failure_ends_the_sweep_and_the_next_sweep_tries_again(sweep, works, tmp_path):
     first, second, third = names_of(works)
     assert sweep(works, failing={second: 1}) == (1, ["sudoku", first, second])
-    assert SweepFiles(str(tmp_path)).failure(second)["reason"] == "it broke"
     assert sweep(works) == (0, ["sudoku", second, third])
-    assert SweepFiles(str(tmp_path)).failure(second) is None
 
 
 def test_a_sweep_can_continue_after_failures(sweep, works):
@@ -85,7 +80,6 @@ def test_a_sweep_can_continue_after_failures(sweep, works):
 def test_sigterm_ends_the_sweep_without_a_failure(sweep, works, tmp_path):
     first = names_of(works)[0]
     assert sweep(works, failing={first: 75}) == (75, ["sudoku", first])
-    assert SweepFiles(str(tmp_path)).failure(first) is None
 
 
 def test_a_run_waits_for_the_one_it_starts_from(sweep, works):
@@ -100,16 +94,21 @@ def test_a_run_with_the_configuration_of_another_is_copied(sweep, works, tmp_pat
     first, copy = works[0], dataclasses.replace(works[1], same_as=works[0].name)
     source, target = tmp_path / first.name, tmp_path / copy.name
     (source / "checkpoints/10").mkdir(parents=True)
-    for name in ("config.json", "checkpoints/10/model", "lock", "heartbeat.json", "wandb_id"):
+    for name in ("config.json", "dataset.json", "machine.json", "metrics.jsonl", "checkpoints/10/model", "wandb_id"):
         (source / name).write_text(to_json(preset("tiny")))
     assert sweep([copy, first]) == (0, ["sudoku", first.name]), "the copy waits for its source"
     config = json.loads((target / "config.json").read_text())
-    assert (config["run_dir"], config["wandb_project"], config["wandb_group"]) == (str(target), "trm-exp01", "exp01b")
-    assert {name for name, value in config.items() if value != json.loads(to_json(preset("tiny")))[name]} == {
-        "run_dir", "wandb_project", "wandb_group"
-    }  # fmt: skip
+    place = {
+        "run_dir": str(target),
+        "wandb_project": "trm-exp01",
+        "wandb_group": "exp01b",
+        "wandb_name": "exp01b/seed-0",
+    }
+    assert config == json.loads(to_json(preset("tiny"))) | place
     assert json.loads((target / "FINISHED").read_text())["copied_from"] == first.name
-    assert {path.name for path in target.rglob("*") if path.is_file()} == {"config.json", "FINISHED", "model"}
+    assert {path.name for path in target.rglob("*") if path.is_file()} == {
+        "config.json", "dataset.json", "machine.json", "metrics.jsonl", "FINISHED"
+    }  # fmt: skip
     assert sweep([copy, first]) == (0, [])
 
 
@@ -147,36 +146,34 @@ def test_a_run_whose_process_is_alive_is_not_started(works, tmp_path):
     """The process of a sweeper that was killed still saves."""
     with sole_writer(tmp_path / works[0].name):
         files = SweepFiles(str(tmp_path))
-        assert Sweeper(files, works[:1], say=print, run=lambda words: Ended(0, ""))._try(works[0]) is None
+        assert Sweeper(files, works[:1], say=print, run=lambda words: 0)._try(works[0]) is None
+
+
+def test_a_run_waits_for_data_that_another_sweeper_builds(works, tmp_path):
+    files = SweepFiles(str(tmp_path))
+    with sole_writer(files.claim("data-four")):
+        assert Sweeper(files, works[:1], say=print, run=lambda words: 0)._try(works[0]) is None
 
 
 def test_data_that_cannot_be_built_is_a_failure_of_the_run(works, tmp_path):
-    files = SweepFiles(str(tmp_path))
-    files.write_plan(works)
-    run = lambda words: Ended(2, "trm: no such table")  # noqa: E731
-    assert Sweeper(files, works, say=lambda line: None, run=run).sweep() == 1
-    assert files.failure(works[0].name)["reason"] == "no such table"
+    lines = []
+    run = lambda words: 2  # noqa: E731
+    assert Sweeper(SweepFiles(str(tmp_path)), works, say=lines.append, run=run).sweep() == 1
+    assert lines == [f"{works[0].name}: failed with status 2"]
 
 
-def test_results_and_status_are_read_from_the_folders(sweep, works, tmp_path, capsys, monkeypatch):
+def test_the_state_is_read_from_the_folders(sweep, works, tmp_path):
     sweep(works, failing=names_of(works)[1:2])
-    results = json.loads((tmp_path / "batch_results.json").read_text())
-    assert results["counts"] == {"finished": 1, "failed": 1, "waiting": 1}
-    assert [run["state"] for run in results["runs"]] == ["finished", "failed", "waiting"]
-    assert results["runs"][0]["figures"] == {"train_steps": 10, "summary": "exact"}
-    assert results["runs"][1]["reason"] == "it broke"
-    monkeypatch.chdir(tmp_path.parent)
-    assert main(["sweep", "status", tmp_path.name]) == 0, "a root is read from everywhere"
-    assert "3 runs: 1 finished, 1 failed, 1 waiting" in capsys.readouterr().out
+    files = SweepFiles(str(tmp_path))
+    assert [files.state(work.name, 10) for work in works] == ["finished", "waiting", "waiting"]
 
 
 def test_damaged_files_of_a_sweep_are_not_there(works, tmp_path):
     files = SweepFiles(str(tmp_path))
-    files.write_plan(works)
     (tmp_path / works[0].name).mkdir(parents=True)
     for content in ("[]", "{", '{"train_steps": "x"}'):
         (tmp_path / works[0].name / "FINISHED").write_text(content)
-        assert files.state(works[0]) == ("waiting", None)
+        assert files.state(works[0].name, 10) == "waiting"
 
 
 @pytest.mark.slow
@@ -184,7 +181,6 @@ def test_a_sweep_in_storage(sweep, works, remote):
     there = [Work(work.name, 10, work.command) for work in works[:2]]
     assert sweep(there, root=remote) == (0, names_of(there))
     assert sweep(there, root=remote) == (0, [])
-    assert (path_of(remote) / "batch_results.json").is_file()
 
 
 RUNS, STEPS = 4, 15

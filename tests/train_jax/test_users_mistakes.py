@@ -174,7 +174,7 @@ def test_what_differs_of_two_recipes_is_shown():
 
 def test_a_heartbeat_from_the_future_is_none(tmp_path):
     folder, now = RunFolder(tmp_path), 1e9
-    folder.config.write_text(json.dumps({"steps": 10, "global_batch_size": 4}))
+    folder.config.write_text(json.dumps({"steps": 10, "global_batch_size": 4, "optim": {"ema_decay": 0.9}}))
     events = [{"session": 1, "event": "start", "time": now, "step": 0}]
     folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     beat = {"session": 1, "time": now + 9999, "step": 2, "step_time": now, "kind": "steps", "seconds": {}}

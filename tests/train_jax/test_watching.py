@@ -34,7 +34,8 @@ class FakeTime:
 
 @pytest.fixture
 def folder(tmp_path):
-    write_text(tmp_path / "config.json", json.dumps({"steps": 100, "global_batch_size": 16}))
+    fields = {"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}}
+    write_text(tmp_path / "config.json", json.dumps(fields))
     return RunFolder(tmp_path)
 
 

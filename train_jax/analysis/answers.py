@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from train_jax.analysis.records import Run, Study
-from train_jax.experiments.table import CONFOUNDED, TWINS, twins_of
+from train_jax.analysis.records import RunResult, Study
+from train_jax.experiments.table import CONFOUNDED, EXPERIMENTS, TWINS, twins_of
 from train_jax.report.render import number, percent
 
 ENOUGH = 0.85
@@ -19,8 +19,6 @@ ENOUGH = 0.85
 SIGNIFICANT = 0.05
 CONFIDENCE = 0.95
 OPERATIONAL = ("seed", "run_dir", "data_dir", "init_from", "platform", "resume")
-Curve = Sequence[tuple[float, float]]
-"""(step, value), in the order of steps."""
 
 
 # ---- questions
@@ -61,7 +59,7 @@ AIMS = {
 }
 
 
-def aim_of(group: str, runs: Sequence[Run]) -> Aim:
+def aim_of(group: str, runs: Sequence[RunResult]) -> Aim:
     """Returns the question of a group; of a free sweep, which of its values is best."""
     listed = next((group.removesuffix(f"_{twin}") for twin in TWINS if group.endswith(f"_{twin}")), group)
     if listed in AIMS and not any("@" in run.experiment for run in runs):
@@ -72,23 +70,17 @@ def aim_of(group: str, runs: Sequence[Run]) -> Aim:
     return Aim(f"Which {what} is best?", names[0] if numeric else "", names[0] if numeric else "")
 
 
-def differing_fields(runs: Sequence[Run]) -> list[str]:
+def differing_fields(runs: Sequence[RunResult]) -> list[str]:
     """Returns the fields in which the runs differ and that change what is learned."""
     names = {name for run in runs for name in run.config}
     differing = {name for name in names if len({repr(run.config.get(name)) for run in runs}) > 1}
     return sorted(name for name in differing if name not in OPERATIONAL and not name.startswith("wandb"))
 
 
-def axis_value(run: Run, aim: Aim) -> float | None:
+def axis_value(run: RunResult, aim: Aim) -> float | None:
     """Returns the place of a run on the axis; None without one."""
-    if not aim.axis:
-        return None
-    if aim.axis == "parameters":
-        value: Any = run.parameters
-    elif aim.axis.startswith("facts."):
-        value = run.facts.get(aim.axis.removeprefix("facts."))
-    else:
-        value = run.config.get(aim.axis)
+    facts = {f"facts.{name}": value for name, value in run.facts.items()}
+    value: Any = {**run.config, **facts, "parameters": run.parameters}.get(aim.axis)
     return float(value) if _is_number(value) else None
 
 
@@ -105,16 +97,14 @@ class Point:
 
     experiment: str
     x: float | None
-    runs: tuple[Run, ...]
+    runs: tuple[RunResult, ...]
     final: Estimate
-    peak: Estimate | None
-    """Of the highest evaluation of each run; None without evaluations."""
 
     @property
     def values(self) -> list[float]:
         return [run.final for run in self.runs if run.final is not None]
 
-    def mean(self, figure: Callable[[Run], float | None]) -> float | None:
+    def mean(self, figure: Callable[[RunResult], float | None]) -> float | None:
         """Returns the mean of a figure over the seeds; None if a run does not have it."""
         values = [figure(run) for run in self.runs]
         known = [value for value in values if value is not None]
@@ -143,21 +133,22 @@ def answer(study: Study, group: str) -> Answer:
     if group == "exp01":
         known = [(point.x, 1 - point.final.mean) for point in points if point.x is not None]
         law = power_law([x for x, _ in known], [error for _, error in known])
-    planned = {name.partition("/")[0] for name in study.planned.get(group, ())}
-    sentence = _sentence(points, aim, len(planned | {run.experiment for run in runs}))
-    return Answer(group, aim, tuple(points), sentence, tuple(_notes(study, group, runs, points, law)), law)
+    experiments = {name for name, row in EXPERIMENTS.items() if row.group == group}
+    experiments |= {run.experiment for run in runs}
+    finished = sum(run.final is not None for run in runs)
+    notes = [f"{finished} of {len(runs)} runs are finished.", *_comparisons(points), *_evidence(group, points, law)]
+    sentence = _sentence(points, aim, len(experiments))
+    return Answer(group, aim, tuple(points), sentence, tuple(notes), law)
 
 
-def _points(runs: Sequence[Run], aim: Aim) -> list[Point]:
+def _points(runs: Sequence[RunResult], aim: Aim) -> list[Point]:
     points = []
     for experiment in dict.fromkeys(run.experiment for run in runs):
         finished = tuple(run for run in runs if run.experiment == experiment and run.final is not None)
         if finished:
-            peaks = [run.peak[0] for run in finished if run.peak is not None]
-            peak = estimate(peaks) if len(peaks) == len(finished) else None
             xs = {axis_value(run, aim) for run in finished}
             final = estimate([run.final for run in finished if run.final is not None])
-            points.append(Point(experiment, xs.pop() if len(xs) == 1 else None, finished, final, peak))
+            points.append(Point(experiment, xs.pop() if len(xs) == 1 else None, finished, final))
     has_axis = bool(points) and all(point.x is not None for point in points)
     return sorted(points, key=lambda point: point.x or 0.0) if has_axis else points
 
@@ -176,55 +167,43 @@ def _sentence(points: Sequence[Point], aim: Aim, experiments: int) -> str:
     if best.x is not None and len(xs) == len(points):
         where = "at the edge of the grid" if best.x in (min(xs), max(xs)) else "inside the grid"
         place = f" ({aim.label} {number(best.x)}, {where})"
-    p, difference = welch(best.values, second.values), "a difference that these seeds cannot test"
-    if p is not None:
-        significant = "a significant difference" if p < SIGNIFICANT else "not a significant difference"
-        difference = f"{significant} (Welch's t-test, p = {p:.2g})"
-    return (
-        f"{best.experiment}{place} is best with {shown(best.final)}; {second.experiment} follows with "
-        f"{shown(second.final)}, {difference}."
-    )
+    follows = f"{second.experiment} follows with {shown(second.final)}"
+    return f"{best.experiment}{place} is best with {shown(best.final)}; {follows}."
 
 
 def shown(value: Estimate) -> str:
     """Formats a mean with its interval and the number of seeds."""
     seeds = f"{value.count} seed{'s' * (value.count > 1)}"
-    if value.low is None or value.high is None:
-        return f"{percent(value.mean)} ({seeds})"
-    return f"{percent(value.mean)} (95 % interval {percent(value.low)} to {percent(value.high)}, {seeds})"
+    return f"{percent(value.mean)} ({f'95 % interval {value.interval}, ' * bool(value.interval)}{seeds})"
 
 
-def _notes(study: Study, group: str, runs: Sequence[Run], points: Sequence[Point], law: PowerLaw | None) -> list[str]:
-    finished = sum(run.final is not None for run in runs)
-    planned = len(study.planned.get(group, ()))
-    notes = [f"{finished} of {max(planned, len(runs))} runs are finished."]
-    notes += _comparisons(points)
+def _evidence(group: str, points: Sequence[Point], law: PowerLaw | None) -> Iterator[str]:
+    """Yields what the question of the group asks for beyond the accuracies."""
     if group in CONFOUNDED:
-        notes.append(f"In this group {CONFOUNDED[group]}; {twins_of(group)} answer the question.")
+        yield f"In this group {CONFOUNDED[group]}; {twins_of(group)} answer the question."
     if law is not None:
-        notes.append(
+        yield (
             f"The error (1 - accuracy) is a power of the parameters with exponent {law.exponent:.3f} (95 % interval "
             f"{law.low:.3f} to {law.high:.3f}), r² {law.r_squared:.3f}, over {law.count} sizes."
         )
     if group.startswith("exp04"):
         enough = [point for point in points if point.final.mean >= ENOUGH]
         least = f"{enough[0].experiment} is the smallest" if enough else "No experiment"
-        notes.append(f"{least} with at least {percent(ENOUGH)}.")
+        yield f"{least} with at least {percent(ENOUGH)}."
     if group in ("exp09", "contrib01") or group.startswith("contrib01_"):
-        notes += [_first_note(point) for point in points]
+        yield from map(_first_note, points)
     if group in ("exp05", "contrib02"):
         known = [(point.experiment, point.mean(lambda run: run.act_steps)) for point in points]
         steps = ", ".join(f"{name} {value:.2f}" for name, value in known if value is not None)
-        notes.append(f"Mean ACT steps at the end of training: {steps or 'not logged'}.")
-    return notes
+        yield f"Mean ACT steps at the end of training: {steps or 'not logged'}."
 
 
 def _comparisons(points: Sequence[Point]) -> list[str]:
     """Returns which experiments differ from the best one, adjusted for the number of comparisons."""
     ranked = sorted(points, key=lambda point: -point.final.mean)
     tested = [(point, p) for point in ranked[1:] if (p := welch(ranked[0].values, point.values)) is not None]
-    if len(tested) < 2:
-        return []
+    if not tested:
+        return ["Without two seeds of each, nothing says whether they differ by chance."] if len(points) > 1 else []
     adjusted = holm([p for _, p in tested])
     named = [f"{point.experiment} (p = {p:.2g})" for (point, _), p in zip(tested, adjusted, strict=True)]
     worse = [name for name, p in zip(named, adjusted, strict=True) if p < SIGNIFICANT]
@@ -257,6 +236,10 @@ class Estimate:
     high: float | None
     count: int
     """Number of seeds."""
+
+    @property
+    def interval(self) -> str:
+        return "" if self.low is None or self.high is None else f"{percent(self.low)} to {percent(self.high)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,24 +296,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the indices of the (cost, value) for which no other costs at most as much and has at least the value.
-
-    In the order of cost; of equal points the first one.
-    """
-    front: list[int] = []
-    order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1], index))
-    for index in order:
-        if not front or points[index][1] > points[front[-1]][1]:
-            front.append(index)
-    return front
-
-
-def band(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
-    """Returns (step, mean, lowest, highest) at the steps that all curves have."""
-    by_step = [dict(curve) for curve in curves]
-    steps = sorted(set.intersection(*(set(each) for each in by_step))) if by_step else []
-    rows = ((step, [each[step] for each in by_step]) for step in steps)
-    return [(step, float(np.mean(values)), min(values), max(values)) for step, values in rows]

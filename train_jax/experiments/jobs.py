@@ -1,11 +1,4 @@
-"""The plan of a sweep: its runs by name, with free settings, seeds and folders; their order, steps and FLOPs as text.
-
-A free sweep is one expression of `product`, `zip` and `chain`, with lists of values for fields:
-
-    product(optim.lr=[1e-4, 3e-4], zip(arch.hidden_size=[256, 512], arch.num_heads=[4, 8]))
-
-Values are JSON, or words without quotes. Nothing is evaluated.
-"""
+"""The plan of a sweep: its runs by name, with free settings, seeds and folders; its order, steps and FLOPs as text."""
 
 from __future__ import annotations
 
@@ -14,27 +7,26 @@ import difflib
 import fnmatch
 import itertools
 import json
-import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from models_torch.flops import train_flops_per_example
+from models_torch.registry import ARCHITECTURES
 from train_jax.errors import UserError
-from train_jax.experiments.runs import LONG_WARMUP, Plan, command_of, differences, named_run, plan, with_changes
+from train_jax.experiments.runs import Plan, command_of, named_run, plan, with_changes
 from train_jax.experiments.sweeper import SweepFiles, Work
 from train_jax.experiments.table import (
     BASE_PRESET,
     CONFOUNDED,
-    CONTRIBUTIONS,
     EXPERIMENTS,
     GROUPS,
-    LISTED,
     SUDOKU_SIZES,
     DataSet,
     data_sets,
+    puzzles_of,
     twins_of,
 )
 from train_jax.run.config import RunConfig
@@ -47,30 +39,19 @@ from train_jax.tasks.puzzles.task import Curriculum, PuzzleConfig
 
 Settings = dict[str, Any]
 """Values by dotted field name."""
-EXAMPLE = "product(optim.lr=[1e-4, 3e-4], seed=[0, 1])"
-LARGEST = 100_000
-"""Combinations; more are a mistake."""
-LONGEST_NAME = 100
-"""Characters of the name of a run in wandb."""
-SECONDS_PER_HOUR = 3600
-_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[()\[\],=]|[^\s()\[\],="]+)')
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One run of a sweep."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job(Work):
+    """The work of a run, and what it is about."""
 
     experiment: str
     """Experiment or preset."""
     group: str
-    label: str
-    """The experiment with the settings of a free sweep, such as `exp01a@lr=0.0003`; the name of a folder."""
     seed: int
     config: RunConfig
     sets: tuple[DataSet, ...]
     """Empty for data sets that no experiment knows."""
-    work: Work
-    examples_per_epoch: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +71,11 @@ def select(words: Iterable[str]) -> list[str]:
 
     Each one is there once, in the order of the table. Raises `UserError` for a word that names none.
     """
-    order = [*EXPERIMENTS, *(name for name in all_presets() if name not in EXPERIMENTS)]
+    order = list(dict.fromkeys([*EXPERIMENTS, *all_presets()]))
     chosen: set[str] = set()
     for word in words:
         in_group = [name for name, row in EXPERIMENTS.items() if row.group == word]
-        matching = [name for name in EXPERIMENTS if fnmatch.fnmatchcase(name, word)]
-        named = ([word] if word in order else []) + (in_group or matching)
+        named = ([word] if word in order else []) + (in_group or fnmatch.filter(EXPERIMENTS, word))
         if not named:
             near = difflib.get_close_matches(word, [*order, *GROUPS], 4)
             raise UserError(
@@ -105,46 +85,72 @@ def select(words: Iterable[str]) -> list[str]:
     return [name for name in order if name in chosen]
 
 
+def combinations(axes: Sequence[str]) -> list[Settings]:
+    """Returns the settings of every run of a free sweep, those of the last axis changing fastest; [{}] without axes.
+
+    An axis is `FIELD=VALUE,VALUE`, or `FIELD,FIELD=[[VALUE, VALUE], …]` for fields that change together. Values are
+    JSON, or words. Raises `UserError` for an invalid axis, and for a field that occurs twice.
+    """
+    parts = [_axis(axis) for axis in axes]
+    for name, count in Counter(name for part in parts for name in part[0]).items():
+        if count > 1:
+            raise UserError(f"{name} occurs {count} times in --over; give it once, with all its values")
+    return [{name: row[name] for row in rows for name in row} for rows in itertools.product(*parts)]
+
+
+def _axis(text: str) -> list[Settings]:
+    fields, _, values = text.partition("=")
+    names = fields.split(",")
+    rows = _json(values) if values.startswith("[") else [_json(word) for word in values.split(",") if word]
+    if len(names) == 1 and isinstance(rows, list):
+        rows = [[row] for row in rows]
+    fits = isinstance(rows, list) and rows and all(isinstance(row, list) and len(row) == len(names) for row in rows)
+    if not fits or not all(re.fullmatch(r"[A-Za-z_][\w.]*", name) for name in names):
+        raise UserError(
+            f"--over {text!r} cannot be read; write it as optim.lr=1e-4,3e-4, or as "
+            "'arch.H_cycles,arch.L_cycles=[[2, 6], [3, 4]]' for fields that change together"
+        )
+    return [dict(zip(names, map(_as_field, row), strict=True)) for row in rows]
+
+
+def _json(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+def _as_field(value: Any) -> Any:
+    return tuple(map(_as_field, value)) if isinstance(value, list) else value
+
+
 def jobs_of(names: Sequence[str], combinations: Sequence[Settings], options: Options) -> list[Job]:
     """Returns the runs in the order in which they are trained: all ids of a seed before the next seed, and every run
-    after the one whose weights it needs.
+    after the one whose weights it needs. One whose configuration an earlier run has is a copy of that run.
 
     Raises `UserError` for settings that a configuration does not accept, for a run that would occur twice, and if the
     weights that one needs are those of no run.
     """
-    swept = {field for settings in combinations for field in settings}
-    if "seed" in swept and options.seeds > 1:
+    if options.seeds > 1 and any("seed" in settings for settings in combinations):
         raise UserError(f"--seeds {options.seeds} and seed in --over both choose seeds; give only one of them")
     jobs = [
         _job(name, settings, seed, options)
         for seed in range(options.seeds)
         for name in names
-        for settings in combinations or [{}]
+        for settings in combinations
     ]
-    counts = Counter(job.work.name for job in jobs)
+    counts = Counter(job.name for job in jobs)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise UserError(f"{twice[0]} would be trained twice; remove a repeated value from --over")
-    if missing := sorted({job.work.needs for job in jobs if job.work.needs} - counts.keys()):
+    if missing := sorted({job.needs for job in jobs if job.needs} - counts.keys()):
         raise UserError(f"the weights of {missing[0]} are needed; add {missing[0].split('/')[1]} to the sweep")
-    return sorted(jobs, key=lambda job: bool(job.work.needs))
-
-
-def without_done(jobs: Sequence[Job], names: Collection[str]) -> list[Job]:
-    """Returns the jobs that are not done elsewhere, and those whose weights another one needs."""
-    left = [job for job in jobs if job.work.name not in names]
-    needed = {job.work.needs for job in left}
-    return [job for job in jobs if job.work.name not in names or job.work.name in needed]
-
-
-def with_copies(jobs: Sequence[Job]) -> list[Job]:
-    """Returns the jobs; one whose configuration an earlier job has is a copy of that job's run."""
     trained: dict[str, str] = {}
     marked = []
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: bool(job.needs)):
         config = dataclasses.replace(job.config, run_dir="", wandb_project="", wandb_group="", wandb_name="")
-        first = trained.setdefault(repr(config), job.work.name)
-        same_as = "" if first == job.work.name else first
-        marked.append(dataclasses.replace(job, work=dataclasses.replace(job.work, same_as=same_as)))
+        first = trained.setdefault(repr(config), job.name)
+        same_as = "" if first == job.name else first
+        marked.append(dataclasses.replace(job, same_as=same_as))
     return marked
 
 
@@ -171,35 +177,29 @@ def _job(name: str, settings: Settings, seed: int, options: Options) -> Job:
     label = name + (f"@{_text(free)}" if free else "")
     folder = f"{group}/{label}/seed-{seed}"
     changes: dict[str, Any] = {**options.settings, **settings, "seed": seed, "run_dir": f"{options.root}/{folder}"}
-    sets = () if "data_dir" in settings else _data_sets(name, preset, options.data_root)
-    if sets:
+    base = preset or (BASE_PRESET if row else name)
+    sets: tuple[DataSet, ...] = ()
+    if "data_dir" not in settings and base in (BASE_PRESET, *SUDOKU_SIZES):
+        sets = data_sets(row or EXPERIMENTS["baseline"], base, options.data_root)
         changes["data_dir"] = ",".join(each.folder for each in sets)
     needs = ""
     if row and row.starts_from and "init_from" not in settings:
         needs = f"{EXPERIMENTS[row.starts_from].group}/{row.starts_from}/seed-{seed}"
         changes["init_from"] = f"{options.root}/{needs}"
-    changes |= {"wandb_project": f"trm-{group}", "wandb_group": label}
+    changes |= {"wandb_project": f"trm-{group}", "wandb_group": label, "wandb_name": f"{label}/seed-{seed}"}
     config = with_changes(default, changes)
-    config = dataclasses.replace(
-        config, wandb_name=_wandb_name(config, named_run("baseline", preset) if row else default)
-    )
-    per_epoch = float(sum(each.puzzles for each in sets))
-    steps = config.steps or (plan(config, per_epoch).steps if sets else 0)
-    work = Work(
+    return Job(
         name=folder,
-        steps=steps,
+        steps=config.steps or (plan(config, puzzles_of(sets)).steps if sets else 0),
         command=command_of(name, config, default, preset),
         builds=tuple(each.command for each in sets),
         needs=needs,
+        experiment=name,
+        group=group,
+        seed=seed,
+        config=config,
+        sets=sets,
     )
-    return Job(name, group, label, seed, config, sets, work, per_epoch)
-
-
-def _data_sets(name: str, preset: str | None, root: str) -> tuple[DataSet, ...]:
-    base = preset or (BASE_PRESET if name in EXPERIMENTS else name)
-    if base not in (BASE_PRESET, *SUDOKU_SIZES):
-        return ()
-    return data_sets(EXPERIMENTS.get(name, EXPERIMENTS["baseline"]), base, root)
 
 
 def _text(settings: Settings) -> str:
@@ -215,237 +215,72 @@ def _value(value: Any) -> str:
     return re.sub(r"[^\w.+-]+", "-", text)
 
 
-def _wandb_name(config: RunConfig, reference: RunConfig) -> str:
-    """Returns what differs from the baseline, or from the preset, and the seed."""
-    operational = ("run_dir", "data_dir", "init_from", "seed", "platform")
-    parts = [
-        f"{name.rpartition('.')[2]}={_value(new)}"
-        for name, (_, new) in differences(config, reference).items()
-        if name not in operational and not name.startswith("wandb")
-    ]
-    return ",".join([*parts, f"seed={config.seed}"])[:LONGEST_NAME]
+# ---- the plan, its costs and its text
 
 
-# ---- the expression of a free sweep
+def train_flops(config: RunConfig, sizes: Mapping[str, int], steps: int, examples_per_epoch: float) -> float | None:
+    """Returns the FLOPs of the matrix products of a training, without recomputation and evaluations.
+
+    `sizes`: `seq_len` and `vocab_size` of the data. None for a model whose FLOPs are not known. Raises `ValueError` if
+    the model cannot be built.
+    """
+    if config.model not in ARCHITECTURES:
+        return None
+    arch: Any = dataclasses.replace(config.arch, **sizes)
+    steps_of_arch = {arch: steps}
+    task = config.task_config
+    if isinstance(task, PuzzleConfig) and task.curriculum_epochs:
+        ends = epochs_to_steps(examples_per_epoch, task.curriculum_epochs, config.global_batch_size)
+        schedule = Curriculum(task.curriculum_start, (arch.H_cycles, arch.L_cycles), ends)
+        depths = Counter(schedule.at(step) for step in range(steps))
+        steps_of_arch = {dataclasses.replace(arch, H_cycles=H, L_cycles=L): n for (H, L), n in depths.items()}
+    each = sum(train_flops_per_example(config.model, arch) * count for arch, count in steps_of_arch.items())
+    return each * config.global_batch_size
 
 
-def combinations(text: str) -> list[Settings]:
-    """Returns the settings of every run of an expression, in order. Raises `UserError` for an invalid expression."""
-    parser = _Parser(text)
-    settings = parser.expression()
-    if parser.tokens:
-        raise parser.error(f"{parser.tokens[0]!r} follows the end of the expression")
-    return settings
-
-
-def _product(parts: Sequence[list[Settings]]) -> list[Settings]:
-    size = math.prod(map(len, parts))
-    if size > LARGEST:
-        raise UserError(f"the sweep has {size:,} runs; use at most {LARGEST:,}")
-    return [_merged(each) for each in itertools.product(*parts)]
-
-
-def _zip(parts: Sequence[list[Settings]]) -> list[Settings]:
-    lengths = [len(part) for part in parts]
-    if len(set(lengths)) > 1:
-        raise UserError(
-            f"zip needs lists of equal length, found {', '.join(map(str, lengths))}; use product, or one zip"
-        )
-    return [_merged(each) for each in zip(*parts, strict=True)]
-
-
-def _merged(parts: Sequence[Settings]) -> Settings:
-    merged: Settings = {}
-    for part in parts:
-        twice = merged.keys() & part.keys()
-        if twice:
-            raise UserError(f"{min(twice)} occurs twice in one combination; give it once")
-        merged |= part
-    return merged
-
-
-_FUNCTIONS: dict[str, Callable[[Sequence[list[Settings]]], list[Settings]]] = {
-    "product": _product,
-    "zip": _zip,
-    "chain": lambda parts: list(itertools.chain(*parts)),
-}
-
-
-class _Parser:
-    """Recursive descent over the tokens of one expression."""
-
-    def __init__(self, text: str):
-        self._text, self.tokens, position = text, [], 0
-        while position < len(text.rstrip()):
-            match = _TOKEN.match(text, position)
-            if match is None:
-                raise self.error(f"a quote at {text[position:].strip()[:20]!r} has no end")
-            self.tokens.append(match[1])
-            position = match.end()
-
-    def expression(self) -> list[Settings]:
-        """`function(expression, …)` or `field=[value, …]`."""
-        name = self._take("the name of a field, or product, zip or chain")
-        if self._next() == "(":
-            if name not in _FUNCTIONS:
-                raise self.error(f"unknown function {name!r}, expected {', '.join(_FUNCTIONS)}")
-            return _FUNCTIONS[name](self._listed("(", ")", self.expression))
-        if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
-            raise self.error(f"{name!r} is not the name of a field")
-        self._expect("=")
-        return [{name: value} for value in self._listed("[", "]", self._value)]
-
-    def _listed(self, opening: str, closing: str, item: Callable[[], Any]) -> list[Any]:
-        self._expect(opening)
-        items = [item()]
-        while self._next() == ",":
-            self._take(",")
-            items.append(item())
-        self._expect(closing)
-        return items
-
-    def _value(self) -> Any:
-        if self._next() == "[":
-            return tuple(self._listed("[", "]", self._value))
-        word = self._take("a value")
-        if word in "()[],=":
-            raise self.error(f"expected a value, found {word!r}")
-        try:
-            return json.loads(word)
-        except ValueError:
-            return {"True": True, "False": False, "None": None}.get(word, word)
-
-    def _next(self) -> str:
-        return self.tokens[0] if self.tokens else ""
-
-    def _take(self, expected: str) -> str:
-        if not self.tokens:
-            raise self.error(f"it ends where {expected} is expected")
-        return self.tokens.pop(0)
-
-    def _expect(self, token: str) -> None:
-        word = self._take(repr(token))
-        if word != token:
-            raise self.error(f"expected {token!r}, found {word!r}")
-
-    def error(self, problem: str) -> UserError:
-        return UserError(f"the sweep {self._text!r} cannot be read: {problem}; write it as '{EXAMPLE}'")
-
-
-# ---- costs
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """The cost of the training of one run, without evaluations."""
-
-    plan: Plan | None
-    """None if the number of steps depends on a data set that is not known."""
-    flops: float | None
-    """Of matrix products, without recomputation; None for data sets that no experiment knows."""
-
-
-def cost_of(job: Job) -> Cost:
-    """Returns the cost of a run, counted without data, devices or compilation.
+def cost_of(job: Job) -> tuple[Plan | None, float | None]:
+    """Returns the length of a run and its FLOPs, counted without data, devices or compilation; None if not known.
 
     Raises `UserError` if its model cannot be built.
     """
-    config = job.config
-    if not (job.examples_per_epoch or config.steps):
-        return Cost(None, None)
-    length = plan(config, job.examples_per_epoch)
-    if not job.sets:
-        return Cost(length, None)
-    task, curriculum = config.task_config, None
-    if isinstance(task, PuzzleConfig) and task.curriculum_epochs:
-        curriculum = task.curriculum_start, task.curriculum_epochs, job.examples_per_epoch
+    if not (job.sets or job.config.steps):
+        return None, None
+    length = plan(job.config, puzzles_of(job.sets))
     # The longest sequence and the largest vocabulary of the data sets.
     kinds = [kind for each in job.sets if (kind := kind_from_key(each.kind)) is not None]
+    if not kinds:
+        return length, None
     sizes = {"seq_len": max(kind.seq_len for kind in kinds), "vocab_size": max(kind.vocab_size for kind in kinds)}
     try:
-        arch: Any = dataclasses.replace(config.arch, **sizes)
-        return Cost(length, train_flops(config.model, arch, length.steps, config.global_batch_size, curriculum))
+        return length, train_flops(job.config, sizes, length.steps, puzzles_of(job.sets))
     except ValueError as error:
-        raise UserError(f"{job.work.name}: the model cannot be built: {error}") from error
+        raise UserError(f"{job.name}: the model cannot be built: {error}") from error
 
 
-def train_flops(
-    model: str, arch: Any, steps: int, batch_size: int, curriculum: tuple[Sequence[int], float, float] | None = None
-) -> float:
-    """Returns the FLOPs of matrix products of a training, without recomputation.
-
-    `curriculum`: the H-cycles and L-cycles that it starts with, its epochs, and the examples of an epoch. Raises
-    `ValueError` for a model whose FLOPs are not known.
-    """
-    steps_of_arch = Counter({arch: steps})
-    if curriculum is not None:
-        (H_cycles, L_cycles), epochs, examples_per_epoch = curriculum
-        ends = epochs_to_steps(examples_per_epoch, epochs, batch_size)
-        schedule = Curriculum((H_cycles, L_cycles), (arch.H_cycles, arch.L_cycles), ends)
-        depths = Counter(schedule.at(step) for step in range(min(ends, steps)))
-        depths[schedule.end] += max(0, steps - ends)
-        steps_of_arch = {dataclasses.replace(arch, H_cycles=H, L_cycles=L): n for (H, L), n in depths.items() if n}
-    return sum(train_flops_per_example(model, each) * count * batch_size for each, count in steps_of_arch.items())
-
-
-# ---- text
-
-
-def sweep_lines(jobs: Sequence[Job], files: SweepFiles, flops_per_second: float | None) -> Iterator[str]:
-    """Yields the lines of a dry run; with `flops_per_second` of all devices together, also hours."""
-    costs = [cost_of(job) for job in jobs]
-    width = max([len(job.work.name) for job in jobs] + [len("run")])
-    hours = "    hours" if flops_per_second else ""
-    yield f"{'run':<{width}}      steps  warm-up       examples      PFLOP{hours}  state"
-    for job, cost in zip(jobs, costs, strict=True):
-        steps = warmup = examples = pflop = hours = "?"
-        if cost.plan is not None:
-            steps, examples = f"{cost.plan.steps:,}", f"{cost.plan.examples:,}"
-            warmup = f"{cost.plan.warmup_share:.1%}"
-        if cost.flops is not None:
-            pflop = f"{cost.flops / 1e15:,.4g}"
-            hours = f"{cost.flops / (flops_per_second or math.inf) / SECONDS_PER_HOUR:,.2f}"
-        state, _ = files.state(job.work)
-        if job.work.same_as and state == "waiting":
-            state = f"copy of {job.work.same_as}"
-        cells = [f"{job.work.name:<{width}}", f"{steps:>9}", f"{warmup:>7}", f"{examples:>13}", f"{pflop:>9}"]
-        yield "  ".join([*cells, *([f"{hours:>7}"] if flops_per_second else []), state])
+def sweep_lines(jobs: Sequence[Job], files: SweepFiles) -> Iterator[str]:
+    """Yields the lines of a dry run."""
+    width = max(len("run"), *(len(job.name) for job in jobs))
+    yield f"{'run':<{width}}      steps  warm-up       examples      PFLOP  state"
+    total, states = 0.0, Counter()
+    for job in jobs:
+        length, flops = cost_of(job)
+        steps = warmup = examples = "?"
+        if length is not None:
+            steps, examples, warmup = f"{length.steps:,}", f"{length.examples:,}", f"{length.warmup_share:.1%}"
+        pflop = "?" if flops is None else f"{flops / 1e15:,.4g}"
+        total += 0.0 if job.same_as else flops or 0.0
+        state = files.state(job.name, job.steps)
+        states[state] += 1
+        if state == "waiting" and job.same_as:
+            state = f"copy of {job.same_as}"
+        yield f"{job.name:<{width}}  {steps:>9}  {warmup:>7}  {examples:>13}  {pflop:>9}  {state}"
     yield ""
-    yield from _totals(jobs, costs, flops_per_second)
-    commands = dict.fromkeys(command for job in jobs for command in job.work.builds)
-    if commands:
-        yield ""
-        yield f"{len(commands)} data sets, each built before its first run unless it is there:"
+    counted = ", ".join(f"{count} {state}" for state, count in states.items())
+    yield f"{len(jobs)} runs of {len({job.experiment for job in jobs})} experiments: {counted}"
+    yield f"{total:.3g} FLOP in matrix products of train steps, without evaluations; memory by `trm compile-pod ID`"
+    if commands := dict.fromkeys(command for job in jobs for command in job.builds):
+        yield f"\n{len(commands)} data sets, each built before its first run unless it is there:"
         yield from (f"  trm {shlex.join(words)}" for words in commands)
-    pairs = zip(jobs, costs, strict=True)
-    long = {job.label for job, cost in pairs if cost.plan is not None and cost.plan.warmup_share > LONG_WARMUP}
-    confounded = [group for group in CONFOUNDED if any(job.group == group for job in jobs)]
-    if long or confounded:
-        yield ""
-    if long:
-        yield f"warning: warm-up takes more than {LONG_WARMUP:.0%} of the steps of {len(long)} experiments"
-    for group in confounded:
-        yield f"note: in {group} {CONFOUNDED[group]}; {twins_of(group)} answer the question"
-
-
-def _totals(jobs: Sequence[Job], costs: Sequence[Cost], flops_per_second: float | None) -> Iterator[str]:
-    trained = [cost for job, cost in zip(jobs, costs, strict=True) if not job.work.same_as]
-    names = {job.experiment for job in jobs}
-    parts = {
-        "of the list": len(names & LISTED.keys()),
-        "of contributions 3 to 6": len(names & CONTRIBUTIONS.keys()),
-        "twins": sum(bool(EXPERIMENTS[name].twin) for name in names & EXPERIMENTS.keys()),
-        "baseline or presets": len({name for name in names if name == "baseline" or name not in EXPERIMENTS}),
-    }
-    counted = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
-    seeds = len({job.seed for job in jobs})
-    yield f"{len(jobs)} runs of {len(names)} experiments ({counted}), {seeds} seed{'s' * (seeds > 1)}"
-    if copies := len(jobs) - len(trained):
-        yield f"copied instead of trained, because another run has the same configuration: {copies}"
-    groups = Counter(job.group for job in jobs)
-    yield "runs per group: " + ", ".join(f"{group} {count}" for group, count in groups.items())
-    flops = sum(cost.flops for cost in trained if cost.flops is not None)
-    total = f"{flops:.3g} FLOP in matrix products of train steps, without evaluations"
-    if flops_per_second:
-        total += f": {flops / flops_per_second / SECONDS_PER_HOUR:,.1f} hours at {flops_per_second:.3g} FLOP/s"
-    yield total + "; memory by `trm compile-pod ID`"
+    for group in CONFOUNDED:
+        if any(job.group == group for job in jobs):
+            yield f"note: in {group} {CONFOUNDED[group]}; {twins_of(group)} answer the question"

@@ -16,6 +16,7 @@ from train_jax.experiments.table import (
     WARMUP_SHARE,
     Experiment,
     data_sets,
+    puzzles_of,
     twins_of,
 )
 from train_jax.run.config import RunConfig, with_model
@@ -26,16 +27,6 @@ from train_jax.runtime.batch_size import epochs_to_steps
 EVAL_EVERY_STEPS = 5000
 LONG_WARMUP = 0.1
 """Share of the steps above which a warm-up causes a warning."""
-
-
-def experiment(experiment_id: str) -> Experiment:
-    """Returns an experiment. Raises `UserError` for an unknown id."""
-    if experiment_id not in EXPERIMENTS:
-        near = [known for known in EXPERIMENTS if known.startswith(experiment_id[:5])]
-        raise UserError(
-            f"unknown experiment {experiment_id!r}; use one of {', '.join(near) or 'those of `trm sweep list`'}"
-        )
-    return EXPERIMENTS[experiment_id]
 
 
 def named_run(name: str, base: str | None = None) -> RunConfig:
@@ -49,7 +40,7 @@ def named_run(name: str, base: str | None = None) -> RunConfig:
 
 def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:
     """Returns the configuration of an experiment; on a preset `base`, the changes have the proportions of its size."""
-    row, reference = experiment(experiment_id), preset(base or BASE_PRESET)
+    row, reference = EXPERIMENTS[experiment_id], preset(base or BASE_PRESET)
     sets = data_sets(row, base or BASE_PRESET)
     changes: dict[str, Any] = {"run_dir": run_dir_of(experiment_id)}
     if row.starts_from:
@@ -58,14 +49,13 @@ def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:
         changes["eval_every_steps"] = EVAL_EVERY_STEPS
     if base is None or base in SUDOKU_SIZES:
         changes["data_dir"] = ",".join(each.folder for each in sets)
-    puzzles = float(sum(each.puzzles for each in sets))
-    scaled = scaled_changes(row, reference, puzzles) if base in SUDOKU_SIZES else row.changes
+    scaled = scaled_changes(row, reference, puzzles_of(sets)) if base in SUDOKU_SIZES else row.changes
     return with_changes(reference, {**changes, **scaled})
 
 
 def run_dir_of(experiment_id: str) -> str:
     """Returns the folder of an experiment's runs, by group and id."""
-    return f"runs/{experiment(experiment_id).group}/{experiment_id}"
+    return f"runs/{EXPERIMENTS[experiment_id].group}/{experiment_id}"
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:

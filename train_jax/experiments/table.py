@@ -226,6 +226,11 @@ def data_sets(row: Experiment, preset: str = BASE_PRESET, root: str = "data") ->
     return tuple(dataclasses.replace(each, folder=f"{root.rstrip('/')}/{each.folder}") for each in sets)
 
 
+def puzzles_of(sets: Iterable[DataSet]) -> float:
+    """Returns the examples of an epoch, which has one augmentation of each train puzzle."""
+    return float(sum(each.puzzles for each in sets))
+
+
 def recipes() -> dict[str, tuple[str, int]]:
     """Returns kind and train puzzles of the data sets of all experiments, at every size, by the name of its folder."""
     rows = [(row, preset) for row in EXPERIMENTS.values() for preset in (BASE_PRESET, *SUDOKU_SIZES)]

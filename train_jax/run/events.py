@@ -119,8 +119,7 @@ class Events:
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:
     """The events of all sessions; of a session that runs or was killed, also what its heartbeat says."""
     events = _written(folder)
-    beat = read_heartbeat(folder)
-    last = events[-1] if events else None
+    last, beat = events[-1] if events else None, read_heartbeat(folder)
     if last is None or beat is None or last["event"] in _LAST or last["session"] != beat["session"]:
         return events
     killed = {"event": "killed", **{name: beat[name] for name in ("session", "time", "step", "seconds")}}
@@ -129,23 +128,13 @@ def read_events(folder: RunFolder) -> list[dict[str, Any]]:
 
 def read_heartbeat(folder: RunFolder) -> dict[str, Any] | None:
     try:
-        beat = json.loads(folder.heartbeat.read_text())
-        numbers = {"session", "time", "step", "step_time"}
-        return beat if beat.keys() >= {*numbers, "kind", "seconds"} and _is_sound(beat, numbers) else None
-    except (OSError, ValueError, AttributeError):
+        return json.loads(folder.heartbeat.read_text())
+    except (OSError, ValueError):
         return None
 
 
 def _written(folder: RunFolder) -> list[dict[str, Any]]:
-    """What events.jsonl contains, without damaged lines."""
-    return [event for event in read_lines(folder.events) if "event" in event and _is_sound(event, {"session", "time"})]
-
-
-def _is_sound(record: dict[str, Any], numbers: set[str]) -> bool:
-    """Whether these fields, the step and the seconds by kind are numbers, as far as the last two are there."""
-    seconds = record.get("seconds", {})
-    values = [record.get(name) for name in numbers] + [record.get("step", 0)]
-    return isinstance(seconds, dict) and all(isinstance(value, int | float) for value in [*values, *seconds.values()])
+    return [event for event in read_lines(folder.events) if "event" in event]
 
 
 _LAST = ("end", "killed")

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import cast
 
@@ -42,25 +42,23 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     Raises `StorageError` if the disk is full or cannot be written.
     """
-    path, folder = path_of(path), None
+    path = path_of(path)
     try:
         if isinstance(path, RemotePath):
-            folder = tempfile.mkdtemp(prefix="trm-")
-            scratch = Path(folder) / path.name
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Two processes may write the same file, as two sweepers do; the last one to finish wins.
-            scratch = path.with_name(f".partial.{secrets.token_hex(4)}.{path.name}")
+            with tempfile.TemporaryDirectory(prefix="trm-") as folder:
+                yield (scratch := Path(folder) / path.name)
+                path.upload(scratch)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Two processes may write the same file; the last one to finish wins.
+        scratch = path.with_name(f".partial.{secrets.token_hex(4)}.{path.name}")
         try:
             yield scratch
-            path.upload(scratch) if isinstance(path, RemotePath) else os.replace(scratch, path)
+            os.replace(scratch, path)
         finally:
             scratch.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_be_written(path, error) from error
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def cannot_be_written(path: Path, error: OSError) -> StorageError:
@@ -117,22 +115,6 @@ def move_folder(source: Path, target: Path, *, marker: str) -> None:
         cast(RemotePath, source / name).copy_to(cast(RemotePath, target / name))
     for name in names:
         (source / name).unlink(missing_ok=True)
-
-
-def copy_folder(source: Path, target: Path, *, without: Collection[str] = ()) -> None:
-    """Copies the files of a folder in the same storage, except those with the names `without` at its top."""
-    if isinstance(source, RemotePath):
-        names = list(source.files())
-    else:
-        names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
-    for name in names:
-        if name in without:
-            continue
-        if isinstance(source, RemotePath):
-            cast(RemotePath, source / name).copy_to(cast(RemotePath, target / name))
-        else:
-            with whole_file(target / name) as scratch:
-                shutil.copyfile(source / name, scratch)
 
 
 def check_readable(path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
 from train_jax.run.files import write_bytes, write_text
@@ -120,6 +121,19 @@ def find_run(run_dir: str) -> RunFolder:
             f"no run at {run_dir} ({folder.config} is missing); train one with `trm train PRESET --run-dir {run_dir}`"
         )
     return folder
+
+
+def read_fields(folder: RunFolder) -> dict[str, Any]:
+    """Returns `task`, `steps`, `global_batch_size` and `ema_decay` of config.json, without importing torch.
+
+    Raises `UserError` if the file is damaged.
+    """
+    try:
+        config = json.loads(folder.config.read_text())
+        fields = {name: config[name] for name in ("steps", "global_batch_size")}
+        return fields | {"task": config.get("task", "puzzles"), "ema_decay": config["optim"]["ema_decay"]}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"{folder.config} cannot be read ({error!r}); restore the file, or remove the run") from error
 
 
 def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:

@@ -2,15 +2,13 @@
 
 The lease is the object `lock` with its owner. Storage replaces it only for who names its newest version, so two
 processes cannot both believe to have written it. The owner renews it every `RENEW_SECONDS`. Who finds a lease watches
-it for `LEASE_SECONDS`: if it changes, its owner is alive, otherwise it is taken over. No clocks are compared. The lease
-of a process of this machine that has ended is taken over at once.
+it for `LEASE_SECONDS`: if it changes, its owner is alive, otherwise it is taken over. No clocks are compared.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import platform
 import secrets
@@ -18,22 +16,25 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from train_jax.errors import StorageError, UserError
 from train_jax.run.files import cannot_be_written
-from train_jax.run.storage import is_remote, read_generation, remove_generation, write_generation
+from train_jax.run.storage import is_remote, read_generation, write_generation
 
 LEASE_SECONDS, RENEW_SECONDS = 30.0, 8.0
 
 _held: dict[str, Lease] = {}
 
 
+class HeldError(UserError):
+    """Another process writes the folder."""
+
+
 @contextlib.contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
     """Makes the folder and holds its lock while the block runs.
 
-    Raises `UserError` if another process holds it, and for a folder that cannot be written.
+    Raises `HeldError` if another process holds it, `StorageError` for a folder that cannot be written.
     """
     with _leased(folder) if is_remote(folder) else _locked(folder):
         yield
@@ -46,8 +47,8 @@ def check_writer(folder: Path) -> None:
         lease.check()
 
 
-def _refused(folder: Path, owner: str) -> UserError:
-    return UserError(
+def _refused(folder: Path, owner: str) -> HeldError:
+    return HeldError(
         f"{folder} is being written by {owner or 'another process'}; wait until it ends, or use another --run-dir"
     )
 
@@ -85,7 +86,7 @@ def _leased(folder: Path) -> Iterator[None]:
 
 
 class Lease:
-    """One object in storage that names the process that may write the folder around it."""
+    """One object in storage that names the process that may write the folder around it; empty after its release."""
 
     def __init__(self, path: Path):
         self._path, self._generation, self._renewals = path, 0, 0
@@ -94,15 +95,15 @@ class Lease:
         self._renewer = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def acquire(self) -> None:
-        """Waits for a silent owner. Raises `UserError` if the owner is alive."""
-        content, seen = read_generation(self._path)
-        newest, end = seen, time.monotonic() + (0 if _has_ended(content) else LEASE_SECONDS)
-        while newest == seen != 0 and time.monotonic() < end:
+        """Waits for a silent owner. Raises `HeldError` if the owner is alive."""
+        first, end = read_generation(self._path), time.monotonic() + LEASE_SECONDS
+        newest = first
+        while newest == first and first[0] and time.monotonic() < end:
             time.sleep(min(1.0, LEASE_SECONDS / 10))
-            content, newest = read_generation(self._path)
-        if newest not in (0, seen):  # renewed
+            newest = read_generation(self._path)
+        content, self._generation = newest
+        if newest != first and content:  # renewed
             raise _refused(self._path.parent, _owner_in(content))
-        self._generation = newest
         if not self._write():
             raise _refused(self._path.parent, _owner_in(read_generation(self._path)[0]))
         self._renewer.start()
@@ -119,13 +120,13 @@ class Lease:
     def release(self) -> None:
         self._released.set()
         with self._lock, contextlib.suppress(StorageError, UserError):  # without it, the next one waits a little
-            remove_generation(self._path, self._generation)
+            write_generation(self._path, b"", self._generation)
 
     def _write(self) -> bool:
         with self._lock:
             self._renewals += 1
-            lease = {"owner": owner(), "token": self._token, "renewals": self._renewals} | _identity(os.getpid())
-            written = write_generation(self._path, json.dumps(lease).encode(), self._generation)
+            lease = f"{owner()}\n{self._token} {self._renewals}\n"  # no two writes are equal
+            written = write_generation(self._path, lease.encode(), self._generation)
             self._generation = self._generation if written is None else written
             return written is not None
 
@@ -145,31 +146,4 @@ def owner() -> str:
 
 
 def _owner_in(content: bytes) -> str:
-    return str(_parsed(content).get("owner", ""))
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    try:
-        lease = json.loads(content)
-        return lease if isinstance(lease, dict) else {}
-    except ValueError:
-        return {}
-
-
-def _identity(pid: int) -> dict[str, Any]:
-    """What tells a process from every other one that this machine ran; empty if it has ended or cannot be told."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-        return {"machine": f"{boot} {os.readlink('/proc/self/ns/pid')}", "pid": pid, "started": started}
-    except OSError:
-        return {}
-
-
-def _has_ended(content: bytes) -> bool:
-    """Whether the lease is of a process of this machine that is no longer there."""
-    lease = _parsed(content)
-    here = _identity(os.getpid()).get("machine")
-    if here is None or lease.get("machine") != here:
-        return False
-    return _identity(int(lease["pid"])).get("started") != lease["started"]
+    return content.decode(errors="replace").partition("\n")[0]

@@ -25,12 +25,10 @@ class LineFile:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Raises `OSError` if the line cannot be written; the next line is intact all the same."""
-        line = json.dumps(record).encode() + b"\n"
-        content = b"\n" + line if self._torn else line
-        self._torn = True  # unless everything is written
-        if self._file.write(content) == len(content):
-            self._torn = False
-        else:
+        content = b"\n" * self._torn + json.dumps(record).encode() + b"\n"
+        self._torn = True  # if nothing can be written
+        self._torn = self._file.write(content) < len(content)
+        if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))
 
     def close(self) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import fnmatch
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
-from train_jax.run.events import Goodput, goodput_of, read_events, read_heartbeat
-from train_jax.run.folder import RunFolder, complete_steps, find_run
+from train_jax.run.events import goodput_of, read_events, read_heartbeat
+from train_jax.run.folder import RunFolder, complete_steps, read_fields
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
 from train_jax.task import COMMANDS, commands_of
@@ -57,36 +58,33 @@ class RunStatus:
     metric: Metric | None = None
     """What `figure` is; None for a task of the user."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields, with `figure` under the name of its metric."""
-        fields = dataclasses.asdict(self)
-        del fields["metric"]
-        name = self.metric.name if self.metric else "figure"
-        return {name if field == "figure" else field: value for field, value in fields.items()}
-
 
 def find_runs(paths: Sequence[str]) -> list[RunFolder]:
-    """The runs at the paths, each a run folder or a folder of runs. Raises `UserError` for a path without any."""
+    """The runs at the paths, each a run folder or a folder of runs, such as the root of a sweep.
+
+    Raises `UserError` for a path without any.
+    """
     if not paths:
         raise UserError("trm status needs a run; give run folders, or folders of runs")
-    runs: list[RunFolder] = []
-    for path in paths:
-        if RunFolder(path_of(path)).config.is_file():
-            runs.append(find_run(path))
-            continue
-        folder = path_of(path)
-        inside = [RunFolder(each) for each in sorted(folder.iterdir())] if folder.is_dir() else []
-        inside = [each for each in inside if each.config.is_file()]
-        if not inside:
-            raise UserError(f"no run at {path} and none in its folders; train one with `trm train PRESET`")
-        runs += inside
-    return runs
+    runs = [list(_runs_below(path_of(path))) for path in paths]
+    if [] in runs:
+        raise UserError(f"no run at {paths[runs.index([])]} and none below it; train one with `trm train PRESET`")
+    return [run for below in runs for run in below]
+
+
+def _runs_below(folder: Path, depth: int = 3) -> Iterator[RunFolder]:
+    """Yields the run in a folder, otherwise those below it, as in the ROOT/GROUP/ID/seed-N of a sweep."""
+    if (run := RunFolder(folder)).config.is_file():
+        yield run
+    elif depth and folder.is_dir():
+        for each in sorted(folder.iterdir()):
+            yield from _runs_below(each, depth - 1)
 
 
 def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
     """Reads one run. Raises `UserError` for a folder whose config.json is damaged. `now`: seconds of the epoch."""
     now = time.time() if now is None else now
-    config, events, records = _config(folder), read_events(folder), read_metrics(folder)
+    config, events, records = read_fields(folder), read_events(folder), read_metrics(folder)
     beat, task = read_heartbeat(folder), config["task"]
     metric = commands_of(task).metric if task in COMMANDS else None  # code of the user is not imported
     step = max([record["step"] for record in records] + [event.get("step", 0) for event in events[-1:]], default=0)
@@ -99,6 +97,7 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
     step_seconds = statistics.median(speeds) if speeds else None
     health, why = _health(folder, events, beat, silent, step_seconds, now)
     saved, saved_at = _newest_checkpoint(folder)
+    goodput = goodput_of(events)
     running = health == "running" and steps is not None and step_seconds is not None
     return RunStatus(
         run=str(folder.path),
@@ -106,15 +105,15 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
         why=why,
         step=int(step),
         steps=steps,
-        loss=_latest(records, lambda name: name.startswith("train/") and name.endswith("loss")),
-        figure=_latest(records, *(f"{split}/{metric.name}".__eq__ for split in ("eval", "train"))) if metric else None,
+        loss=_latest(records, "train/*loss"),
+        figure=_latest(records, f"eval/{metric.name}", f"train/{metric.name}") if metric else None,
         examples_per_second=config["global_batch_size"] / step_seconds if step_seconds else None,
         seconds_left=max(0, steps - step) * step_seconds if running and steps and step_seconds else None,
         checkpoint_step=saved,
         checkpoint_age_seconds=None if saved_at is None else max(0.0, now - saved_at),
         silent_seconds=None if silent is None else max(0.0, silent),
         skipped_steps=int(sum(record.get("train/skipped_steps", 0) for record in records)),
-        goodput=_as_json(goodput_of(events)),
+        goodput=None if goodput is None else {"share": goodput.share, **dataclasses.asdict(goodput)},
         metric=metric,
     )
 
@@ -157,23 +156,10 @@ def _newest_checkpoint(folder: RunFolder) -> tuple[int | None, float | None]:
     return None, None
 
 
-def _config(folder: RunFolder) -> dict[str, Any]:
-    try:
-        config = json.loads(folder.config.read_text())
-        task = str(config.get("task", "puzzles"))
-        return {"steps": config["steps"], "global_batch_size": config["global_batch_size"], "task": task}
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{folder.config} cannot be read ({error!r}); restore the file, or remove the run") from error
-
-
-def _latest(records: list[dict[str, float]], *wanted: Any) -> float | None:
-    for matches in wanted:
+def _latest(records: list[dict[str, float]], *patterns: str) -> float | None:
+    """The latest value of a metric that matches the first pattern; if there is none, the second one."""
+    for pattern in patterns:
         for record in reversed(records):
-            values = [value for name, value in record.items() if matches(name)]
-            if values:
-                return values[0]
+            if names := fnmatch.filter(record, pattern):
+                return record[names[0]]
     return None
-
-
-def _as_json(goodput: Goodput | None) -> dict[str, Any] | None:
-    return None if goodput is None else {"share": goodput.share, **dataclasses.asdict(goodput)}

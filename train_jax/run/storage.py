@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import shutil
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
@@ -184,15 +185,14 @@ def crc32c_of(path: Path) -> str:
 def fetch(url: str, target: Path) -> None:
     """Copies what a URL of any service names to a local file, in one try, with the errors of the service's client."""
     with importlib.import_module("fsspec").open(url, "rb") as remote, target.open("wb") as file:
-        while block := remote.read(2**24):
-            file.write(block)
+        shutil.copyfileobj(remote, file, 2**24)
 
 
 # ---- conditional writes
 
 
 def read_generation(path: Path) -> tuple[bytes, int]:
-    """The content of an object and the number of this version of it; empty and 0 if there is none."""
+    """The content of an object and the number of its version, or of the one before; empty and 0 if there is none."""
     return retried(lambda: _read_generation(_blob(path)), str(path))
 
 
@@ -216,36 +216,18 @@ def write_generation(path: Path, content: bytes, generation: int) -> int | None:
     return retried(write, str(path))
 
 
-def remove_generation(path: Path, generation: int) -> None:
-    """Removes an object if its newest version is this one."""
-
-    def remove() -> None:
-        try:
-            _blob(path).delete(if_generation_match=generation, timeout=_SILENT_SECONDS, retry=None)
-        except Exception as error:
-            if type(error).__name__ not in ("PreconditionFailed", "NotFound"):
-                raise
-
-    retried(remove, str(path))
-
-
 def _blob(path: Path) -> Any:
     _check_bucket(path.parts[2])
     return _client().bucket(path.parts[2]).blob("/".join(path.parts[3:]))
 
 
 def _read_generation(blob: Any) -> tuple[bytes, int]:
-    while True:
-        try:
-            blob.reload(timeout=_SILENT_SECONDS, retry=None)
-        except Exception as error:
-            if type(error).__name__ == "NotFound":
-                return b"", 0
-            raise
+    """The content may be newer than the version: then this version cannot be replaced any more."""
+    try:
+        blob.reload(timeout=_SILENT_SECONDS, retry=None)
         generation = int(blob.generation)  # a download sets it again, from a header that may be missing
-        try:
-            content = blob.download_as_bytes(if_generation_match=generation, timeout=_SILENT_SECONDS, retry=None)
-            return content, generation
-        except Exception as error:  # it was replaced in between
-            if type(error).__name__ not in ("NotFound", "PreconditionFailed"):
-                raise
+        return blob.download_as_bytes(timeout=_SILENT_SECONDS, retry=None), generation
+    except Exception as error:
+        if type(error).__name__ == "NotFound":
+            return b"", 0
+        raise

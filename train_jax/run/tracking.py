@@ -118,13 +118,11 @@ def _is_of_a_step(record: Mapping[str, Any]) -> bool:
 
 def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
     mode, _ = wandb_mode(config)
-    if mode == "disabled" or mode == "not installed":
+    if mode in ("disabled", "not installed"):
         return None
     try:
         import wandb
-    except ImportError:
-        return None
-    try:
+
         return wandb.init(
             project=config.wandb_project,
             id=_wandb_id(folder),

@@ -93,17 +93,8 @@ def restarts_option(argv: Sequence[str]) -> tuple[int, list[str]]:
 class Supervisor:
     """Runs a command again until it ends in a way that another start would not change."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        restarts: int,
-        say: Callable[[str], None],
-        wait_scale: float = 1.0,
-        output: int | None = None,
-    ):
-        """`output`: the file descriptor for what the command prints; None for that of this process."""
+    def __init__(self, command: Sequence[str], restarts: int, say: Callable[[str], None], wait_scale: float = 1.0):
         self._command, self._restarts, self._say, self._wait_scale = command, restarts, say, wait_scale
-        self._output = output
         self._process: subprocess.Popen | None = None
         self._stopped = threading.Event()
         self._step: int | None = None
@@ -147,9 +138,7 @@ class Supervisor:
         """The exit status of one process, 128 and more for signals, and what happened to it."""
         read, write = os.pipe()
         environment = os.environ | {PIPE: str(write)}
-        self._process = subprocess.Popen(
-            self._command, env=environment, pass_fds=[write], stdout=self._output, stderr=self._output
-        )
+        self._process = subprocess.Popen(self._command, env=environment, pass_fds=[write])
         os.close(write)
         frozen = self._attend(self._process, read)
         os.close(read)

@@ -6,18 +6,17 @@ from typing import Annotated
 
 import tyro
 
-from train_jax.analysis.page import fronts_of, html, markdown, sections_of, write_tables
+from train_jax.analysis.page import sections_of, write_report
 from train_jax.analysis.records import read_study
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.run.files import write_text
 from train_jax.run.storage import path_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Analyze:
     """Write the report of a sweep from its run folders, as HTML and Markdown: for each group one sentence with its
-    evidence, a plot, learning curves over seeds; and the tables of all runs as CSV and Parquet."""
+    evidence and a plot; and the tables of all runs as CSV."""
 
     root: Annotated[str, tyro.conf.Positional] = "runs"
     """Folder of the runs, ROOT/GROUP/ID/seed-N, or gs://bucket/folder."""
@@ -38,18 +37,14 @@ def main(config: Analyze) -> None:
         raise UserError(f"{config.root} has no group {unknown[0]}; use one of {', '.join(study.groups)}")
     folder: Path = path_of(config.output or f"{config.root.rstrip('/')}/analysis")
     sections = sections_of(study, config.groups)
-    fronts = fronts_of(sections)
-    tables = write_tables(study, folder)
-    write_text(folder / "index.html", html(study, sections, fronts))
-    write_text(folder / "analysis.md", markdown(study, sections, fronts))
+    write_report(study, sections, folder)
     for section in sections:
         print(f"{section.title}\n  {section.answer.sentence}")
         for note in section.answer.notes:
             print(f"  {note}")
     for problem in study.problems:
         print(f"not analysed: {problem}")
-    print(f"report: {folder / 'index.html'}, {folder / 'analysis.md'}")
-    print(f"tables: {', '.join(path.name for path in tables)} in {folder}")
+    print(f"report: {folder / 'index.html'}, {folder / 'analysis.md'}; tables: results.csv, curves.csv in {folder}")
 
 
 def cli(argv: list[str]) -> None:

@@ -4,13 +4,10 @@ import dataclasses
 import json
 import math
 import shutil
-import sys
-import time
 from typing import Annotated, Any
 
 import tyro
 
-from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.report.status_table import status_table
 from train_jax.run.status import find_runs, read_status
@@ -22,29 +19,17 @@ class Status:
     that count), health. Only their files are read."""
 
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Run folders, or folders of runs."""
+    """Run folders, or folders of runs, such as the root of a sweep."""
     json: bool = False
     """Print everything that is known as JSON: a list with an object for each run."""
-    watch: Annotated[float, Range(0, 1e6)] = 0.0
-    """Show them again after so many seconds, until Ctrl-C; 0 shows them once."""
 
 
 def main(config: Status) -> None:
-    while True:
-        shown = _shown(config)
-        if config.watch and sys.stdout.isatty():
-            print("\x1b[2J\x1b[H", end="")
-        print(shown, flush=True)
-        if not config.watch:
-            return
-        time.sleep(config.watch)
-
-
-def _shown(config: Status) -> str:
     runs = [read_status(folder) for folder in find_runs(config.run_dirs)]
     if config.json:
-        return json.dumps([_finite(run.as_dict()) for run in runs], indent=None if config.watch else 1)
-    return status_table(runs, width=max(72, shutil.get_terminal_size().columns))
+        print(json.dumps([_finite(dataclasses.asdict(run)) for run in runs], indent=1))
+    else:
+        print(status_table(runs, width=max(72, shutil.get_terminal_size().columns)))
 
 
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Annotated
 import tyro
 
 from train_jax.command_line import parse
-from train_jax.errors import UserError
-from train_jax.run.folder import RunFolder, find_run
+from train_jax.run.folder import find_run, read_fields
 from train_jax.run.tracking import duration, read_metrics
 from train_jax.task import commands_of
 
@@ -24,32 +23,21 @@ class Summary:
 
 def main(config: Summary) -> None:
     folder = find_run(config.run_dir)
-    task, weights = _task_and_weights(folder)
+    fields = read_fields(folder)
     if not folder.finished.exists():
         records = read_metrics(folder)
         reached = f"step {records[-1]['step']}" if records else "no metrics yet"
         print(f"{config.run_dir} is not finished ({reached}); continue it with `trm train`")
         return
     figures = json.loads(folder.finished.read_text())
-    commands = commands_of(task)
-    print(commands.summary(figures, folder, weights))
+    commands = commands_of(fields["task"])
+    print(commands.summary(figures, folder, "EMA" if fields["ema_decay"] else "raw"))
     print(f"training time {duration(figures['train_seconds'])} for {figures['train_steps']:.0f} steps")
     if folder.export_check.exists():
         print(commands.export_check(json.loads(folder.export_check.read_text())))
     for path, what in ((folder.weights, "weights under PyTorch names"), (folder.report, "report")):
         if path.exists():
             print(f"{what}: {relative(path)}")
-
-
-def _task_and_weights(folder: RunFolder) -> tuple[str, str]:
-    """Reads the configuration as JSON, because importing `RunConfig` imports torch."""
-    try:
-        config = json.loads(folder.config.read_text())
-        return config.get("task", "puzzles"), "EMA" if config["optim"]["ema_decay"] else "raw"
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{folder.config} cannot be read ({error!r}); restore the file, or train the run again"
-        ) from error
 
 
 def relative(path: Path) -> Path:

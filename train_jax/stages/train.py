@@ -3,7 +3,7 @@
 import sys
 
 from train_jax.experiments.runs import differences, named_run, plan_lines
-from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS, data_sets
+from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS, data_sets, puzzles_of
 from train_jax.loop import train
 from train_jax.run.config import RunConfig
 from train_jax.run.presets import all_presets
@@ -41,7 +41,7 @@ def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
     sets = data_sets(EXPERIMENTS[name], preset) if name in EXPERIMENTS else ()
     if sets and config.data_dir == ",".join(each.folder for each in sets):
         # An epoch has one augmentation of each puzzle; the data set need not exist.
-        per_epoch = float(sum(each.puzzles for each in sets))
+        per_epoch = puzzles_of(sets)
     else:
         per_epoch = task_class(config.task)(config).examples_per_epoch
     for line in plan_lines(name, config, per_epoch):
