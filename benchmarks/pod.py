@@ -42,8 +42,6 @@ class Options(tables.Files):
     """Programs to compile."""
     topology: str = "v4:2x4x4"
     """Chip and axes of the slice."""
-    megacore: bool = True
-    """Whether the two cores of a chip are one device."""
     global_batch_size: int = 6144
     """Examples of a step on all devices."""
     bundles: bool = True
@@ -92,7 +90,6 @@ def _in_a_process(options: Options, variant: Variant, side: Side) -> dict[str, A
         result = Path(folder, "figures.json")
         arguments = ["--here", "--variants", variant, "--sides", side, "--json", str(result)]
         arguments += ["--topology", options.topology, "--global-batch-size", str(options.global_batch_size)]
-        arguments += [] if options.megacore else ["--no-megacore"]
         arguments += [] if options.bundles else ["--no-bundles"]
         subprocess.run([sys.executable, "-m", "benchmarks.pod", *arguments], check=True)
         return json.loads(result.read_text())
@@ -101,9 +98,9 @@ def _in_a_process(options: Options, variant: Variant, side: Side) -> dict[str, A
 def _compile(options: Options) -> None:
     # Imported here: libtpu and JAX are for the processes that compile.
     from benchmarks import trm_jnp, trm_tuned
+    from benchmarks.bundles import read_schedules, write_schedules
     from benchmarks.overhead import VARIANTS, by_hand
     from train_jax.pod.compile import compile_train_step, topology, training_for, use_host_backend
-    from train_jax.pod.hlo import read_schedules, write_schedules
     from train_jax.pod.yardsticks import yardsticks
     from train_jax.run.presets import preset
     from train_jax.tasks.puzzles.task import UnbuiltPuzzles
@@ -114,7 +111,7 @@ def _compile(options: Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if options.bundles:
             write_schedules(Path(folder))
-        pod = topology(options.topology, megacore=options.megacore)
+        pod = topology(options.topology)
         config = preset("sudoku-extreme")
         arch = dataclasses.replace(config.arch, **VARIANTS[_IN_OVERHEAD[variant]])
         kernels = "fused" if side == "bridge-fused" else "plain"
@@ -126,18 +123,29 @@ def _compile(options: Options) -> None:
             training = by_hand(training, training.objective.fn.module.model.config, network)
         compiled = compile_train_step(training)
         schedules = read_schedules(Path(folder), compiled.program) if options.bundles else None
-        costs = yardsticks(compiled.program, schedules)
 
-    def of(cost: Any) -> list[float]:
-        return [cost.cycles / 1e6, cost.bundles / 1e6, cost.hbm_bytes / 1e9]
+    def bundles(each: Any) -> float:
+        return (schedules.of(each) or 0) if schedules else 0
+
+    def cycles(each: Any) -> float:
+        return each.estimated_cycles or (bundles(each) if each.is_kernel else 0)
+
+    estimated, scheduled = (yardsticks(compiled.program, cycles=count) for count in (cycles, bundles))
+
+    def of(cost: Any, known: Any) -> list[float]:
+        return [cost.cycles / 1e6, known.cycles / 1e6 if known else 0, cost.hbm_bytes / 1e9]
 
     splits = {
-        split: {name: of(cost) for name, cost in parts.items() if name and max(of(cost)) >= 0.05}
-        for split, parts in costs.splits.items()
+        split: {
+            name: cells
+            for name, cost in parts.items()
+            if name and max(cells := of(cost, scheduled.splits[split].get(name))) >= 0.05
+        }
+        for split, parts in estimated.splits.items()
         if split != "module"
     }
     memory, seconds = compiled.memory.temporaries / 1e9, compiled.compile_seconds
-    facts = {"total": of(costs.total), "temporaries": memory, "seconds": seconds, "splits": splits}
+    facts = {"total": of(estimated.total, scheduled.total), "temporaries": memory, "seconds": seconds, "splits": splits}
     file.write_text(json.dumps(facts))
 
 

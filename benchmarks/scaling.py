@@ -56,7 +56,7 @@ def measure(options: Options) -> dict[str, Any]:
 
     from benchmarks.example_puzzles import ExamplePuzzles, example_run
     from train_jax.pod.compile import memory_of
-    from train_jax.pod.flops import product_flops
+    from train_jax.pod.flops import products
     from train_jax.pod.hlo import Program
     from train_jax.pod.yardsticks import yardsticks
     from train_jax.run.presets import preset
@@ -81,7 +81,7 @@ def measure(options: Options) -> dict[str, Any]:
         "collective bytes": sum(each.bytes for each in collectives),
         "arguments": memory.arguments,
         "temporaries": memory.temporaries,
-        "flops": product_flops(jax.make_jaxpr(program)(state, carry, batch, key)),
+        "flops": products(jax.make_jaxpr(program)(state, carry, batch, key)).total,
     }
     times = []
     for _ in range(options.rounds + 2 if options.rounds else 0):

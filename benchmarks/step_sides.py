@@ -138,7 +138,7 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
 
     from benchmarks.example_puzzles import ExamplePuzzles, example_run
     from benchmarks.overhead import by_hand
-    from train_jax.pod.flops import product_flops
+    from train_jax.pod.flops import products
     from train_jax.run.config import ComputeConfig
     from train_jax.run.performance import PEAK_BF16_FLOPS
     from train_jax.runtime import backend
@@ -186,7 +186,7 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
 
     device = jax.devices()[0]
     kind = device.device_kind if count == 1 else f"{count} devices: {device.device_kind}"
-    running = Running(lambda: _Loss(dispatch()), kind, count * product_flops(jaxpr))
+    running = Running(lambda: _Loss(dispatch()), kind, count * products(jaxpr).total)
     running.peak_flops = PEAK_BF16_FLOPS.get(device.device_kind, 0.0)
     if device.platform != "cpu":
         running.memory = lambda: (device.memory_stats() or {})["peak_bytes_in_use"]

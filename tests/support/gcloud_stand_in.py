@@ -17,16 +17,13 @@ import time
 from pathlib import Path
 
 FLAGS = {
-    "tpu-vm create": {"--zone", "--project", "--accelerator-type", "--version", "--labels", "--quiet", "--spot",
-                      "--reserved", "--internal-ips"},
     "tpu-vm describe": {"--zone", "--project", "--format"},
     "tpu-vm list": {"--zone", "--project", "--format"},
     "tpu-vm delete": {"--zone", "--project", "--quiet"},
-    "tpu-vm start": {"--zone", "--project", "--quiet"},
     "tpu-vm ssh": {"--zone", "--project", "--quiet", "--worker", "--internal-ip", "--ssh-flag", "--command"},
     "tpu-vm scp": {"--zone", "--project", "--quiet", "--worker", "--internal-ip"},
     "queued-resources create": {"--zone", "--project", "--node-id", "--runtime-version", "--accelerator-type",
-                                "--labels", "--quiet", "--spot", "--reserved", "--internal-ips"},
+                                "--quiet", "--spot", "--reserved", "--internal-ips"},
     "queued-resources describe": {"--zone", "--project", "--format"},
     "queued-resources delete": {"--zone", "--project", "--quiet", "--force"},
 }  # fmt: skip
@@ -67,7 +64,7 @@ class StandIn:
     def home(self, name, worker):
         return self.folder / "workers" / name / str(worker)
 
-    def create(self, name, zone, labels=None, state="READY"):
+    def create(self, name, zone, state="READY"):
         hosts = int((self.folder / "hosts").read_text())
         for worker in range(hosts):
             self.home(name, worker).mkdir(parents=True)
@@ -80,7 +77,6 @@ class StandIn:
             zone=zone,
             state=state,
             networkEndpoints=endpoints,
-            labels=labels or {},
             acceleratorType=kind,
         )
 
@@ -166,7 +162,7 @@ def main(argv):
     elif verb == "create":
         if place.node(name) is not None:
             fail(f"ERROR: ALREADY_EXISTS: {name}")
-        place.create(name, flags["--zone"], dict([flags["--labels"].split("=")]), state="CREATING")
+        place.create(name, flags["--zone"], state="CREATING")
     elif place.node(name) is None:
         fail(f"ERROR: (gcloud.compute.tpus.{group}.{verb}) NOT_FOUND: Resource '{name}' was not found")
     else:
@@ -177,7 +173,7 @@ def with_node(place, group, verb, name, words, flags):
     node = place.node(name)
     if verb == "describe":
         print(json.dumps({"state": {"state": "ACTIVE"}} if group == "queued-resources" else node))
-        if node["state"] == "CREATING":
+        if node["state"] == "CREATING" and group == "tpu-vm":
             place.set(name, state="READY")
     elif verb == "delete":
         place.remove_machines(name)

@@ -30,8 +30,7 @@ def compile_pod(tmp_path, *arguments):
 
 @pytest.mark.slow
 def test_train_step_for_a_host_of_v4(tmp_path):
-    html = tmp_path / "pod.html"
-    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", "--bundles", "--html", str(html))
+    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1")
     assert (figures["devices"], figures["hosts"], figures["batch_size"]) == (4, 1, 16)
     assert figures["fits"] and 0 < figures["memory"]["peak"] < figures["hbm_capacity"] == 2 * 17_200_000_000
     # XLA counts every operation, the program's own count only the products.
@@ -41,32 +40,27 @@ def test_train_step_for_a_host_of_v4(tmp_path):
     assert {"SwiGLU/CastLinear", "ReasoningModule/Block"} <= set(figures["by_class"])
     assert "model.inner.L_level.layers.0.mlp.down_proj" in figures["by_module"]
     assert [each["kind"] for each in figures["collectives"]].count("all-gather") == 1  # the rows of the puzzle table
-    # Every kernel is found, and needs at least the cycles of its products at the peak of the chip.
-    of_parts = sum(part["bundles"] for part in figures["by_module"].values())
-    assert figures["scheduled_instructions"] == sum(part["instructions"] for part in figures["by_kind"].values())
-    assert figures["scheduled_bundles"] == of_parts and figures["scheduled_seconds"] > figures["roofline_seconds"]
-    assert "scheduled bundles" in html.read_text() and "by module" in text
+    assert "by module" in text
     estimate = re.search(r"estimated cycles ([\d.]+) M", text)
     assert estimate and float(estimate[1]) == pytest.approx(figures["estimated_cycles"] / 1e6, abs=0.05)
 
 
 @pytest.mark.parametrize("topology", slow_or_campaign(["v5e:2x2", "v6e:2x2"], ["v4:2x2x2", "v5p:2x2x1"]))
 def test_every_generation(topology, tmp_path):
-    figures, _ = compile_pod(tmp_path, "tiny", "--topology", topology, "--no-megacore", "--compute.runner", "shard_map")
+    figures, _ = compile_pod(tmp_path, "tiny", "--topology", topology, "--compute.runner", "shard_map")
     assert figures["estimated_cycles"] > 0 and figures["fits"]
     assert (figures["estimated_seconds"] is None) == topology.startswith("v6e")
 
 
 @pytest.mark.slow
-def test_fused_attention_is_a_kernel_whose_bundles_are_counted(tmp_path):
+def test_fused_attention_is_a_kernel_without_an_estimate(tmp_path):
     sizes = {"n-layer": 2, "n-embd": 128, "n-head": 1, "n-kv-head": 1, "seq-len": 256, "vocab-size": 512}
     small = [word for name, size in sizes.items() for word in (f"--arch.{name}", str(size))]
-    small += ["--global-batch-size", "4", "--topology", "v4:2x2x1", "--bundles"]
+    small += ["--global-batch-size", "4", "--topology", "v4:2x2x1"]
     figures, text = compile_pod(tmp_path, "d20", *small)
     kernels = figures["by_kind"]["Pallas kernels"]
     assert figures["kernels"] == kernels["instructions"] == 2 * 2, "forward and backward pass of two layers"
-    assert figures["kernel_bundles"] == kernels["bundles"] == kernels["cycles"] > 0
-    assert f"bundles of {figures['kernels']} Pallas kernels, which the compiler does not estimate" in text
+    assert f"without {figures['kernels']} Pallas kernels, which the compiler does not estimate" in text
     plain, _ = compile_pod(tmp_path, "d20", *small, "--compute.attention", "plain")
     assert plain["kernels"] == 0
     # In each layer, the backward pass computes the scores again, and the products of results and their gradients.
@@ -90,14 +84,10 @@ def test_every_architecture_in_training_and_evaluation():
 def test_a_search(tmp_path):
     small = ["--arch.H-cycles", "1", "--arch.L-cycles", "1", "--search-batch-sizes", "8"]
     figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", *small)
-    assert [(each["remat"], each["accumulation_steps"]) for each in figures["variants"]] == [
-        ("", 1),
-        ("", 2),
-        ("blocks", 1),
-        ("blocks", 2),
-    ]
+    tried = [(each["remat"], each["accumulation_steps"]) for each in figures["variants"]]
+    assert sorted(tried) == [("", 1), ("", 2), ("blocks", 1), ("blocks", 2)]
     cycles = [each["estimated_cycles"] for each in figures["variants"]]
-    assert min(cycles) > 0 and figures["best"]["remat"] == ("" if min(cycles) in cycles[:2] else "blocks")
+    assert cycles == sorted(cycles)
     assert "estimated fastest in the" in text
 
 
@@ -114,7 +104,7 @@ def test_a_search(tmp_path):
         (["nothing"], "unknown preset 'nothing'"),
         (["tiny", "--search-batch-sizes", "8,many"], "'8,many' is not a list of batch sizes"),
         (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
-        (["tiny", "--search", "--bundles"], "leave out --step, --text, --bundles and --save"),
+        (["tiny", "--search", "--text", "a"], "leave out --step, --text and --save"),
         (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
     ],
 )

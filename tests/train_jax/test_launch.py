@@ -17,9 +17,8 @@ from support.scripts import ENVIRONMENT
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pod.launch import life
-from train_jax.pod.launch.gcloud import Request
 from train_jax.pod.launch.record import Record, read_record, watching, write_record
-from train_jax.pod.launch.tpu import TpuNode
+from train_jax.pod.launch.tpu import Tpu
 from train_jax.stages import launch as stage
 
 LAUNCH = """
@@ -32,8 +31,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch):
-    over, delete = [], TpuNode.delete
-    monkeypatch.setattr(TpuNode, "delete", lambda node: (over.append(read_record("mine").over), delete(node)))
+    over, delete = [], Tpu.delete
+    monkeypatch.setattr(Tpu, "delete", lambda node: (over.append(read_record("mine").over), delete(node)))
     status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--", *TRAIN)
     assert status == 0 and cloud.node("mine") is None and "host 0 | step 3/3" in lines
     assert [line.partition(":")[0] for line in said(lines)] == [
@@ -57,7 +56,7 @@ def test_the_life_of_a_run_with_two_preemptions(cloud, launch, tmp_path):
         on={"host 0 | step 4/": lambda: cloud.preempt("mine"), "host 0 | step 12/": lambda: cloud.preempt("mine")},
     )  # fmt: skip
     assert status == 0, lines
-    assert verbs(cloud).count("tpu-vm create") == 3 and verbs(cloud).count("tpu-vm delete") == 3
+    assert verbs(cloud).count("queued-resources create") == verbs(cloud).count("queued-resources delete") == 3
     assert all("--spot" in call for call in cloud.calls() if call[3] == "create") and cloud.node("mine") is None
     messages = said(lines)
     assert [line for line in messages if "restart" in line] == [
@@ -97,7 +96,8 @@ def test_a_lost_connection_ends_nothing_and_no_line_is_shown_twice(cloud, launch
 
 
 @pytest.mark.slow
-def test_a_run_outlives_its_launcher(cloud, launch, tmp_path):
+@pytest.mark.parametrize(("again", "status", "phase"), [("watch", 0, "done"), ("stop", 0, "stopped")])
+def test_a_run_outlives_its_launcher(cloud, launch, tmp_path, again, status, phase):
     """The launcher is killed: the node is listed as orphaned, and another process watches the run to its end."""
     command = [sys.executable, "-c", LAUNCH, "launch", *NEW, launch.shared, "--env=STEPS=100", "--", *TRAIN]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT) as process:
@@ -108,15 +108,16 @@ def test_a_run_outlives_its_launcher(cloud, launch, tmp_path):
     time.sleep(0.3)
     before = int((tmp_path / "shared" / "step").read_text())
     assert "orphaned: nobody would start it again or delete it" in "\n".join(listed(launch))
-    status, lines = launch("watch", "mine")
-    assert status == 0 and before > 5 and "host 0 | step 100/100" in lines and read_record("mine").starts == 1
-    assert cloud.node("mine") is None and said(lines)[-1].startswith("done: ")
+    assert "host 0 | step 1/100" in launch("logs", "mine")[1], "the copies end where the launcher did"
+    found, lines = launch(again, "mine")
+    assert found == status and before >= 5 and read_record("mine").starts == 1
+    assert ("host 0 | step 100/100" in lines) == (phase == "done")
+    assert cloud.node("mine") is None and said(lines)[-1].startswith(f"{phase}: ")
 
 
 def test_one_process_watches_a_launch(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    request = Request("v4-16", "tpu-ubuntu2204-base", "on-demand", False, False)
-    write_record(Record("mine", "us-central2-b", "", request, TRAIN))
+    write_record(Record("mine", "us-central2-b", type="v4-16", command=TRAIN))
     with pytest.raises(BlockingIOError, match="of the run"), watching("mine"):
         assert read_record("mine").is_watched()
         with pytest.raises(UserError, match="another process watches mine"), watching("mine"):
@@ -155,9 +156,9 @@ def test_an_error_of_the_run_is_not_repeated(cloud, launch, last, status):
 
 
 @pytest.mark.slow
-def test_no_capacity_after_a_preemption_is_waited_out(cloud, launch):
+def test_a_request_that_fails_after_a_preemption_is_repeated(cloud, launch):
     def preempt():
-        (cloud.folder / "refuse").write_text("tpu-vm create")
+        (cloud.folder / "refuse").write_text("queued-resources create")
         cloud.preempt("mine")
 
     status, lines = launch(*NEW, launch.shared, "--env=HOLD=4", "--", *TRAIN, on={"host 0 | step 4/": preempt})
@@ -182,7 +183,7 @@ def test_a_failed_start_leaves_no_node(cloud, launch, capsys):
 def test_a_node_that_was_there_is_used_and_kept(cloud, launch, option):
     cloud.create("mine", "us-central2-b")
     status, lines = launch(*TPU, *filter(None, [option]), launch.shared, "--", *TRAIN)
-    assert status == 0 and "tpu-vm create" not in verbs(cloud)
+    assert status == 0 and "queued-resources create" not in verbs(cloud)
     assert (cloud.node("mine") is None) == (option is not None)
     if option is None:
         assert "mine is still there" in said(lines)[-2]
@@ -190,27 +191,16 @@ def test_a_node_that_was_there_is_used_and_kept(cloud, launch, option):
 
 
 @pytest.mark.slow
-def test_a_queued_resource(cloud, launch):
-    status, _ = launch(*NEW, "--queued", "--capacity", "spot", launch.shared, "--", *TRAIN)
-    assert status == 0 and cloud.node("mine") is None
+def test_a_node_is_requested_and_listed_while_nobody_needs_it(cloud, launch):
+    assert launch(*NEW, "--capacity", "spot", "--keep", launch.shared, "--", *TRAIN)[0] == 0
     (create,) = [call for call in cloud.calls() if call[3] == "create"]
     assert create[2] == "queued-resources" and {"--node-id=mine", "--spot", "--accelerator-type=v4-16"} <= set(create)
+    lines = listed(launch)
+    assert lines[1].split()[:4] == ["mine", "us-central2-b", "v4-16", "READY"]
+    assert lines[2] == "  idle: the run is over; `trm launch delete mine`"
+    assert launch("delete", "mine")[0] == 0 and cloud.node("mine") is None
     (delete,) = [call for call in cloud.calls() if call[3] == "delete"]
     assert delete[2] == "queued-resources" and "--force" in delete
-
-
-@pytest.mark.slow
-def test_list_marks_what_nobody_needs(cloud, launch):
-    assert launch(*NEW, "--keep", launch.shared, "--", *TRAIN)[0] == 0
-    cloud.create("other", "us-central2-b", {"trm-launch": "other"})
-    lines = listed(launch)
-    assert [line.split()[:4] for line in lines if not line.startswith("  ")][1:] == [
-        ["mine", "us-central2-b", "v4-16", "READY"],
-        ["other", "us-central2-b", "v4-16", "READY"],
-    ]
-    assert lines[2] == "  idle: the run is over; `trm launch delete mine`"
-    assert lines[4] == "  orphaned: created by a launch that is not known here"
-    assert launch("delete", "mine")[0] == 0 and cloud.node("mine") is None
     assert "mine" in listed(launch)[1] and "none" in listed(launch)[1]
 
 

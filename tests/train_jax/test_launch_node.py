@@ -7,13 +7,16 @@ import pytest
 from support.scripts import ROOT
 
 from train_jax.pod.launch import tpu
-from train_jax.pod.launch.gcloud import Gcloud, GcloudError, Request
+from train_jax.pod.launch.gcloud import QUEUED, Gcloud, GcloudError
 from train_jax.pod.launch.record import WORKER_SCRIPT, Record, read_record, update, write_record
-from train_jax.pod.launch.tpu import TpuNode
+from train_jax.pod.launch.tpu import Tpu
 
 
 class Cloud(Gcloud):
-    """Answers `describe` with one state after the other, the last one for ever; records the other verbs."""
+    """Answers `describe` with one state after the other, the last one for ever; records the other verbs.
+
+    A request is granted, unless the state is one that only a request has.
+    """
 
     def __init__(self, *states):
         self.states, self.verbs = list(states), []
@@ -23,10 +26,12 @@ class Cloud(Gcloud):
         return ""
 
     def json(self, argv):
-        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        if argv[3] == "queued-resources":
-            return {"state": {"state": state}}
-        return {"state": state} if state else None
+        state = self.states[0]
+        if argv[3] == QUEUED and state not in ("WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED"):
+            return {"state": {"state": "ACTIVE"}}
+        if len(self.states) > 1:
+            self.states.pop(0)
+        return {"state": {"state": state} if argv[3] == QUEUED else state} if state else {}
 
 
 @pytest.fixture
@@ -36,9 +41,9 @@ def node(tmp_path, monkeypatch):
     monkeypatch.setattr(tpu, "POLL_SECONDS", 0.0)
 
     def make(cloud, **fields):
-        fields = {"request": Request("v4-16"), "command": ("train", "tiny"), "token": "t", "created": True} | fields
-        write_record(Record("mine", "us-central2-b", "", **fields))
-        return TpuNode(cloud, read_record("mine"), lambda text: None)
+        fields = {"type": "v4-16", "command": ("train", "tiny"), "token": "t", "created": True} | fields
+        write_record(Record("mine", "us-central2-b", **fields))
+        return Tpu(cloud, read_record("mine"), lambda text: None)
 
     return make
 
@@ -52,8 +57,9 @@ RUNNING = {"begun": 1.0, "ready_since": 1.0, "starts": 1}
         (["READY"], RUNNING, []),
         (["", "", "CREATING", "READY"], {"created": False}, ["create"]),
         (["STOPPING", "STOPPING", "PREEMPTED", "CREATING", "READY"], RUNNING, ["delete", "create"]),
-        (["DELETING", "DELETING", "", "CREATING", "READY"], RUNNING, ["create"]),
-        (["STOPPING", "STOPPED", "STARTING", "READY"], RUNNING, ["start"]),
+        (["DELETING", "DELETING", "", "CREATING", "READY"], RUNNING, ["delete", "create"]),
+        (["", "", "WAITING_FOR_RESOURCES", "WAITING_FOR_RESOURCES", "READY"], {"created": False}, ["create"]),
+        (["", "", "SUSPENDED", "CREATING", "READY"], RUNNING, ["delete", "create"] * 2),
         (["PREEMPTED", "PREEMPTED", "CREATING", "PREEMPTED", "READY"], RUNNING, ["delete", "create"] * 2),
         (["REPAIRING", "REPAIRING", "READY"], RUNNING, []),
     ],
@@ -71,9 +77,11 @@ def test_a_node_is_made_ready(node, states, fields, verbs):
         (["", "", "CREATING", "PREEMPTED"], {"created": False}, "mine is PREEMPTED, and was to be READY"),
         (["PREEMPTED", "PREEMPTED", "CREATING", "FAILED"], RUNNING, "mine is FAILED, and was to be READY"),
         (["PREEMPTED"], {"created": False}, "was not created by a launch"),
-        (["", ""], {"request": Request()}, "give --type"),
-        (["", "", "FAILED"], {"request": Request("v4-16", queued=True)}, "mine is FAILED, and was to be READY"),
+        (["STOPPED"], {"created": False}, "mine is STOPPED and was not created by a launch; delete it"),
+        (["", ""], {"type": ""}, "give --type"),
+        (["", "", "FAILED"], {}, "mine is FAILED, and was to be READY"),
         (["CREATING"], {"stop_asked": True}, "was stopped before the run was started"),
+        (["CREATING"], {**RUNNING, "max_hours": 1.0}, "--max-hours of mine was over before the run was started again"),
     ],
 )
 def test_a_node_that_cannot_be_ready_is_an_error(node, states, fields, message):
@@ -90,11 +98,11 @@ def test_a_node_that_does_not_settle_is_given_up(node, monkeypatch):
 def test_a_stop_ends_the_wait_for_capacity(node):
     class Full(Cloud):
         def run(self, argv):
-            update("mine", stop_asked=True)
-            raise GcloudError("RESOURCE_EXHAUSTED")
+            update("mine", stop_asked=argv[4] == "create")
+            return super().run(argv)
 
     with pytest.raises(GcloudError, match="was stopped before the run was started"):
-        node(Full(""), **RUNNING).make_ready()
+        node(Full("", "", "WAITING_FOR_RESOURCES"), **RUNNING).make_ready()
 
 
 # ---- worker.sh

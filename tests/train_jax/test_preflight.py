@@ -3,7 +3,10 @@
 import json
 import os
 import subprocess
+from types import SimpleNamespace
+from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from support.markers import slow_or_campaign
 from support.presets import with_fields
@@ -11,9 +14,9 @@ from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.__main__ import main
 from train_jax.pod.preflight import hosts
-from train_jax.pod.preflight.hosts import check_holders, check_other_processes
-from train_jax.pod.preflight.rows import Row, merge
+from train_jax.pod.preflight.rows import Pod, Row, merge
 from train_jax.run.presets import preset
+from train_jax.runtime.backend import Choice
 
 
 def preflight(fault, devices, *options, environment=None):
@@ -53,8 +56,10 @@ def test_a_machine_that_is_ready(where, capsys, tmp_path):
 def test_the_model_beside_pytorch_and_its_memory(where):
     status, rows = preflight("none", 2, *where)
     assert (status, failed(rows)) == (0, set())
-    assert {"model beside PyTorch", "memory", "all-reduce"} <= rows.keys()
-    assert "2 x cpu" in rows["devices"]["measured"] and "sum over 2 devices is 3" in rows["collective"]["measured"]
+    assert {"model beside PyTorch", "memory"} <= rows.keys()
+    assert (
+        "2 x cpu" in rows["devices"]["measured"] and "sum over 2 devices is 3; 16 MiB" in rows["collective"]["measured"]
+    )
 
 
 @pytest.mark.parametrize("model", slow_or_campaign(["hrm"], ["transformer", "trm_hier6"]))
@@ -88,9 +93,7 @@ def test_mistakes_are_status_2(capsys):
     for argv, message in (
         (["nothing"], "unknown preset 'nothing'"),
         ([], "needs a preset or an experiment"),
-        (["tiny", "--tpu", "--zone=x"], "--tpu"),
-        (["tiny", "--tpu", "a", "--zone", "x;rm"], "--zone 'x;rm': expected a zone such as us-central2-b"),
-        (["tiny", "--tpu", "a"], "--tpu and --zone belong together"),
+        (["tiny", "--expect-devices", "-1"], "expect-devices"),
         (["tiny", "--stepz", "3"], "--stepz"),
     ):
         assert main(["preflight", *argv]) == 2
@@ -111,90 +114,50 @@ def test_rows_of_several_processes():
     ]
 
 
-@pytest.fixture
-def proc(tmp_path):
-    """A /proc with two processes: 7 has a TPU open, 8 has JAX loaded."""
-    folder = tmp_path / "proc"
-    for pid, name, device, library in (
-        (7, "python", "/dev/vfio/0", "/lib/libc.so"),
-        (8, "jupyter", "/dev/null", "/x/jaxlib/libjax_common.so"),
-    ):
-        (folder / str(pid) / "fd").mkdir(parents=True)
-        (folder / str(pid) / "exe").symlink_to("/usr/bin/python3.11")
-        (folder / str(pid) / "fd" / "3").symlink_to(device)
-        (folder / str(pid) / "comm").write_text(f"{name}\n")
-        (folder / str(pid) / "maps").write_text(f"7f00-7f01 r-xp 00000000 00:00 0 {library}\n")
-    return folder
+def pod(platform="cpu", **fields):
+    """A run on this host alone."""
+    return Pod(with_fields(preset("tiny"), fields), Choice(platform, "as requested"), ["here"])
 
 
-def test_who_holds_the_tpu(proc, tmp_path):
+def test_who_holds_the_tpu(tmp_path, monkeypatch):
+    """In a /proc with two processes: 7 has a TPU open, 8 has none."""
+    for pid, device in ((7, "/dev/vfio/0"), (8, "/dev/null")):
+        (tmp_path / "proc" / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / "proc" / str(pid) / "fd" / "3").symlink_to(device)
+        (tmp_path / "proc" / str(pid) / "comm").write_text("python\n")
     lockfile = tmp_path / "lockfile"
-    row = check_holders("tpu", {1}, proc, lockfile)
+    monkeypatch.setattr(hosts, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(hosts, "_LOCKFILE", lockfile)
+    row = hosts.check_holders(pod("tpu"))
     assert (row.status, row.measured) == ("FAIL", "/dev/vfio/0 is open in python (pid 7)") and "kill 7" in row.remedy
-    assert check_holders("gpu", {1}, proc, lockfile).status == "WARN"
-    assert check_holders("cpu", {1}, proc, lockfile).status == "PASS"
-    assert check_holders("tpu", {7}, proc, lockfile).status == "PASS", "the processes of the run may hold it"
+    assert hosts.check_holders(pod("gpu")).status == "WARN"
+    assert hosts.check_holders(pod("cpu")).status == "PASS"
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    assert hosts.check_holders(pod("tpu")).status == "PASS", "the processes of the run may hold it"
     lockfile.touch()
-    row = check_holders("tpu", {7}, proc, lockfile)
+    row = hosts.check_holders(pod("tpu"))
     assert row.status == "WARN" and str(lockfile) in row.measured
 
 
-def test_other_processes_with_jax(proc):
-    assert check_other_processes({1}, proc).measured == "1 with JAX or libtpu on this host: jupyter (pid 8)"
-    assert check_other_processes({8}, proc).status == "PASS"
+def test_the_run_folder_on_one_host(tmp_path):
+    run_dir = str(tmp_path / "runs" / "one")
+    assert hosts.check_folder(pod("gpu", run_dir=run_dir)).status == "PASS" and not list(tmp_path.iterdir())
+    row = hosts.check_folder(pod("tpu", run_dir=run_dir))
+    assert row.status == "WARN" and "deleted with it" in row.measured
 
 
-def test_a_process_whose_memory_map_cannot_be_read(proc, monkeypatch):
-    """As of a process that is changing it: nobody waits for that."""
-    monkeypatch.setattr("train_jax.pod.preflight.hosts._MAPS_SECONDS", 0.1)
-    (proc / "8" / "maps").unlink()
-    os.mkfifo(proc / "8" / "maps")  # blocks a reader
-    row = check_other_processes(set(), proc)
-    assert (row.status, row.measured) == ("PASS", "0 with JAX or libtpu on this host, and not all could be asked")
-
-
-def test_a_folder_in_memory(tmp_path, monkeypatch):
-    mounts = tmp_path / "mounts"
-    (tmp_path / "nfs").mkdir()
-    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nnone {tmp_path} tmpfs rw 0 0\nserver:/x {tmp_path}/nfs nfs4 rw 0 0\n")
-    monkeypatch.setattr(hosts, "_MOUNTS", mounts)
-    row = hosts.check_folder(str(tmp_path / "run"), "cpu", ["here"])
-    assert row.status == "WARN" and "tmpfs" in row.measured
-    assert hosts.check_folder(str(tmp_path / "nfs" / "run"), "tpu", ["here"]).status == "PASS"
-    mounts.write_text("/dev/sda1 / ext4 rw 0 0\n")
-    assert "deleted with it" in hosts.check_folder(str(tmp_path / "run"), "tpu", ["here"]).measured
-    assert hosts.check_folder(str(tmp_path / "run"), "gpu", ["here"]).status == "PASS"
-    config = with_fields(preset("tiny"), {"run_dir": str(tmp_path / "run")})
-    assert (hosts.check_disk(config, 2**60).status, hosts.check_disk(config, 1).status) == ("FAIL", "PASS")
-
-
-def test_the_state_of_the_tpu(tmp_path, monkeypatch):
-    """A stand-in for gcloud prints its arguments into a file, and what it is told to."""
-    program = tmp_path / "gcloud"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" > {tmp_path}/said\ncat {tmp_path}/answer\nexit $(cat {tmp_path}/status)\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for answer, status, expected in (
-        ({"state": "READY", "health": "HEALTHY", "acceleratorType": "v4-64"}, 0, "PASS"),
-        ({"state": "READY"}, 0, "WARN"),
-        ({"state": "PREEMPTED", "health": "HEALTHY"}, 0, "FAIL"),
-        ({"state": "READY", "health": "UNHEALTHY_MAINTENANCE"}, 0, "FAIL"),
-        ({}, 1, "FAIL"),
-    ):
-        (tmp_path / "answer").write_text(json.dumps(answer))
-        (tmp_path / "status").write_text(str(status))
-        assert hosts.check_tpu("mine", "us-central2-b").status == expected
-    said = "compute tpus tpu-vm describe mine --zone=us-central2-b --format=json\n"
-    assert (tmp_path / "said").read_text() == said
+@pytest.mark.parametrize(("size", "status"), [(2**30, "FAIL"), (1, "PASS")])
+def test_room_for_checkpoints(tmp_path, size, status):
+    of_run = pod(run_dir=str(tmp_path))
+    training: Any = SimpleNamespace(initial_state=lambda: jnp.zeros((size, size)))
+    of_run.training = training
+    assert hosts.check_disk(of_run).status == status
 
 
 def test_a_key_of_wandb_is_not_shown(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
-    row = hosts.check_wandb(with_fields(preset("tiny"), {"wandb": "auto"}))
-    assert row.measured == "online, with the key of WANDB_API_KEY"
+    assert hosts.check_wandb(pod(wandb="auto")).measured == "online, with the key of WANDB_API_KEY"
     monkeypatch.delenv("WANDB_API_KEY")
     monkeypatch.setenv("NETRC", "/nowhere")
-    assert hosts.check_wandb(with_fields(preset("tiny"), {"wandb": "online"})).status == "WARN"
-    assert "offline" in hosts.check_wandb(with_fields(preset("tiny"), {"wandb": "auto"})).measured
+    assert hosts.check_wandb(pod(wandb="online")).status == "WARN"
+    assert "offline" in hosts.check_wandb(pod(wandb="auto")).measured

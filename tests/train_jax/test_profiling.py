@@ -40,12 +40,12 @@ EVENTS = [
 def test_sums_of_each_operation_without_those_inside_it():
     figures = measured(EVENTS, Program(PROGRAM))
     assert (figures.steps, figures.wall, figures.busy) == (2, (2000 - 100) / 2 / 1e3, 0.85)
-    assert figures.by_kind == pytest.approx(
+    assert figures.splits["kind"] == pytest.approx(
         {"matrix products": 0.45, "loops and branches": 0.25, "collectives": 0.10, "elementwise, reductions": 0.05}
     )
-    assert figures.by_module == pytest.approx({"layers.0.mlp": 0.45, "": 0.40})
-    assert figures.by_class == pytest.approx({"Block/SwiGLU": 0.45, "": 0.40})
-    assert figures.by_pass == pytest.approx({"backward": 0.45, "made by the compiler": 0.35, "forward": 0.05})
+    assert figures.splits["module"] == pytest.approx({"layers.0.mlp": 0.45, "": 0.40})
+    assert figures.splits["class"] == pytest.approx({"Block/SwiGLU": 0.45, "": 0.40})
+    assert figures.splits["pass"] == pytest.approx({"backward": 0.45, "made by the compiler": 0.35, "forward": 0.05})
     assert [(each.name, each.runs) for each in figures.operations] == [
         ("product", 3),
         ("loop", 1),

@@ -11,7 +11,7 @@ from models_torch.flops import language_flops_per_token
 from models_torch.gpt import GPTConfig
 from models_torch.trm import TRMConfig
 from train_jax.pod.compile import train_step_arguments
-from train_jax.pod.flops import product_flops, products
+from train_jax.pod.flops import products
 from train_jax.pod.hlo import Program
 from train_jax.pod.yardsticks import yardsticks
 from train_jax.run.config import ComputeConfig
@@ -56,7 +56,7 @@ def test_flops_of_the_train_step(mixer):
     heads = product(rows, HIDDEN, training.task.sizes["vocab_size"]) + product(BATCH, HIDDEN, 2)
     # Two H-cycles without gradients, one with them; a backward has two products for each of the forward.
     expected = (2 + 3) * updates * network + 3 * heads
-    assert product_flops(jaxpr) == pytest.approx(expected, rel=1e-3)
+    assert products(jaxpr).total == pytest.approx(expected, rel=1e-3)
     counted = products(jaxpr)
     assert (counted.of_model, counted.recomputed, counted.outside) == (counted.total, 0, 0)
     assert model_flops(training.config, training.task, training.devices.count) == pytest.approx(
@@ -65,9 +65,9 @@ def test_flops_of_the_train_step(mixer):
     sums = yardsticks(Program(""), products=counted.by_name)
     updates_of_all = (2 + 3) * updates
     perceptron = swiglu(rows, HIDDEN, 16) - product(rows, 96, HIDDEN)  # without its last product, a module of its own
-    mlp = sums.by_module["model.inner.L_level.layers.1.mlp"].product_flops
+    mlp = sums.splits["module"]["model.inner.L_level.layers.1.mlp"].product_flops
     assert mlp == pytest.approx(updates_of_all * perceptron)
-    assert sums.by_pass["backward"].product_flops == pytest.approx(2 * (updates * network + heads), rel=1e-3)
+    assert sums.splits["pass"]["backward"].product_flops == pytest.approx(2 * (updates * network + heads), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", slow_unless("chat-tiny".__eq__, ["chat-tiny", "chat-tiny-2026"]))
@@ -93,7 +93,7 @@ def test_flops_of_a_language_model(name):
     last = 2 * 48 * 4 * 48
     expected = 2 * 16 * (2 * blocks + 2 * attention - 2 * last)
     assert counted.recomputed == expected
-    by_pass = yardsticks(Program(""), products=counted.by_name).by_pass
+    by_pass = yardsticks(Program(""), products=counted.by_name).splits["pass"]
     assert by_pass["update"].product_flops == counted.outside
     assert by_pass["backward"].product_flops == counted.recomputed + 2 * by_pass["forward"].product_flops
     # Newton-Schulz iterates five times with three products; more rows than columns are transposed.

@@ -45,59 +45,29 @@ class Topology:
     """The devices of a TPU slice that is not there."""
 
     name: str
-    megacore: bool
     devices: Sequence[Any]
+    hbm_bytes: int
+    """Memory of a device."""
+    peak_flops: float
+    """Peak bfloat16 FLOP/s of a device."""
+    hbm_bandwidth: float
+    """Peak bytes/s between a device and its memory."""
+    clock: float | None
+    """Cycles/s: peak FLOP/s by those of the matrix units in one cycle. None for v6e, where this is no clock."""
 
     @property
     def hosts(self) -> int:
         return len({device.process_index for device in self.devices})
 
-    @property
-    def device_kind(self) -> str:
-        return self.devices[0].device_kind
-
-    @property
-    def cores(self) -> int:
-        """TensorCores of a device."""
-        return self.devices[0].num_cores
-
-    @property
-    def _chip(self) -> pltpu.TpuInfo:
-        return pltpu.get_tpu_info_for_chip(pltpu.ChipVersion(self.name.partition(":")[0]), 1)
-
-    @property
-    def hbm_bytes(self) -> int:
-        """Memory of a device."""
-        return self._chip.hbm_capacity_bytes * self.cores
-
-    @property
-    def peak_flops(self) -> float:
-        """Peak bfloat16 FLOP/s of a device."""
-        return float(self._chip.bf16_ops_per_second * self.cores)
-
-    @property
-    def hbm_bandwidth(self) -> float:
-        """Peak bytes/s between a device and its memory."""
-        return float(self._chip.mem_bw_bytes_per_second * self.cores)
-
-    @property
-    def clock(self) -> float | None:
-        """Cycles/s: peak FLOP/s by those of the matrix units in one cycle. None for v6e, where this is no clock."""
-        chip = self._chip
-        if chip.generation > 5:
-            return None
-        return chip.bf16_ops_per_second / (2 * chip.num_mxus * chip.mxu_column_size**2)
-
     def __str__(self) -> str:
-        cores = " with megacore" if self.megacore and self.cores > 1 else ""
-        return f"{self.name}{cores}: {len(self.devices)} devices ({self.device_kind}) in {self.hosts} hosts"
+        return f"{self.name}: {len(self.devices)} devices ({self.devices[0].device_kind}) in {self.hosts} hosts"
 
 
-def topology(name: str = DEFAULT_TOPOLOGY, *, megacore: bool = True) -> Topology:
+def topology(name: str = DEFAULT_TOPOLOGY) -> Topology:
     """Returns a topology such as `v4:2x4x4`, chips along each axis of the slice.
 
-    With `megacore`, the two TensorCores of a v4 or v5p chip are one device, as on Google Cloud. Raises `UserError` for
-    an unknown name, and if libtpu, the compiler, is not installed.
+    The two TensorCores of a v4 or v5p chip are one device, as on Google Cloud. Raises `UserError` for an unknown name,
+    and if libtpu, the compiler, is not installed.
     """
     parsed = _NAME.fullmatch(name)
     if parsed is None:
@@ -115,13 +85,22 @@ def topology(name: str = DEFAULT_TOPOLOGY, *, megacore: bool = True) -> Topology
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", f"{'v5litepod' if chip == 'v5e' else chip}-{cores}")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    config = {"chip_config_name": "megacore" if megacore else "default"} if chip in _MEGACORE_CHIPS else {}
+    config = {"chip_config_name": "megacore"} if chip in _MEGACORE_CHIPS else {}
     try:
         devices = topologies.get_topology_desc(topology_name=name, platform="tpu", **config).devices
     except Exception as error:  # JAX and libtpu raise RuntimeError, ValueError and errors of their own
         reason = str(error).strip() or type(error).__name__
         raise UserError(f"topology {name!r}: {reason.splitlines()[0]}") from error
-    return Topology(name, megacore, devices)
+    info = pltpu.get_tpu_info_for_chip(pltpu.ChipVersion(chip), 1)  # of one TensorCore
+    cores = devices[0].num_cores
+    return Topology(
+        name,
+        devices,
+        hbm_bytes=info.hbm_capacity_bytes * cores,
+        peak_flops=float(info.bf16_ops_per_second * cores),
+        hbm_bandwidth=float(info.mem_bw_bytes_per_second * cores),
+        clock=None if chip == "v6e" else info.bf16_ops_per_second / (2 * info.num_mxus * info.mxu_column_size**2),
+    )
 
 
 def _find_compiler() -> None:

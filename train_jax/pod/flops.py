@@ -48,18 +48,13 @@ class Products:
 
 
 def products(program: core.ClosedJaxpr) -> Products:
-    """Counts the products of a step whose module was exported with `name_scopes`."""
-    return Products(_by_name(program, [], ""))
-
-
-def product_flops(program: core.ClosedJaxpr) -> float:
-    """Returns the FLOPs of every matrix product and convolution, two for a multiplication and addition.
+    """Counts the FLOPs of every matrix product and convolution; by module if it was exported with `name_scopes`.
 
     Loops count as often as they run. A `while`, whose length is not known, counts once, as the longest branch of a
     `cond` does. A Pallas kernel counts for its whole grid, but for the blocks that splash attention skips, unless
     `jax.checkpoint` hides which these are.
     """
-    return products(program).total
+    return Products(_by_name(program, [], ""))
 
 
 def _by_name(program: core.ClosedJaxpr, arguments: list[Any], scope: str) -> dict[str, float]:

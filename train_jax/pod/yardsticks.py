@@ -6,15 +6,16 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import operator
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from train_jax.errors import UserError
-from train_jax.pod.hlo import COLLECTIVES, Instruction, Program, Schedules
+from train_jax.pod.hlo import COLLECTIVES, Instruction, Program
 from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP
 
 FORWARD, BACKWARD, UPDATE, UNNAMED = "forward", "backward", "update", "made by the compiler"
@@ -39,39 +40,34 @@ class Module(NamedTuple):
 
 
 OUTSIDE = Module("", "")
+SPLITS = ("kind", "pass", "module", "class")
+"""By what costs are summed: the kind of work (a fusion with a matrix product counts whole as one); the pass (backward
+with recomputation; the update is all outside of the module's gradient; instructions without a name are mostly copies);
+the qualified name of the PyTorch module, empty outside of it; and its class, such as `Block/SwiGLU`."""
+ROWS_SHOWN = 12
+"""Of a table."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Cost:
     """The sum over some of a program's instructions, for one device and one step."""
 
     cycles: float = 0
-    """The compiler's estimate; of Pallas kernels, which it does not estimate, the bundles."""
+    """The compiler's estimate; it has none for Pallas kernels."""
     hbm_bytes: float = 0
     """Operands and results that lie in the memory of the device, with the padding of their tiles."""
     instructions: int = 0
-    bundles: int = 0
-    """Scheduled bundles, each executed in a cycle or more; 0 without schedules."""
     kernels: int = 0
     """Runs of Pallas kernels."""
-    kernel_bundles: int = 0
-    """Of Pallas kernels; those of blocks that a kernel skips are counted."""
-    scheduled: int = 0
-    """Instructions whose schedule is known."""
     product_flops: float = 0
     """Of the matrix products as the JAX program names them, before the compiler joins instructions into fusions."""
 
-    def add(self, instruction: Instruction, times: int, hbm_bytes: float, bundles: int | None) -> None:
-        self.cycles += instruction.estimated_cycles * times
-        self.hbm_bytes += hbm_bytes * times
-        self.instructions += times
-        if bundles is not None:
-            self.bundles += bundles * times
-            self.scheduled += times
-        if instruction.is_kernel:
-            self.kernels += times
-            self.kernel_bundles += (bundles or 0) * times
-            self.cycles += (bundles or 0) * times
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+
+
+C = TypeVar("C", Cost, float)
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,44 +84,25 @@ class CollectiveOperation:
 
 @dataclasses.dataclass(frozen=True)
 class Yardsticks:
-    """The cost of a program for one device and one step, in total and by what the instructions do."""
+    """The cost of a program for one device and one step."""
 
     total: Cost
-    by_kind: Mapping[str, Cost]
-    """Matrix products (a fusion with one counts whole), Pallas kernels, collectives, gathers and sorts, and the
-    rest."""
-    by_pass: Mapping[str, Cost]
-    """Forward pass, backward pass (with recomputation), everything outside of the module's gradient, and instructions
-    without a name, which are mostly copies."""
-    by_module: Mapping[str, Cost]
-    """By the qualified names of the PyTorch modules; empty outside of the module and for instructions without a
-    name."""
-    by_class: Mapping[str, Cost]
-    """By the classes of these modules, such as `Block/SwiGLU`: equal layers together."""
+    splits: Mapping[str, Mapping[str, Cost]]
+    """By each of `SPLITS`, the most cycles first."""
     collectives: tuple[CollectiveOperation, ...]
-    prefetched_bytes: float
-    """Copies between the memory and the caches of the device that run beside the instructions."""
-
-    @property
-    def splits(self) -> dict[str, Mapping[str, Cost]]:
-        """The sums by what they are split by, in the order of the tables."""
-        return {"work": self.by_kind, "pass": self.by_pass, "module": self.by_module, "class": self.by_class}
 
 
 def yardsticks(
-    program: Program, schedules: Schedules | None = None, products: Mapping[str, float] | None = None
+    program: Program,
+    products: Mapping[str, float] | None = None,
+    cycles: Callable[[Instruction], float] = lambda instruction: instruction.estimated_cycles,
 ) -> Yardsticks:
-    """Sums the instructions that have an estimate, and Pallas kernels. Without `schedules` there are no bundles.
+    """Sums the instructions that have `cycles`, and Pallas kernels.
 
     `products` are the FLOPs of matrix products by the names of their operations.
     """
-    total, prefetched, collectives = Cost(), 0.0, []
-    sums = [defaultdict[str, Cost](Cost) for _ in range(4)]
-
-    def costs(kind: str, op_name: str, module: Module) -> Iterator[Cost]:
-        yield total
-        yield from (costs[key] for costs, key in zip(sums, (kind, pass_of(op_name), *module), strict=True))
-
+    costs: list[tuple[tuple[str, ...], Cost]] = []
+    collectives = []
     for instruction, times in program.executed():
         kind = kind_of(program, instruction)
         if kind == COLLECTIVE and not instruction.opcode.endswith("-done"):
@@ -133,23 +110,37 @@ def yardsticks(
             asynchronous = instruction.opcode.endswith("-start")
             operation = CollectiveOperation(instruction.opcode.removesuffix("-start"), size, asynchronous)
             collectives += [operation] * times
-        if instruction.opcode in ("copy-start", "slice-start"):
-            prefetched += sum(array.size_bytes for array in instruction.results[1:2]) * times
-        if not instruction.estimated_cycles and not instruction.is_kernel:
+        if not (own := cycles(instruction)) and not instruction.is_kernel:
             continue
         operands = (array for name in instruction.operands for array in program.shapes_of(name))
         size = sum(array.size_bytes for array in (*instruction.results, *operands) if array.in_hbm)
         source, module = source_of(program, instruction)
-        bundles = schedules.of(instruction) if schedules else None
-        for cost in costs(kind, source.op_name, module):
-            cost.add(instruction, times, size, bundles)
+        cost = Cost(own * times, size * times, times, times * instruction.is_kernel)
+        costs.append(((kind, pass_of(source.op_name), *module), cost))
     for name, flops in (products or {}).items():
-        for cost in costs(PRODUCTS, name, module_of(name)):
-            cost.product_flops += flops
-    by_kind, by_pass, by_module, by_class = (
-        dict(sorted(each.items(), key=lambda item: -item[1].cycles)) for each in sums
-    )
-    return Yardsticks(total, by_kind, by_pass, by_module, by_class, tuple(collectives), prefetched)
+        costs.append(((PRODUCTS, pass_of(name), *module_of(name)), Cost(product_flops=flops)))
+    total = sum((cost for _, cost in costs), Cost())
+    return Yardsticks(total, _split(costs, lambda cost: cost.cycles), tuple(collectives))
+
+
+def _split(costs: Iterable[tuple[tuple[str, ...], C]], size: Callable[[C], float]) -> dict[str, dict[str, C]]:
+    """Sums costs by each of their keys, which are those of `SPLITS`; the largest first."""
+    sums: dict[str, dict[str, C]] = {name: {} for name in SPLITS}
+    for keys, cost in costs:
+        for part, key in zip(sums.values(), keys, strict=True):
+            part[key] = part[key] + cost if key in part else cost
+    return {name: dict(sorted(part.items(), key=lambda item: -size(item[1]))) for name, part in sums.items()}
+
+
+def tables(splits: Mapping[str, Mapping[str, T]], columns: Mapping[str, Callable[[T], float]]) -> Iterator[str]:
+    """Yields the lines of a table for each split: the columns of every part, with its share of their sum."""
+    for split, parts in splits.items():
+        yield ""
+        yield "  " + " ".join(f"{title:>10} {'share':>6}" for title in columns) + f"  by {split}"
+        totals = {title: sum(map(value, parts.values())) or 1 for title, value in columns.items()}
+        for name, part in list(parts.items())[:ROWS_SHOWN]:
+            cells = (f"{value(part):10.3f} {value(part) / totals[title]:6.1%}" for title, value in columns.items())
+            yield f"  {' '.join(cells)}  {name or '(no module)'}"
 
 
 def kind_of(program: Program, instruction: Instruction) -> str:
@@ -223,10 +214,8 @@ class Measured:
     """From the beginning of the first operation to the end of the last one."""
     busy: float
     """The sum over the operations of all devices of the process."""
-    by_kind: Mapping[str, float]
-    by_pass: Mapping[str, float]
-    by_module: Mapping[str, float]
-    by_class: Mapping[str, float]
+    splits: Mapping[str, Mapping[str, float]]
+    """By each of `SPLITS`, the longest first."""
     operations: tuple[Operation, ...]
     """The longest first."""
 
@@ -257,8 +246,7 @@ def measured(events: Iterable[Mapping[str, Any]], program: Program) -> Measured:
         begin, end = min(begin, span["ts"]), max(end, span["ts"] + span["dur"])
     if not steps or not times:
         raise UserError("the trace has no operation of the train step")
-    sums = [defaultdict[str, float](float) for _ in range(4)]
-    operations = []
+    costs, operations = [], []
     for name, microseconds in sorted(times.items(), key=lambda item: -item[1]):
         instruction, milliseconds = instructions[name], microseconds / 1e3 / steps
         if instruction.opcode in ("while", "conditional"):  # what is inside them has been subtracted
@@ -266,12 +254,10 @@ def measured(events: Iterable[Mapping[str, Any]], program: Program) -> Measured:
         else:
             source, module = source_of(program, instruction)
             kind = kind_of(program, instruction)
-        for total, key in zip(sums, (kind, pass_of(source.op_name), *module), strict=True):
-            total[key] += milliseconds
+        costs.append(((kind, pass_of(source.op_name), *module), milliseconds))
         operations.append(Operation(name, milliseconds, runs[name] / steps, kind, module.name, source.op_name))
-    by_kind, by_pass, by_module, by_class = (dict(sorted(each.items(), key=lambda item: -item[1])) for each in sums)
     wall, busy = (end - begin) / 1e3 / steps, sum(times.values()) / 1e3 / steps
-    return Measured(steps, wall, busy, by_kind, by_pass, by_module, by_class, tuple(operations))
+    return Measured(steps, wall, busy, _split(costs, float), tuple(operations))
 
 
 def _own_times(

@@ -1,10 +1,8 @@
 """`trm compile-pod NAME`: compiles the train step of a run for a TPU topology, on a machine without a TPU."""
 
 import dataclasses
-import functools
 import json
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,9 +22,8 @@ from train_jax.pod.compile import (
     training_for,
     use_host_backend,
 )
-from train_jax.pod.hlo import read_schedules, write_schedules
-from train_jax.pod.results import Result, page
-from train_jax.pod.search import lines, search, search_page, to_json
+from train_jax.pod.results import figures_of, lines_of
+from train_jax.pod.search import compile_all, lines, variants
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
 from train_jax.run.storage import path_of
@@ -48,8 +45,6 @@ class CompilePod:
     """Preset or experiment, such as sudoku-extreme or exp01a."""
     topology: str = DEFAULT_TOPOLOGY
     """Chip and axes of the slice: v4:2x4x4 is a v4-64; v5e:4x8, v5p:2x4x4 and v6e:4x8 have as many chips."""
-    megacore: bool = True
-    """Whether the two cores of a v4 or v5p chip are one device, as on Google Cloud."""
     step: Literal["train", "evaluate"] = "train"
     """The train step, or the step of evaluations during training."""
     kind: str = ""
@@ -59,10 +54,6 @@ class CompilePod:
     """Rows of the puzzle table for each data set, if it is not built; 1 for Sudokus and mazes."""
     json: str = ""
     """File for all figures as JSON; - for standard output instead of the table."""
-    html: str = ""
-    """File for one HTML page with the same figures."""
-    bundles: bool = False
-    """Also counts the scheduled bundles of every kernel, as often as its loops run them."""
     save: str = ""
     """File, or gs://bucket/file, for the compiled train step, which `trm train --compute.load` uses. Needs
     --compute.runner shard_map."""
@@ -79,34 +70,40 @@ def main(options: CompilePod, config: RunConfig) -> None:
     if options.save and (options.step != "train" or config.compute.runner != "shard_map"):
         raise UserError("--save is for the train step; use --compute.runner shard_map, and leave out --step")
     use_host_backend()
-    with tempfile.TemporaryDirectory(prefix="trm-schedules-") as schedules:
-        if options.bundles:
-            write_schedules(Path(schedules))  # before the compiler is loaded
-        pod = topology(options.topology, megacore=options.megacore)
-        if options.search or options.search_batch_sizes:
-            _search(options, config, pod)
-        else:
-            _compile(options, config, pod, Path(schedules))
-
-
-def _compile(options: CompilePod, config: RunConfig, pod: Topology, schedules: Path) -> None:
+    pod = topology(options.topology)
+    if options.search or options.search_batch_sizes:
+        _search(options, config, pod)
+        return
+    _say(f"compiling for {pod} …")
     training = training_for(config, _task(options, config), pod)
-    if options.json != "-":
-        print(f"compiling for {pod} …", file=sys.stderr, flush=True)
     try:
         compiled = compile_train_step(training) if options.step == "train" else compile_eval_step(training)
     except UserError as error:
         remedy = "; --search compiles variants that need less" if "memory" in str(error) else ""
         raise UserError(f"{error}{remedy}") from error
-    known = read_schedules(schedules, compiled.program) if options.bundles else None
-    result = Result.of(options.name, options.step, training, pod, compiled, known)
     if options.text:
         write_text(Path(options.text), compiled.executable.as_text())
-    if options.html:
-        write_text(Path(options.html), page(result))
     if options.save:
         save_program(path_of(options.save), compiled.lowered, compiled.executable, pod.devices)
-    _print(options, result.to_json(), result.lines())
+    figures = figures_of(options.name, options.step, training, pod, compiled)
+    _print(options, figures, lines_of(figures))
+
+
+def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
+    if options.step != "train" or options.text or options.save:
+        raise UserError("--search is for the train step, and writes no program; leave out --step, --text and --save")
+
+    def compiled(config: RunConfig) -> dict[str, Any]:
+        training = training_for(config, _task(options, config), pod)
+        return figures_of(options.name, "train", training, pod, compile_train_step(training))
+
+    chosen = variants(config, len(pod.devices), _batch_sizes(options.search_batch_sizes))
+    tried = compile_all(chosen, compiled, lambda text: _say(f"compiling for {pod.name}, {text}"))
+    _print(options, {"variants": tried}, lines(tried, pod))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -> None:
@@ -117,22 +114,6 @@ def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -
     if options.json:
         write_text(Path(options.json), text)
     print("\n".join(lines))
-
-
-def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
-    if options.step != "train" or options.text or options.bundles or options.save:
-        raise UserError(
-            "--search is for the train step, and writes no program; leave out --step, --text, --bundles and --save"
-        )
-
-    def progress(text: str) -> None:
-        print(f"compiling for {pod.name}, {text}", file=sys.stderr, flush=True)
-
-    sizes = _batch_sizes(options.search_batch_sizes)
-    tried = search(options.name, config, functools.partial(_task, options), pod, sizes, progress)
-    if options.html:
-        write_text(Path(options.html), search_page(options.name, tried, pod))
-    _print(options, to_json(tried), lines(tried, pod))
 
 
 def _batch_sizes(text: str) -> list[int]:

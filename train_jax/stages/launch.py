@@ -6,25 +6,24 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from models_torch.ranges import Range
 from train_jax.__main__ import STAGES
 from train_jax.command_line import HelpPage, parse
 from train_jax.errors import UserError
 from train_jax.pod.launch import manage
-from train_jax.pod.launch.gcloud import DryRun, Gcloud, Request, check_names, check_type, worker_count
+from train_jax.pod.launch.gcloud import DryRun, Gcloud, check_names, check_type, worker_count
 from train_jax.pod.launch.life import View, rehearsal, run_to_end
-from train_jax.pod.launch.record import Record, known
+from train_jax.pod.launch.record import Record, Request, known
 from train_jax.pod.launch.tpu import not_shared
 from train_jax.run.storage import is_remote
 from train_jax.runtime.supervisor import restarts_option
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
+class Launch(Request):
     """Options of a launch; what follows `--` is the command of every host."""
 
     rehearse: str = ""
@@ -33,62 +32,20 @@ class Launch:
     """In a rehearsal: SIGTERM to a host once the run has reached a step, HOST@STEP, such as 3@20."""
     kill: str = ""
     """In a rehearsal: SIGKILL to a host, HOST@STEP."""
-    tpu: str = ""
-    """Name of the TPU: created if it does not exist, otherwise used."""
-    zone: str = ""
-    """Zone of the TPU, such as us-central2-b."""
-    restarts: Annotated[int, Range(0, 1000)] = 10
-    """Starts again after a preemption or a lost host, at most so often."""
-    max_hours: Annotated[float, Range(0, 1e5)] = 0.0
-    """Stops the run so long after its first node was ready; 0 for no limit."""
     dry_run: bool = False
     """Show every command; run none."""
     detach: bool = False
     """Watch the run in the background; `trm launch logs NAME` follows it."""
 
-    type: str = ""
-    """Accelerator type to create, such as v4-64."""
-    runtime_version: str = ""
-    """Software version of a new node; by default the one for JAX on this type."""
-    capacity: Literal["on-demand", "spot", "reserved"] = "on-demand"
-    """What a new node is taken from."""
-    queued: bool = False
-    """Request a new node as a queued resource, and wait for it."""
-    internal_ip: bool = False
-    """Give a new node internal addresses only, and connect to these."""
-    project: str = ""
-    """Project; by default that of gcloud's configuration."""
-
-    extras: tuple[str, ...] = ("tpu", "gcs")
-    """Extras of pyproject.toml that every host installs."""
-    env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE for every host, not for secrets; may be repeated."""
-    worker_env_file: str = ""
-    """File with lines NAME=VALUE for every host, such as WANDB_API_KEY; only its owner may read it (mode 600)."""
-
-    collect: str = ""
-    """Folder of the first host to copy here at the end; by default the run folder of `train`, unless in storage."""
-    price_per_hour: Annotated[float, Range(0, 1e6)] = 0.0
-    """What the whole node costs an hour, for the sum at the end and in `trm launch list`."""
-    delete_when_done: bool = False
-    """Delete the node at the end even if it was there before; what the launch created is deleted anyway."""
-    keep: bool = False
-    """Delete no node at the end."""
-
-    command: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
-
     HELP_PAGES: ClassVar[dict[str, HelpPage]] = {
-        "node": HelpPage(
-            "what is created", ("type", "runtime_version", "capacity", "queued", "internal_ip", "project")
-        ),
+        "node": HelpPage("what is created", ("type", "runtime_version", "capacity", "internal_ip", "project")),
         "hosts": HelpPage("what the hosts get", ("extras", "env", "worker_env_file")),
         "end": HelpPage(
             "results, costs, and what is deleted at the end", ("collect", "price_per_hour", "delete_when_done", "keep")
         ),
     }
 
-    def run(self) -> int:
-        view = View(_show)
+    def run(self, view: View) -> int:
         if self.rehearse:
             with rehearsal(self.rehearse, self.command, view, preempt=self.preempt, kill=self.kill) as hosts:
                 status = run_to_end(hosts, view, self.restarts)
@@ -104,10 +61,9 @@ class Launch:
 
     def record(self) -> Record:
         """What is known of the launch before it begins."""
-        request = Request(self.type, self.runtime_version, self.capacity, self.queued, self.internal_ip)
-        same = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in _SAME}
-        same["collect"] = same["collect"] or _local_run(self.command)
-        return Record(request=request, **same)
+        fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(Request)}
+        fields["collect"] = self.collect or _local_run(self.command)
+        return Record(**fields)
 
     def check(self) -> None:
         """Raises `UserError` for options that contradict each other, and for a command that hosts cannot run."""
@@ -123,9 +79,6 @@ class Launch:
         folder = _local_run(self.command)
         if folder and self.tpu and worker_count(self.type) > 1:
             raise not_shared(folder)
-
-
-_SAME = {field.name for field in dataclasses.fields(Record)} & {field.name for field in dataclasses.fields(Launch)}
 
 
 def _check_command(command: Sequence[str]) -> None:
@@ -191,19 +144,8 @@ def _check_environment_file(path: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class List:
-    """List launches and nodes: state, hours, cost at the stated price; idle and orphaned nodes are marked."""
-
-    zones: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Zones to look for nodes in, besides those of the launches of this machine."""
-    project: str = ""
-    """Project of these zones."""
-
-    def run(self) -> int:
-        for zone in self.zones:
-            check_names(zone=zone)
-        check_names(project=self.project)
-        print("\n".join(manage.overview(Gcloud(), self.zones, self.project)))
-        return 0
+    """List the launches of this machine: node, state, hours, cost at the stated price; idle and orphaned ones are
+    marked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,30 +154,16 @@ class _Named:
     """Name of the TPU."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Logs(_Named):
-    """Follow the logs of all hosts, or show those of a launch that is over. Ctrl-C ends nothing but this view."""
-
-    def run(self) -> int:
-        manage.logs(self.tpu, Gcloud(), View(_show))
-        return 0
+    """Show the logs of all hosts, and follow them while the launch is watched. Ctrl-C ends nothing but this view."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Watch(_Named):
     """Watch a launch whose terminal was closed: follow, start again after preemptions, collect, delete the node."""
 
-    def run(self) -> int:
-        return _watched(known(self.tpu), Gcloud(), View(_show))
 
-
-@dataclasses.dataclass(frozen=True)
 class Stop(_Named):
     """Stop a run with SIGTERM, so that it saves; then collect its results, and delete the node if it was created."""
-
-    def run(self) -> int:
-        manage.stop(self.tpu, Gcloud(), View(_show))
-        return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,10 +172,6 @@ class Delete(_Named):
 
     force: bool = False
     """Also while a run is going on there, and if no launch created it."""
-
-    def run(self) -> int:
-        manage.delete(self.tpu, Gcloud(), View(_show), force=self.force)
-        return 0
 
 
 COMMANDS = {"list": List, "logs": Logs, "watch": Watch, "stop": Stop, "delete": Delete}
@@ -272,7 +196,21 @@ def _show(line: str) -> None:
 
 
 def main(config: Launch | List | Logs | Watch | Stop | Delete) -> None:
-    if status := config.run():
+    view, status = View(_show), 0
+    match config:
+        case Launch():
+            status = config.run(view)
+        case List():
+            print("\n".join(manage.overview(Gcloud())))
+        case Logs():
+            manage.logs(config.tpu, view)
+        case Watch():
+            status = _watched(known(config.tpu), Gcloud(), view)
+        case Stop():
+            manage.stop(config.tpu, Gcloud(), view)
+        case Delete():
+            manage.delete(config.tpu, Gcloud(), view, force=config.force)
+    if status:
         sys.exit(status)
 
 

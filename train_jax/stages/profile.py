@@ -11,11 +11,9 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.pod.yardsticks import Measured, read_profile
+from train_jax.pod.yardsticks import Measured, read_profile, tables
 from train_jax.run.cache import local_folder
 from train_jax.run.folder import find_run, write_text
-
-MODULES_SHOWN = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +38,8 @@ def main(config: Profile) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist; train with --profile 5, or choose another --host")
     figures = read_profile(local_folder(folder))
-    text = json.dumps(dataclasses.asdict(figures), indent=1)
+    splits = {f"by_{split}": times for split, times in figures.splits.items()}
+    text = json.dumps(dataclasses.asdict(dataclasses.replace(figures, splits={})) | splits, indent=1)
     if config.json not in ("", "-"):
         write_text(Path(config.json), text)
     print(text if config.json == "-" else "\n".join(_lines(figures, config)))
@@ -50,12 +49,7 @@ def _lines(figures: Measured, config: Profile) -> Iterator[str]:
     yield f"{config.run_dir}, process {config.host}: {figures.steps} steps, measured; milliseconds for a step"
     yield f"  from the first operation to the last one  {figures.wall:10.3f}"
     yield f"  in operations, all devices together       {figures.busy:10.3f}"
-    splits = {"work": figures.by_kind, "pass": figures.by_pass, "module": figures.by_module, "class": figures.by_class}
-    for title, times in splits.items():
-        yield ""
-        yield f"  {'ms':>10} {'share':>6}  by {title}"
-        for name, milliseconds in list(times.items())[:MODULES_SHOWN]:
-            yield f"  {milliseconds:10.3f} {milliseconds / figures.busy:6.1%}  {name or '(no module)'}"
+    yield from tables(figures.splits, {"ms": float})
     if config.operations:
         yield ""
         yield f"  {'ms':>10} {'share':>6} {'runs':>6}  by operation: kind, module, JAX primitive"

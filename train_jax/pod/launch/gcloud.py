@@ -7,9 +7,10 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from train_jax.errors import UserError
+from train_jax.pod.launch.record import Record
 
 _NAMES = {
     "tpu": (
@@ -22,42 +23,16 @@ _NAMES = {
     "runtime_version": (r"([a-z0-9][-a-z0-9.]{0,99})?", "a TPU software version such as tpu-ubuntu2204-base"),
 }
 """The pattern of each kind of name, and what is expected."""
-LABEL = "trm-launch"
-"""Marks what a launch created."""
+
+
+NODE, QUEUED = "tpu-vm", "queued-resources"
+"""Groups of `gcloud compute tpus`: nodes, and the requests for them."""
 
 
 class GcloudError(UserError):
     """gcloud failed, or is not there."""
 
     STATUS: ClassVar[int] = 1
-
-
-class Node(NamedTuple):
-    """A TPU by name."""
-
-    name: str
-    zone: str
-    project: str = ""
-    internal_ip: bool = False
-    """Only internal addresses: ssh uses them, too."""
-
-    @property
-    def flags(self) -> list[str]:
-        return [f"--zone={self.zone}", *([f"--project={self.project}"] if self.project else [])]
-
-    def flags_of(self, worker: int) -> list[str]:
-        return [*self.flags, f"--worker={worker}", *(["--internal-ip"] if self.internal_ip else []), "--quiet"]
-
-
-class Request(NamedTuple):
-    """What to create if the node does not exist."""
-
-    type: str = ""
-    runtime_version: str = ""
-    capacity: str = "on-demand"
-    queued: bool = False
-    internal_ip: bool = False
-    """Only internal addresses: the node gets no other."""
 
 
 def check_names(**names: str) -> None:
@@ -97,49 +72,44 @@ def runtime_of(accelerator_type: str) -> str:
 # ---- command lines
 
 
-def tpu(group: str, verb: str, *words: str) -> list[str]:
-    return ["gcloud", "compute", "tpus", group, verb, *words]
+def _tpu(record: Record, group: str, verb: str, *words: str) -> list[str]:
+    place = [f"--zone={record.zone}", *([f"--project={record.project}"] if record.project else [])]
+    return ["gcloud", "compute", "tpus", group, verb, *words, *place]
 
 
-def create(node: Node, request: Request) -> list[str]:
-    version = request.runtime_version or runtime_of(request.type)
-    common = [*node.flags, f"--accelerator-type={request.type}", f"--labels={LABEL}={node.name}", "--quiet"]
-    common += [f"--{request.capacity}"] if request.capacity != "on-demand" else []
-    common += ["--internal-ips"] if request.internal_ip else []
-    queued = [f"--node-id={node.name}", f"--runtime-version={version}"]
-    own = queued if request.queued else [f"--version={version}"]
-    return tpu(_group(request.queued), "create", node.name, *own, *common)
+def create(record: Record) -> list[str]:
+    """Requests the node as a queued resource, so that it is waited for while there is no capacity."""
+    words = [record.tpu, f"--node-id={record.tpu}", f"--accelerator-type={record.type}", "--quiet"]
+    words += [f"--runtime-version={record.runtime_version or runtime_of(record.type)}"]
+    words += [f"--{record.capacity}"] if record.capacity != "on-demand" else []
+    words += ["--internal-ips"] if record.internal_ip else []
+    return _tpu(record, QUEUED, "create", *words)
 
 
-def describe(node: Node, *, queued: bool = False) -> list[str]:
-    return tpu(_group(queued), "describe", node.name, *node.flags, "--format=json")
+def describe(record: Record, group: str) -> list[str]:
+    return _tpu(record, group, "describe", record.tpu, "--format=json")
 
 
-def delete(node: Node, *, queued: bool = False) -> list[str]:
-    return tpu(_group(queued), "delete", node.name, *node.flags, *(["--force"] if queued else []), "--quiet")
+def delete(record: Record) -> list[str]:
+    """Deletes what a launch requested, with its node; otherwise the node alone."""
+    if record.created:
+        return _tpu(record, QUEUED, "delete", record.tpu, "--force", "--quiet")
+    return _tpu(record, NODE, "delete", record.tpu, "--quiet")
 
 
-def start_node(node: Node) -> list[str]:
-    return tpu("tpu-vm", "start", node.name, *node.flags, "--quiet")
-
-
-def list_nodes(zone: str, project: str) -> list[str]:
-    return tpu("tpu-vm", "list", *Node("", zone, project).flags, "--format=json")
-
-
-def ssh(node: Node, worker: int, command: Sequence[str]) -> list[str]:
+def ssh(record: Record, worker: int, command: Sequence[str]) -> list[str]:
     """Runs a command on one worker: one connection each, because `--worker=all` holds back the output until the end."""
     alive = ["--ssh-flag=-oServerAliveInterval=15", "--ssh-flag=-oServerAliveCountMax=4"]
-    return tpu("tpu-vm", "ssh", node.name, *node.flags_of(worker), *alive, f"--command={shlex.join(command)}")
+    return _tpu(record, NODE, "ssh", record.tpu, *_worker(record, worker), *alive, f"--command={shlex.join(command)}")
 
 
-def scp(node: Node, worker: int, source: str, target: str) -> list[str]:
+def scp(record: Record, worker: int, source: str, target: str) -> list[str]:
     """Copies a file; `NAME:PATH` is one of the worker, below its home folder: a name of `check_names` and slashes."""
-    return tpu("tpu-vm", "scp", source, target, *node.flags_of(worker))
+    return _tpu(record, NODE, "scp", source, target, *_worker(record, worker))
 
 
-def _group(queued: bool) -> str:
-    return "queued-resources" if queued else "tpu-vm"
+def _worker(record: Record, worker: int) -> list[str]:
+    return [f"--worker={worker}", *(["--internal-ip"] if record.internal_ip else []), "--quiet"]
 
 
 # ---- execution
@@ -161,13 +131,13 @@ class Gcloud:
             raise GcloudError(f"{said[-1]} ({shlex.join(argv)[:300]})")
         return done.stdout
 
-    def json(self, argv: Sequence[str]) -> Any:
-        """Returns what a command with `--format=json` prints; None for a resource that does not exist."""
+    def json(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Returns what a command with `--format=json` prints; nothing for a resource that does not exist."""
         try:
             return json.loads(self.run(argv))
         except GcloudError as error:
             if "NOT_FOUND" in str(error):
-                return None
+                return {}
             raise
 
     def stream(self, argv: Sequence[str], line: Callable[[bytes], bool]) -> int:
@@ -198,12 +168,12 @@ class DryRun(Gcloud):
         self._created = self._created or argv[4] == "create"
         return "ended 0" if argv[4] == "ssh" else ""
 
-    def json(self, argv: Sequence[str]) -> Any:
+    def json(self, argv: Sequence[str]) -> dict[str, Any]:
         self._show(shlex.join(argv))
         if not self._created:
-            return None
+            return {}
         endpoints = [{"ipAddress": f"ADDRESS_OF_WORKER_{worker}"} for worker in range(self._workers)]
-        state: Any = {"state": "ACTIVE"} if argv[3] == "queued-resources" else "READY"
+        state: Any = {"state": "ACTIVE"} if argv[3] == QUEUED else "READY"
         return {"state": state, "networkEndpoints": endpoints}
 
     def stream(self, argv: Sequence[str], line: Callable[[bytes], bool]) -> int:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import platform
+import dataclasses
 import secrets
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.pod.launch.gcloud import LABEL, Gcloud, GcloudError, list_nodes
-from train_jax.pod.launch.life import View, follow_to_end, run_to_end
+from train_jax.pod.launch.gcloud import Gcloud, GcloudError
+from train_jax.pod.launch.life import View, run_to_end
 from train_jax.pod.launch.record import (
     Record,
     Source,
@@ -27,7 +26,10 @@ from train_jax.pod.launch.record import (
     watching,
     write_record,
 )
-from train_jax.pod.launch.tpu import Workers
+from train_jax.pod.launch.tpu import Tpu
+
+LOGS_SECONDS = 0.5
+"""Between looks at the copies of the logs."""
 
 
 def prepare(record: Record, commands: Gcloud, view: View) -> Record:
@@ -41,7 +43,7 @@ def prepare(record: Record, commands: Gcloud, view: View) -> Record:
     same_place = before is not None and (before.zone, before.project) == (record.zone, record.project)
     inherits = before is not None and before.created and same_place
     # The token is a part of the ids of its starts.
-    record = record.replaced(token=secrets.token_hex(4), code=source.name, created=inherits)
+    record = dataclasses.replace(record, token=secrets.token_hex(4), code=source.name, created=inherits)
     view.say(f"code: {source.name}" + (f", without {source.untracked} files unknown to git" * (source.untracked > 0)))
     if not commands.dry:
         source.archive(local_folder(record.tpu) / "code.tar.gz")
@@ -54,18 +56,18 @@ def watch(record: Record, commands: Gcloud, view: View) -> int:
     if record.over:
         raise UserError(f"the launch {record.tpu} is over ({record.phase}); start another one with trm launch --tpu")
     with contextlib.nullcontext() if commands.dry else watching(record.tpu):
-        workers = Workers(commands, record if commands.dry else known(record.tpu), view.say)
+        workers = Tpu(commands, record if commands.dry else known(record.tpu), view.say)
         try:
             status = run_to_end(workers, view, record.restarts)
         except UserError:
-            if workers.record.starts == 0 or workers.stops():  # nothing runs, so nothing is lost
+            if workers.record.starts == 0 or workers.stops() or workers.is_late():  # nothing runs, so nothing is lost
                 _finish(workers, view, 1)
             raise
         _finish(workers, view, status)
         return status
 
 
-def _finish(workers: Workers, view: View, status: int) -> None:
+def _finish(workers: Tpu, view: View, status: int) -> None:
     """Collects the results and deletes the node, if the launch created it or was told to delete it.
 
     The launch is over only after that, so that a later launch of the same name does not lose its node to this one.
@@ -85,7 +87,7 @@ def _finish(workers: Workers, view: View, status: int) -> None:
     view.say(f"{phase}: {workers.record.cost()}")
 
 
-def _collect(workers: Workers, view: View) -> bool:
+def _collect(workers: Tpu, view: View) -> bool:
     """Copies the run folder of the first worker, unless it is in storage; returns whether nothing is left there."""
     record = workers.record
     if not record.collect:
@@ -106,17 +108,24 @@ def _collect(workers: Workers, view: View) -> bool:
         return workers.is_gone()
 
 
-def logs(name: str, commands: Gcloud, view: View) -> None:
-    """Follows the logs of all hosts, or shows the local copies of a launch that is over."""
-    record = known(name)
-    workers = Workers(commands, record, view.say, keeps_logs=False)
-    if record.phase == "running" and not workers.is_gone():
-        workers.find()
-        view.say(follow_to_end(workers, view).text)
-        return
-    for path in sorted(local_folder(name).glob("*/host-*.log")):
-        for line in path.read_text(errors="backslashreplace").splitlines():
-            view.line(int(path.stem.removeprefix("host-")), line)
+def logs(name: str, view: View) -> None:
+    """Shows the logs of all hosts as long as a process watches the launch, which copies them here."""
+    shown = Counter[Path]()
+    while True:
+        record = known(name)
+        goes_on = not record.over and record.is_watched()
+        files = local_folder(name).glob(f"{record.token}-*/host-*.log")
+        for path in sorted(files, key=lambda path: (path.stat().st_mtime, path)):
+            with path.open("rb") as file:
+                file.seek(shown[path])
+                for raw in iter(file.readline, b""):
+                    if raw.endswith(b"\n"):
+                        shown[path] += len(raw)
+                        text = raw.decode(errors="backslashreplace").rstrip("\r\n")
+                        view.line(int(path.stem.removeprefix("host-")), text)
+        if not goes_on:
+            break
+        time.sleep(LOGS_SECONDS)
     view.say(f"{record.phase}: {record.cost()}")
 
 
@@ -126,29 +135,24 @@ def stop(name: str, commands: Gcloud, view: View) -> None:
     if record.over:
         raise UserError(f"the launch {name} is over ({record.phase})")
     watched = record.is_watched()
-    record = update(name, stop_asked=True)
-    workers = Workers(commands, record, view.say)
+    workers = Tpu(commands, update(name, stop_asked=True), view.say)
     if record.phase == "running" and not workers.is_gone():
-        workers.find()
         workers.stop()
         view.say(f"SIGTERM to {workers.count} hosts")
     if watched:
         view.say("the process that watches the run ends the launch")
-        return
-    with watching(name):
-        ending = follow_to_end(workers, view)
-        view.say(ending.text)
-        _finish(workers, view, ending.status)
+    else:
+        watch(workers.record, commands, view)
 
 
 def delete(name: str, commands: Gcloud, view: View, *, force: bool) -> None:
     """Deletes the node of a launch. Without `force`, raises `UserError` if it runs, or if no launch created it."""
     record = known(name)
-    workers = Workers(commands, record, view.say)
+    workers = Tpu(commands, record, view.say)
     if not force:
         if not record.created:
             raise UserError(f"{name} was not created by trm launch; --force deletes it all the same")
-        if record.phase == "running" and workers.state() == "READY" and "running" in workers.states():
+        if record.phase == "running" and workers.state() == "READY":
             raise UserError(f"a run is going on {name}; end it with `trm launch stop {name}`, or give --force")
     workers.change(stop_asked=True)  # before, so that nobody creates it again
     workers.delete()
@@ -171,36 +175,22 @@ def watch_in_background(name: str) -> Path:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    while known(name).watcher != (platform.node(), watcher.pid) and watcher.poll() is None:
+    while not known(name).is_watched() and watcher.poll() is None:
         time.sleep(0.05)
     if watcher.returncode:
         raise UserError(f"`trm launch watch {name}` ended with status {watcher.returncode}; see {log}")
     return log
 
 
-# ---- the list
-
-
-def overview(commands: Gcloud, zones: Sequence[str], project: str) -> list[str]:
-    """Returns a table of the launches of this machine, and of the nodes in their zones and in `zones` that carry the
-    label of a launch; below each of them what is wrong with it."""
-    launches = records()
-    places = {(record.zone, record.project) for record in launches if not record.over or record.ready_since}
-    nodes: dict[tuple[str, str], dict[str, Any]] = {}
-    for zone, owner in sorted(places | {(zone, project) for zone in zones}):
-        for node in commands.json(list_nodes(zone, owner)) or []:
-            nodes[node["name"].rpartition("/")[2], zone] = node
+def overview(commands: Gcloud) -> list[str]:
+    """Returns a table of the launches of this machine with the states of their nodes; below each what is wrong."""
     rows, remarks = [("tpu", "zone", "type", "node", "launch", "hours")], [""]
-    for record in launches:
-        state = nodes.pop((record.tpu, record.zone), {}).get("state", "")
+    for record in records():
+        needed = not record.over or record.ready_since is not None
+        state = Tpu(commands, record, lambda text: None).state() if needed else ""
         phase = record.phase if record.status is None else f"{record.phase} ({record.status})"
-        rows.append((record.tpu, record.zone, record.request.type, state or "none", phase, record.cost()))
-        remarks.append(_remark(record, state, commands))
-    for (name, zone), node in nodes.items():
-        if LABEL in node.get("labels", {}):
-            kind = node.get("acceleratorType", "").rpartition("/")[2]
-            rows.append((name, zone, kind, node.get("state", ""), "", ""))
-            remarks.append("orphaned: created by a launch that is not known here")
+        rows.append((record.tpu, record.zone, record.type, state or "none", phase, record.cost()))
+        remarks.append(_remark(record, state))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row, remark in zip(rows, remarks, strict=True):
@@ -209,20 +199,11 @@ def overview(commands: Gcloud, zones: Sequence[str], project: str) -> list[str]:
     return lines
 
 
-def _remark(record: Record, state: str, commands: Gcloud) -> str:
-    """Returns what is wrong: a node that nobody uses or watches."""
-    name = record.tpu
-    if state in ("", "PREEMPTED", "TERMINATED"):
-        gone = not record.over and record.phase != "new" and not record.is_watched()
-        return f"its node is gone: `trm launch watch {name}` goes on" if gone else ""
-    if record.over:
-        return f"idle: the run is over; {f'`trm launch delete {name}`' if record.created else 'it was there before'}"
-    if record.deadline is not None and time.time() > record.deadline + 600:
-        return f"past --max-hours; `trm launch delete {name}`"
-    if record.is_watched():
-        return ""
-    if record.phase == "running" and state == "READY":
-        states = Workers(commands, record, lambda _: None).states()
-        if "running" not in states:
-            return f"idle: no host runs anything; `trm launch watch {name}` ends it"
-    return f"orphaned: nobody would start it again or delete it; `trm launch watch {name}`"
+def _remark(record: Record, state: str) -> str:
+    """Returns what is wrong: a node that nobody uses, or a run that nobody watches."""
+    if not record.over and not record.is_watched():
+        return f"orphaned: nobody would start it again or delete its node; `trm launch watch {record.tpu}`"
+    if record.over and state not in ("", "PREEMPTED", "TERMINATED"):
+        remedy = f"`trm launch delete {record.tpu}`" if record.created else "it was there before"
+        return f"idle: the run is over; {remedy}"
+    return ""

@@ -8,39 +8,68 @@ import dataclasses
 import fcntl
 import json
 import os
-import platform
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import tyro
+
+from models_torch.ranges import Range
 from train_jax.errors import UserError
-from train_jax.pod.launch.gcloud import Node, Request
 from train_jax.run.files import write_text
 
 WORKER_SCRIPT = "train_jax/pod/launch/worker.sh"
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
-    """A launch. No secrets: of the file with them only its path."""
+class Request:
+    """Options of a launch on a TPU; what follows `--` is the command of every host."""
 
-    tpu: str
-    zone: str
-    project: str
-    request: Request
-    command: tuple[str, ...]
-    env: tuple[str, ...] = ()
+    tpu: str = ""
+    """Name of the TPU: created if it does not exist, otherwise used."""
+    zone: str = ""
+    """Zone of the TPU, such as us-central2-b."""
+    restarts: Annotated[int, Range(0, 1000)] = 10
+    """Starts again after a preemption or a lost host, at most so often."""
+    max_hours: Annotated[float, Range(0, 1e5)] = 0.0
+    """Stops the run so long after its first node was ready; 0 for no limit."""
+
+    type: str = ""
+    """Accelerator type to create, such as v4-64."""
+    runtime_version: str = ""
+    """Software version of a new node; by default the one for JAX on this type."""
+    capacity: Literal["on-demand", "spot", "reserved"] = "on-demand"
+    """What a new node is taken from."""
+    internal_ip: bool = False
+    """Give a new node internal addresses only, and connect to these."""
+    project: str = ""
+    """Project; by default that of gcloud's configuration."""
+
+    extras: tuple[str, ...] = ("tpu", "gcs")
+    """Extras of pyproject.toml that every host installs."""
+    env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """NAME=VALUE for every host, not for secrets; may be repeated."""
     worker_env_file: str = ""
-    extras: tuple[str, ...] = ()
-    restarts: int = 10
-    max_hours: float = 0.0
-    price_per_hour: float = 0.0
-    delete_when_done: bool = False
-    """Also a node that was there before."""
-    keep: bool = False
+    """File with lines NAME=VALUE for every host, such as WANDB_API_KEY; only its owner may read it (mode 600)."""
+
     collect: str = ""
+    """Folder of the first host to copy here at the end; by default the run folder of `train`, unless in storage."""
+    price_per_hour: Annotated[float, Range(0, 1e6)] = 0.0
+    """What the whole node costs an hour, for the sum at the end and in `trm launch list`."""
+    delete_when_done: bool = False
+    """Delete the node at the end even if it was there before; what the launch created is deleted anyway."""
+    keep: bool = False
+    """Delete no node at the end."""
+
+    command: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Record(Request):
+    """A launch: what was asked for, and what became of it. No secrets: of the file with them only its path."""
+
     token: str = ""
     """Random, in the ids of its starts."""
     code: str = ""
@@ -60,15 +89,6 @@ class Record:
     status: int | None = None
     """Exit status of the run."""
     stop_asked: bool = False
-    watcher: tuple[str, int] | None = None
-    """Machine and process that watches the run."""
-
-    def replaced(self, **changes: Any) -> Record:
-        return dataclasses.replace(self, **changes)
-
-    @property
-    def node(self) -> Node:
-        return Node(self.tpu, self.zone, self.project, self.request.internal_ip)
 
     @property
     def id(self) -> str:
@@ -95,9 +115,7 @@ class Record:
         return f"{hours:.2f} h, {hours * self.price_per_hour:.2f} at {self.price_per_hour:g} an hour"
 
     def is_watched(self) -> bool:
-        """Returns whether a process of this machine watches the run; on another machine it is taken to be alive."""
-        if self.watcher is None or self.watcher[0] != platform.node():
-            return self.watcher is not None
+        """Returns whether a process watches the run: it holds a lock."""
         try:
             with _locked(self.tpu, ".watch", fcntl.LOCK_EX | fcntl.LOCK_NB):
                 return False
@@ -122,7 +140,6 @@ def read_record(name: str) -> Record | None:
     try:
         fields: dict[str, Any] = json.loads(path.read_text())
         fields |= {field: tuple(value) for field, value in fields.items() if isinstance(value, list)}
-        fields["request"] = Request(*fields["request"])
         return Record(**fields)
     except FileNotFoundError:
         return None
@@ -153,7 +170,7 @@ def write_record(record: Record) -> None:
 def update(name: str, **changes: Any) -> Record:
     """Changes fields of a launch; several processes may do so."""
     with _locked(name, ".lock", fcntl.LOCK_EX):
-        record = known(name).replaced(**changes)
+        record = dataclasses.replace(known(name), **changes)
         _write(record)
         return record
 
@@ -173,9 +190,7 @@ def watching(name: str) -> Iterator[None]:
             time.sleep(0.01)
         else:
             raise UserError(f"another process watches {name}; follow it with `trm launch logs {name}`")
-        update(name, watcher=(platform.node(), os.getpid()))
         yield
-        update(name, watcher=None)
 
 
 @contextlib.contextmanager

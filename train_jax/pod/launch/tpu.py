@@ -3,7 +3,8 @@ hosts of a run, `worker.sh` on each of them by ssh."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +21,7 @@ from train_jax.pod.launch.record import WORKER_SCRIPT, Record, local_folder, rea
 POLL_SECONDS = 15.0
 """Between looks at a node that is being created."""
 READY_SECONDS = 3600.0
-"""How long a node may take to be ready; a queued one waits for its turn without a limit."""
-CAPACITY_SECONDS = 24 * 3600.0
-"""How long a node is asked for again after a preemption, while there is none."""
-
+"""How long a node may take to be ready when its request has been granted, which is waited for without a limit."""
 _LASTING = {"READY", "STOPPED", "PREEMPTED", "TERMINATED", "SUSPENDED", "FAILED", "HIDDEN"}
 """States that end only if somebody acts; the others are on the way to one of these, or to no node."""
 _GONE = _LASTING - {"READY"} | {"", "STOPPING", "SUSPENDING", "DELETING"}
@@ -42,97 +40,93 @@ LOG_ATTEMPTS = 10
 """How often the rest of the log of a run that has ended is asked for if the connection breaks each time."""
 
 
-class TpuNode:
-    """The node of a record, which it updates."""
+class Tpu:
+    """The node of a record, which it updates, and its workers as the hosts of a run."""
 
     def __init__(self, commands: Gcloud, record: Record, say: Callable[[str], None]):
         self.gcloud, self.record, self.say = commands, record, say
+        self.count = 0
+        """Workers; known when the node is there."""
+        self._adopts = record.phase == "running"
+
+    @property
+    def deadline(self) -> float | None:
+        return self.record.deadline
 
     def change(self, **changes: Any) -> None:
+        """Changes fields of the record, on disk unless this is a dry run."""
         if self.gcloud.dry:
-            self.record = self.record.replaced(**changes)
+            self.record = dataclasses.replace(self.record, **changes)
         else:
             self.record = update(self.record.tpu, **changes)
 
-    def state(self, *, queued: bool = False) -> str:
-        """Returns READY, another state of Google Cloud, or nothing for a node that does not exist.
+    # ---- the node
 
-        `queued`: of the request for the node.
-        """
-        described = self.gcloud.json(gcloud.describe(self.record.node, queued=queued)) or {}
-        state = described.get("state", "")  # of a request an object
-        return state.get("state", "") if isinstance(state, dict) else state
+    def state(self) -> str:
+        """Returns READY, another state of Google Cloud, or nothing for a node that does not exist."""
+        return self.gcloud.json(gcloud.describe(self.record, gcloud.NODE)).get("state", "")
+
+    def _request_state(self) -> str:
+        """Returns the state of the request for the node; ACTIVE when it was granted."""
+        return self.gcloud.json(gcloud.describe(self.record, gcloud.QUEUED)).get("state", {}).get("state", "")
+
+    def is_gone(self) -> bool:
+        """Returns whether the machines of the run are not there any more."""
+        return self.state() in _GONE
 
     def addresses(self) -> list[str]:
         """Returns the internal addresses of the workers, in their order."""
-        described = self.gcloud.json(gcloud.describe(self.record.node)) or {}
+        described = self.gcloud.json(gcloud.describe(self.record, gcloud.NODE))
         return [endpoint["ipAddress"] for endpoint in described.get("networkEndpoints", [])]
 
     def make_ready(self) -> bool:
-        """Creates the node, or starts it, unless it is there; returns whether it is another machine than before.
+        """Creates the node unless it is there; returns whether it is another machine than before.
 
+        After a node of this launch was ready, another one is requested as often as it is preempted before it is.
         Raises `UserError` for a node that is not there and must not be created.
         """
         fresh = self.record.ready_since is None
         if self.state() != "READY":
-            fresh, requested = True, False
+            fresh, requested, again = True, False, self.record.begun is not None
             self._account()
             while (state := self._settled(requested)) != "READY":
-                if requested and (not self._again or state == "FAILED"):
+                if requested and (not again or state == "FAILED"):
                     raise GcloudError(f"{self.record.tpu} is {state}, and was to be READY")
-                self._request(state)
+                self._create(state)
                 requested = True
         if fresh:
             now = time.time()
             self.change(ready_since=now, begun=self.record.begun or now)
         return fresh
 
-    @property
-    def _again(self) -> bool:
-        """True after a node of this launch was ready: a new one is waited for, also if it is preempted before it is."""
-        return self.record.begun is not None
-
-    def _request(self, state: str) -> None:
-        """Starts or creates a node that is in no state to be used."""
+    def _create(self, state: str) -> None:
+        """Requests the node, in the place of one that is in no state to be used, and of the request for it."""
         record = self.record
-        if state == "STOPPED":
-            self.gcloud.run(gcloud.start_node(record.node))
-            return
-        if state:
-            if not record.created:
-                raise UserError(
-                    f"{record.tpu} is {state} and was not created by a launch; delete it, or use another name"
-                )
-            self.say(f"{record.tpu} is {state}: deleting it")
-            self.delete()
-        if not record.request.type:
+        if state and not record.created:
+            raise UserError(f"{record.tpu} is {state} and was not created by a launch; delete it, or use another name")
+        if not record.type:
             raise UserError(f"{record.tpu} does not exist in {record.zone}; give --type, such as v4-64, to create it")
+        if record.created:
+            self.say(f"{record.tpu} is {state or 'not there'}: deleting it")
+            self.delete()
         self.change(phase="creating", created=True)
-        self.say(f"creating {record.tpu}, {record.request.type}, {record.request.capacity}")
-        self._create()
-
-    def _create(self) -> None:
-        until, pause = time.time() + (CAPACITY_SECONDS if self._again else 0.0), POLL_SECONDS
+        self.say(f"creating {record.tpu}, {record.type}, {record.capacity}")
         while True:
             try:
-                self.gcloud.run(gcloud.create(self.record.node, self.record.request))
+                self.gcloud.run(gcloud.create(self.record))
                 return
-            except GcloudError as error:
-                if time.time() > min(until, self.record.deadline or until):
+            except GcloudError as error:  # a quota that the node before still takes, or a lost connection
+                if record.begun is None:
                     raise
-                self.check_not_stopped()
                 self.say(f"no node yet: {error}")
-            time.sleep(pause)
-            pause = min(2 * pause, 40 * POLL_SECONDS)
+            self.check_wanted()
+            time.sleep(POLL_SECONDS)
 
     def _settled(self, requested: bool) -> str:
-        """Waits while the node changes its state; returns a state that lasts. `requested`: it is to exist soon.
-
-        A queued request is waited for without a limit, a node for `READY_SECONDS`.
-        """
-        queued, said, until = requested and self.record.request.queued and self.record.created, "", 0.0
+        """Waits while the node changes its state; returns a state that lasts. `requested`: it is to exist soon."""
+        said, until = "", 0.0
         while True:
-            request = self.state(queued=True) if queued else "ACTIVE"
+            request = self._request_state() if requested else "ACTIVE"
             if request in ("FAILED", "SUSPENDED"):
                 return request
             state = self.state() if request == "ACTIVE" else request
@@ -142,16 +136,18 @@ class TpuNode:
                     return state
                 if time.time() > until:
                     raise GcloudError(f"{self.record.tpu} is {state or 'not there'}, and was to be READY")
-            self.check_not_stopped()
+            self.check_wanted()
             if state != said:
                 self.say(f"{self.record.tpu} is {state or 'not there yet'}")
             said = state
             time.sleep(POLL_SECONDS)
 
-    def check_not_stopped(self) -> None:
-        """Raises `GcloudError` if somebody asked for an end before the run could be started."""
+    def check_wanted(self) -> None:
+        """Raises `GcloudError` if the run is to end before it could be started."""
         if self.stops():
             raise GcloudError(f"the launch {self.record.tpu} was stopped before the run was started")
+        if self.is_late():
+            raise GcloudError(f"--max-hours of {self.record.tpu} was over before the run was started again")
 
     def stops(self) -> bool:
         """Returns whether somebody asked the run to stop."""
@@ -159,15 +155,14 @@ class TpuNode:
             self.record = read_record(self.record.tpu) or self.record
         return self.record.stop_asked
 
-    def is_gone(self) -> bool:
-        """Returns whether the machines of the run are not there any more."""
-        return self.state() in _GONE
+    def is_late(self) -> bool:
+        """Returns whether the deadline is over."""
+        return self.deadline is not None and time.time() > self.deadline
 
     def delete(self) -> None:
-        """Deletes the node, and the request for it if it was queued. One that is not there is no error."""
-        queued = self.record.request.queued and self.record.created
+        """Deletes the node, and the request for it. One that is not there is no error."""
         try:
-            self.gcloud.run(gcloud.delete(self.record.node, queued=queued))
+            self.gcloud.run(gcloud.delete(self.record))
         except GcloudError as error:
             if "NOT_FOUND" not in str(error):
                 raise
@@ -177,32 +172,15 @@ class TpuNode:
         """Adds the time of a node that is gone."""
         self.change(ready_since=None, seconds_before=self.record.node_seconds())
 
-
-class Workers(TpuNode):
-    """The workers of a node as the hosts of a run; `count` is known when the node is there."""
-
-    def __init__(self, commands: Gcloud, record: Record, say: Callable[[str], None], *, keeps_logs: bool = True):
-        """`keeps_logs`: in the local folder of the launch, so that a log that was followed before is continued."""
-        super().__init__(commands, record, say)
-        self.count, self._keeps_logs = 0, keeps_logs and not commands.dry
-        self._bytes: dict[tuple[str, int], int] = {}
-        self._adopt = record.phase == "running"
-
-    @property
-    def deadline(self) -> float | None:
-        return self.record.deadline
-
-    def find(self) -> None:
-        """Finds the workers of a node that is there."""
-        self.count = len(self.addresses())
-
     # ---- the run
 
     def start(self) -> None:
         """The first call leaves a run alone that is there already; it is only to be followed."""
+        if not self._adopts:
+            self.check_wanted()
         fresh = self.make_ready()
         addresses = self.addresses()
-        self.count, adopts, self._adopt = len(addresses), self._adopt and not fresh, False
+        self.count, adopts, self._adopts = len(addresses), self._adopts and not fresh, False
         if adopts:
             return
         if self.count > 1 and self.record.collect:
@@ -210,7 +188,7 @@ class Workers(TpuNode):
         try:
             if fresh:
                 self._install()
-            self.check_not_stopped()
+            self.check_wanted()
             self._send_secrets()
             self._begin(addresses)
         except GcloudError as error:
@@ -248,35 +226,31 @@ class Workers(TpuNode):
             except GcloudError:
                 if self._is_lost(silent_since):
                     return None
-            if not self.gcloud.dry:
-                time.sleep(AGAIN_SECONDS)
+            time.sleep(AGAIN_SECONDS)
 
     def _receive(self, host: int, id: str, line: Callable[[str], None]) -> int:
-        """Follows a log, behind what was received of it; returns the exit status of the connection.
+        """Follows a log, behind its copy here; returns the exit status of the connection.
 
         gcloud repeats an ssh command whose connection breaks, from its beginning. Each time the output begins with a
         mark, so that the repetition is seen and ended: the next call continues in the right place.
         """
         log = local_folder(self.record.tpu) / id / f"host-{host:02}.log"
-        if self._keeps_logs:
-            log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab", buffering=0) if self._keeps_logs else contextlib.nullcontext() as copy:
-            begin = copy.tell() if copy is not None else self._bytes.get((id, host), 0)
-            self._bytes[id, host] = begin
-            mark, marks = secrets.token_hex(8), 0
+        if self.gcloud.dry:
+            log = Path(os.devnull)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        mark, marks = secrets.token_hex(8), 0
+        with log.open("ab", buffering=0) as copy:
 
             def receive(raw: bytes) -> bool:
                 nonlocal marks
                 if raw.endswith(f"{mark}\n".encode()):  # behind half a line if the connection broke within it
                     marks += 1
                     return marks == 1
-                if copy is not None:
-                    copy.write(raw)
-                self._bytes[id, host] += len(raw)
+                copy.write(raw)
                 line(raw.decode(errors="backslashreplace").rstrip("\r\n"))
                 return True
 
-            return self.gcloud.stream(self._script(host, "follow", id, str(begin), mark), receive)
+            return self.gcloud.stream(self._script(host, "follow", id, str(copy.tell()), mark), receive)
 
     def _is_lost(self, silent_since: float) -> bool:
         try:
@@ -285,19 +259,8 @@ class Workers(TpuNode):
             return False
 
     def stop(self) -> None:
+        self.count = len(self.addresses())
         self._on_all(lambda worker: self.script(worker, "stop", self.record.id))
-
-    def states(self) -> list[str]:
-        """The first word of `worker.sh status` for every worker; `unreachable` without an answer."""
-
-        def ask(worker: int) -> str:
-            try:
-                return self.script(worker, "status", self.record.id).split()[0]
-            except GcloudError:
-                return "unreachable"
-
-        self.find()
-        return self._on_all(ask)
 
     # ---- files
 
@@ -312,7 +275,7 @@ class Workers(TpuNode):
         def copy(worker: int) -> None:
             if worker:
                 self._command(worker, make)
-            self.gcloud.run(gcloud.scp(record.node, worker, archive, f"{record.tpu}:{folder}/code.tar.gz"))
+            self.gcloud.run(gcloud.scp(record, worker, archive, f"{record.tpu}:{folder}/code.tar.gz"))
             self._command(worker, ["bash", "-c", _UNPACK, "unpack", folder, WORKER_SCRIPT, *record.extras])
 
         self._on_all(copy)
@@ -323,7 +286,7 @@ class Workers(TpuNode):
 
         def send(worker: int) -> None:
             self._command(worker, ["install", "-m", "600", "/dev/null", name])
-            self.gcloud.run(gcloud.scp(self.record.node, worker, path, f"{self.record.tpu}:{name}"))
+            self.gcloud.run(gcloud.scp(self.record, worker, path, f"{self.record.tpu}:{name}"))
 
         if path:
             self._on_all(send)
@@ -333,7 +296,7 @@ class Workers(TpuNode):
         self.script(0, "pack", run_folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         source = f"{self.record.tpu}:{self._folder}/results.tar"
-        self.gcloud.run(gcloud.scp(self.record.node, 0, source, str(target)))
+        self.gcloud.run(gcloud.scp(self.record, 0, source, str(target)))
 
     # ---- commands
 
@@ -347,10 +310,10 @@ class Workers(TpuNode):
         return self.gcloud.run(self._script(worker, *words))
 
     def _script(self, worker: int, *words: str) -> list[str]:
-        return gcloud.ssh(self.record.node, worker, ["bash", f"{self._folder}/code/{WORKER_SCRIPT}", *words])
+        return gcloud.ssh(self.record, worker, ["bash", f"{self._folder}/code/{WORKER_SCRIPT}", *words])
 
     def _command(self, worker: int, words: Sequence[str]) -> None:
-        self.gcloud.run(gcloud.ssh(self.record.node, worker, words))
+        self.gcloud.run(gcloud.ssh(self.record, worker, words))
 
     def _on_all(self, act: Callable[[int], Any]) -> list[Any]:
         """Calls it for every worker at once, in a dry run one after the other. Raises the first error."""
