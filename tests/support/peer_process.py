@@ -2,9 +2,9 @@
 
 python -m support.peer_process FOLDER INDEX COUNT SILENCE_SECONDS DOING
 
-DOING is `wait` for a minute, `busy` for four seconds in calls that hold the interpreter's lock, `end` at once, `fail`
-with an OSError or `mistake` with a UserError. A file `INDEX.ready` says that it is connected, and `INDEX.last` contains
-the reason that `exit_now` gives.
+DOING is `wait` for a minute, `busy` for four seconds in calls that hold the interpreter's lock, `late` to end, `end` at
+once, `fail` with an OSError or `mistake` with a UserError. A file `INDEX.ready` says that it is connected, and
+`INDEX.last` contains the reason that `exit_now` gives.
 """
 
 import sys
@@ -51,7 +51,8 @@ def mistake():
     raise UserError("lr is -1; use a positive one")
 
 
-DOING = {"wait": lambda: time.sleep(60), "busy": busy, "end": lambda: None, "fail": fail, "mistake": mistake}
+DOING = {"wait": lambda: time.sleep(60), "busy": busy, "late": lambda: time.sleep(0.6), "end": lambda: None}
+DOING |= {"fail": fail, "mistake": mistake}
 with (
     peers.Peers(index, count, "127.0.0.1"),
     peers.before_exit(lambda reason: time.sleep(60)),  # called last, and not waited for

@@ -1,5 +1,7 @@
 """Checkpoints: what each reader loads, which are kept, and that no damaged one is ever used."""
 
+import errno
+import os
 import platform
 import random
 import shutil
@@ -16,7 +18,13 @@ from train_jax.core.state import TrainState
 from train_jax.errors import StorageError, UserError
 from train_jax.hooks import figure_of_best
 from train_jax.run import checkpoint as agreed_steps
-from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention, checksums
+from train_jax.run.checkpoint import (
+    Checkpoints,
+    DamagedCheckpointError,
+    Retention,
+    checksum_of_json,
+    checksums,
+)
 from train_jax.run.files import remove_folder, upload_folder
 from train_jax.run.folder import RunFolder
 from train_jax.run.restore import choose
@@ -262,6 +270,13 @@ def test_checksums_see_every_change_and_no_difference_in_distribution():
     assert checksums({"a": swapped}) != expected
 
 
+def test_checksums_are_those_of_checkpoints_that_were_saved_before():
+    """Otherwise every run of an earlier version would be taken for damaged."""
+    arrays = {"rows": np.arange(6, dtype=np.int32).reshape(3, 2), "scalar": np.float32(1.5), "none": np.zeros((0, 2))}
+    assert checksums(arrays) == {"rows": 2957297695, "scalar": 1557669231, "none": 0}
+    assert checksum_of_json({"b": 1, "a": [0.5]}) == 540963997
+
+
 # ---- outages are not damage
 
 
@@ -281,6 +296,31 @@ def test_a_checkpoint_that_storage_refuses_to_give_is_not_put_aside(two, remote,
     ):
         checkpoints.restore_newest(made(0)[0])
     assert checkpoints.restore_newest(made(0)[0]).step == 2 and checkpoints.steps() == [1, 2]
+    checkpoints.close()
+
+
+def test_a_checkpoint_on_a_disk_that_fails_is_tried_again_and_not_put_aside(two, tmp_path, monkeypatch):
+    """Orbax does not tell a file that cannot be read from one that is not there."""
+    folder = copied(two, tmp_path)
+    checkpoints = Checkpoints(folder)
+    read, failures = checkpoints._read, [DamagedCheckpointError("once")]
+
+    def fail_once(*args):
+        if failures:
+            raise failures.pop()
+        return read(*args)
+
+    monkeypatch.setattr(checkpoints, "_read", fail_once)
+    assert checkpoints.restore_newest(made(0)[0]).step == 2
+    remove_folder(folder.checkpoints / "2" / "model")
+
+    def fails(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("train_jax.run.files.local_copy", fails)
+    with pytest.raises(StorageError, match=r"checkpoints/2/.* cannot be read \(Input/output error\); run the command"):
+        checkpoints.restore_newest(made(0)[0])
+    assert checkpoints.steps() == [1, 2]
     checkpoints.close()
 
 

@@ -79,7 +79,7 @@ def test_a_metadata_server_that_does_not_answer(alone, monkeypatch):
 
 def test_a_command_of_one_host_leaves_the_tpu_of_a_pod_alone(alone, monkeypatch, capsys):
     used = []
-    monkeypatch.setattr(backend, "use", lambda wanted, several: used.append(wanted))
+    monkeypatch.setattr(backend, "use", lambda wanted, several: used.append((wanted, several)))
     monkeypatch.setattr(backend, "choose", lambda wanted: Choice("tpu" if wanted == "auto" else wanted, ""))
     (alone / "vfio").mkdir()
     (alone / "vfio" / "0").touch()
@@ -88,7 +88,7 @@ def test_a_command_of_one_host_leaves_the_tpu_of_a_pod_alone(alone, monkeypatch,
     detects(monkeypatch, "10.0.0.2:8476", 8, 3, None)
     use_on_one_host("auto")
     use_on_one_host("cpu")
-    assert used == ["auto", "cpu", "cpu"]
+    assert used == [("auto", False), ("cpu", False), ("cpu", False)]
     assert capsys.readouterr().err == "trm: computing on the CPU of this machine: its TPU belongs to 8 hosts\n"
     with pytest.raises(UserError, match="belongs to 8 hosts, and this command runs on one; use --platform cpu"):
         use_on_one_host("tpu")

@@ -132,3 +132,23 @@ def test_another_model_or_fewer_options_make_another_run(tmp_path, parsed_run):
     with pytest.raises(UserError, match=r"\(model support.outside_models:Thinker there, hrm requested\)"):
         open_run(with_model(config, "hrm"))
     assert json.loads((tmp_path / "config.json").read_text())["arch"]["options"] == {"width": 4, "more": 1}
+
+
+def test_the_defaults_of_a_run():
+    """Scripts of users depend on them; those of the architecture and the optimizer are tested with the presets."""
+    given = {"data_dir": "", "run_dir": "", "arch": preset("tiny").arch, "task_config": preset("tiny").task_config}
+    config = RunConfig(**given)
+    parts = {*given, "optim", "compute"}
+    assert {name: value for name, value in vars(config).items() if name not in parts} == {
+        "resume": "auto", "task": "puzzles", "model": "trm", "platform": "auto", "init_from": "", "init_only": "",
+        "epochs": 50_000, "steps": 0, "global_batch_size": 6144, "eval_every_steps": 1000, "eval_batch_size": 6144,
+        "eval_examples": 0, "checkpoint_every_steps": 1000, "checkpoint_every_minutes": 0, "keep_checkpoints": 2,
+        "keep_every_steps": 0, "keep_best": "", "log_every_steps": 50, "seed": 0, "profile": 0, "profile_skip": 10,
+        "debug_nans": False, "deterministic": False, "wandb": "auto", "wandb_project": "trm", "wandb_group": "",
+        "wandb_name": "",
+    }  # fmt: skip
+    assert vars(config.compute) == {
+        "runner": "pmap", "cpu_devices": 0, "cpu_examples": 0, "accumulation_steps": 1, "steps_per_dispatch": 1,
+        "reduction": "flat", "shard_optimizer": False, "remat": "", "attention": "plain", "mlp": "plain",
+        "batches_ahead": 2, "compile_cache": True, "load": "",
+    }  # fmt: skip

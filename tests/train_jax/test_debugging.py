@@ -1,5 +1,6 @@
 """`--debug-nans` names the operation and the PyTorch submodule; settings that do not go together are refused."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -8,6 +9,7 @@ from support.toy_language import ToyConfig
 
 from models_torch.outside import OutsideConfig
 from train_jax.errors import UserError
+from train_jax.hooks import check_debugging
 from train_jax.loop import train
 from train_jax.optim.config import OptimConfig
 from train_jax.run.config import ComputeConfig, RunConfig
@@ -53,3 +55,27 @@ def test_it_repeats_single_steps(config):
     compute = ComputeConfig(cpu_examples=2)  # ignored: presets set it, and a user need not reset it
     with pytest.raises(UserError, match=r"in model.log \(Logarithm\)"):
         train(dataclasses.replace(config, debug_nans=True, compute=compute))
+
+
+@pytest.mark.parametrize(
+    ("backend", "flags", "fields", "message"),
+    [
+        ("gpu", None, {"deterministic": True}, "run again with XLA_FLAGS=--xla_gpu_deterministic_ops=true"),
+        ("gpu", "--xla_other", {"deterministic": True}, "deterministic needs an XLA flag"),
+        ("gpu", "--xla_other --xla_gpu_deterministic_ops=true", {"deterministic": True}, ""),
+        ("gpu", None, {}, ""),
+        ("cpu", None, {"deterministic": True}, ""),
+        ("cpu", None, {"debug_nans": True}, ""),
+        ("cpu", None, {"compute": ComputeConfig(steps_per_dispatch=2, accumulation_steps=2)}, ""),
+        ("cpu", None, {"debug_nans": True, "compute": ComputeConfig(steps_per_dispatch=4)}, "steps_per_dispatch is 4"),
+    ],
+)
+def test_what_debugging_needs(config, monkeypatch, backend, flags, fields, message):
+    monkeypatch.setattr("jax.default_backend", lambda: backend)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if flags is not None:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+    every = {"eval_every_steps": 4, "checkpoint_every_steps": 4, "log_every_steps": 4}
+    config = dataclasses.replace(config, **every | fields)
+    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+        check_debugging(config)

@@ -1,9 +1,14 @@
 """Processes of a run that die, freeze, fail or are late, without training."""
 
+import contextlib
+import json
 import os
 import platform
+import re
 import signal
+import socket
 import subprocess
+import threading
 import time
 
 import pytest
@@ -11,6 +16,7 @@ from support.markers import slow_unless
 from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.errors import LostProcessError
+from train_jax.runtime import peers
 
 SILENCE = 2.6
 
@@ -27,17 +33,20 @@ class Processes:
             )
             for index, what in enumerate(doing)
         ]
+        deadline = time.monotonic() + 60
         while not all((folder / f"{index}.ready").exists() for index in range(len(doing))):
+            if time.monotonic() > deadline:
+                self.ended(timeout_seconds=0)  # raises `TimeoutExpired`, and kills them
             time.sleep(0.01)
 
     def send(self, index, number):
         self._running[index].send_signal(number)
 
-    def ended(self, *, without=()):
+    def ended(self, *, without=(), timeout_seconds=20):
         """Exit status and standard error by process."""
         try:
             return {
-                index: (process.wait(timeout=20), process.stderr.read())
+                index: (process.wait(timeout=timeout_seconds), process.stderr.read())
                 for index, process in enumerate(self._running)
                 if index not in without
             }
@@ -64,9 +73,9 @@ def test_the_others_end_with_an_error_that_names_the_lost_process(tmp_path, case
     assert all(last.startswith(f"error: process {victim} on {platform.node()} {reason}; stopped.") for last in lasts)
 
 
-@pytest.mark.slow
-def test_a_process_that_is_busy_is_not_lost_and_all_wait_for_it(tmp_path):
-    processes = Processes(tmp_path, "end", "busy")
+@pytest.mark.parametrize("doing", slow_unless("late".__eq__, ["late", "busy"]))
+def test_a_process_that_is_busy_is_not_lost_and_all_wait_for_it(tmp_path, doing):
+    processes = Processes(tmp_path, "end", doing)
     assert processes.ended() == {0: (0, ""), 1: (0, "")}
 
 
@@ -82,3 +91,42 @@ def test_a_mistake_that_all_make_is_the_error_of_all(tmp_path):
     ended = Processes(tmp_path, "mistake", "mistake").ended()
     assert [status for status, _ in ended.values()] == [2, 2]
     assert all("use a positive one" in error and "trm:" not in error for _, error in ended.values())
+
+
+def error_of(index):
+    """Of a process that connects to others, which it must not wait for without end."""
+    errors = []
+
+    def connect():
+        try:
+            peers.Peers(index, 3, "127.0.0.1")
+        except LostProcessError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(10)
+    return errors
+
+
+def test_a_process_that_does_not_connect_is_named_and_a_stranger_is_not_taken_for_it(monkeypatch):
+    strangers = []
+
+    def publish(name, value):
+        """Everybody can connect, and only the processes of the run know the token."""
+        port, token = json.loads(value)
+        for line in (b"GET / HTTP/1.1", b'[1, "other", "guessed"]', f'[2, "third", "{token}"]'.encode()):
+            strangers.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+            strangers[-1].sendall(line + b"\n")
+
+    monkeypatch.setattr(peers, "JOIN_SECONDS", 0.5)
+    monkeypatch.setattr(peers.coordination, "publish", publish)
+    (error,) = error_of(0)
+    assert error.startswith("process 1 did not connect; stopped")
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(peers.coordination, "read", lambda name, timeout: json.dumps([port, "token"]))
+    (error,) = error_of(1)
+    assert re.match(r"process 0 on 127\.0\.0\.1 could not be reached \(.*refused\); stopped", error)
+    for stranger in strangers:
+        stranger.close()

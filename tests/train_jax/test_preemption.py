@@ -13,7 +13,8 @@ from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
 from benchmarks.faults_runs import Run, differences
 from train_jax.errors import PreemptedError
-from train_jax.runtime.preemption import _Agreement
+from train_jax.runtime import preemption
+from train_jax.runtime.preemption import Preemption, _Agreement
 
 
 class Network:
@@ -69,6 +70,95 @@ def test_no_step_begins_while_the_processes_agree():
     agreement._count(1, 2)
     thread.join(2)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """`watched(main, save)`: SIGTERM comes after the second step; `main(preemption)` is what the main thread then does.
+
+    Returns what was logged and saved, and how another thread then ended the process.
+    """
+    monkeypatch.setattr(preemption, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(preemption, "CLOSING_SECONDS", 0.1)
+
+    def run(main, save=lambda: None):
+        seen, exited = [], threading.Event()
+
+        def exit_now(status, reason):
+            seen.append((status, reason))
+            exited.set()
+            raise SystemExit  # ends the thread
+
+        def saved():
+            seen.append("saved")
+            save()
+
+        monkeypatch.setattr(preemption, "exit_now", exit_now)
+        before = signal.getsignal(signal.SIGTERM)
+        with Preemption().watching() as watching:
+            for step in (1, 2):
+                watching.before_step(step, lambda: seen.append("logged"))
+                with watching.lock:
+                    watching.after_step(step, saved)
+                watching.check()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert watching._agreement.result() == 2
+            main(watching)
+            assert exited.wait(5)
+        assert signal.getsignal(signal.SIGTERM) is before
+        return seen
+
+    return run
+
+
+ends_a_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+def stops_at(call):
+    def main(watching):
+        with pytest.raises(PreemptedError, match="saved after step 2"):
+            call(watching)
+
+    return main
+
+
+@ends_a_thread
+def test_the_main_thread_saves_at_the_end_of_a_step_or_before_the_next_one(watched, capsys):
+    """Another thread ends the process if the main thread has saved, and does not end it."""
+    for main in (lambda each: each.check(), lambda each: each.before_step(3, each._log)):
+        assert watched(stops_at(main)) == ["logged", "saved", (PreemptedError.STATUS, "preempted")]
+    assert "trm: stopped by SIGTERM, saved after step 2; the same command continues" in capsys.readouterr().err
+
+
+@ends_a_thread
+def test_another_thread_saves_and_ends_a_process_whose_main_thread_is_busy(watched, capsys):
+    assert watched(lambda watching: None) == ["logged", "saved", (PreemptedError.STATUS, "preempted")]
+
+    def full_disk():
+        raise OSError("no space left")
+
+    assert watched(lambda watching: None, full_disk) == [
+        "logged",
+        "saved",
+        (1, "error: stopped by SIGTERM; saving failed (no space left)"),
+    ]
+    assert "trm: stopped by SIGTERM; saving failed (no space left)\n" in capsys.readouterr().err
+
+
+def test_a_thread_of_a_program_does_not_take_the_signal():
+    """`train` may be called there, where Python allows no handlers."""
+    handlers = []
+
+    def train():
+        with Preemption().watching() as watching:
+            watching.before_step(1, lambda: None)
+            watching.check()
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join(10)
+    assert handlers == [signal.getsignal(signal.SIGTERM)]
 
 
 def preempted(command, ready, seconds=10.0):

@@ -154,6 +154,47 @@ def test_processes_with_other_code_are_refused(tmp_path, data_dir):
     assert not (tmp_path / "run").exists()
 
 
+FAILURES = "no data; build them", "process 0 of 2 failed; see its output for the reason"
+HELD = {"replicated": {"flat": [3, 3], "rows": [8, 2]}, "sharded": {"flat": [2, 3], "rows": [2, 2, 2]}}
+"""The shapes of the parameters that a process has: two of four shards, each with nine numbers and zeros or two rows."""
+
+
+def test_what_two_processes_do_together(tmp_path):
+    """All but the training step: messages, common decisions, arrays over four devices, and a checkpoint of both."""
+    statuses, texts = run_processes([script("work_of_processes", tmp_path)] * 2)
+    assert statuses == [0, 0], "\n".join(texts)
+    results = [json.loads(next(line for line in text.splitlines() if line.startswith("{"))) for text in texts]
+    for index, result in enumerate(results):
+        assert result.pop("agreements") == {
+            "place": [index, 2],
+            "sums": [[3, 0], [3, 2], [3, 4], [3, 6]],
+            "kept": 2,
+            "heard": [[0, "early"], [1, "early"]],
+            "gathered": [[0, 7, 1, 7]],
+            "any": [True, True, False],
+            "of main": {"made by": 0},
+            "failure of main": FAILURES[index],
+            "equal": None,
+            "different": "the 2 processes were started with different fields; start all with the same",
+            "steps": [2, 4],
+        }
+        assert result.keys() == {"pmap", "shard_map"}
+        for runner, arrays in result.items():
+            for name, held in HELD.items():
+                shapes = {name: [4, *shape[1:]] for name, shape in held.items()} if name == "sharded" else held
+                expected = {"shapes": shapes, "held": held, "is whole": True, "saved as it was": True}
+                assert arrays.pop(name) == expected, (runner, name)
+            assert arrays == {
+                "count": 4,
+                "positions": [2 * index, 2 * index + 1],
+                "sums": [28, 28],
+                "own rows": True,
+                "checksums": True,
+                "rows of a function": [[2 * index, 2 * index + 1], [0, 1, 2], 7],
+                "restored": [True, True, 3, 1.5],
+            }, runner
+
+
 def test_an_incomplete_set_of_variables_is_an_error(monkeypatch):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1234")
     with pytest.raises(UserError, match=r"JAX_NUM_PROCESSES=None.*set all three, or none"):

@@ -1,8 +1,11 @@
 """`--profile` and `trm profile`: which steps are traced, and the sums over their operations."""
 
+import contextlib
+import dataclasses
 import gzip
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from support.compiled_program import PROGRAM
@@ -10,8 +13,13 @@ from support.scripts import run_script
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.hooks import MEMORY_AFTER, MEMORY_BEFORE, Profiling
 from train_jax.pod.hlo import Program
 from train_jax.pod.yardsticks import measured
+from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP, RunFolder
+from train_jax.run.presets import preset
+from train_jax.runtime.clock import Clock
+from train_jax.session import Session
 
 
 def span(name, begin, duration, thread=0, **args):
@@ -99,6 +107,56 @@ def test_no_profile_is_one_line(run, capsys):
     shutil.rmtree(run / "profile/host-00/plugins")
     assert main(["profile", str(run)]) == 2
     assert "has no trace; train with --profile 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("first", "dispatch", "profile", "skip", "traced", "said"),
+    [
+        (0, 1, 3, 4, [5, 6, 7], "profile of steps 5 to 7 in "),
+        (6, 1, 2, 3, [10, 11], "profile of steps 10 to 11 in "),
+        (0, 1, 5, 10, [11, 12], "profile of steps 11 to 12 in "),
+        (0, 4, 2, 2, [8], "profile of steps 5 to 8 in "),
+        (0, 1, 2, 12, [], "no step was profiled: the run ended at step 12; lower --profile-skip"),
+        (0, 1, 0, 0, [], ""),
+    ],
+)
+def test_which_steps_are_traced(monkeypatch, tmp_path, first, dispatch, profile, skip, traced, said):
+    """Of twelve, after earlier ones have ended; the profiler's own time is not that of the steps."""
+    seen, lines, running = [], [], []
+
+    @contextlib.contextmanager
+    def annotation(name, step_num):
+        assert name == PROFILED_STEP and running
+        seen.append(step_num)
+        yield
+
+    def start_trace(folder, *, create_perfetto_trace, profiler_options):
+        assert create_perfetto_trace and profiler_options.python_tracer_level == 0
+        running.append(folder)
+
+    for name, call in {
+        "start_trace": start_trace,
+        "stop_trace": lambda: running.remove(folder),
+        "save_device_memory_profile": lambda path: path.write_bytes(b""),
+        "StepTraceAnnotation": annotation,
+    }.items():
+        monkeypatch.setattr(f"jax.profiler.{name}", call)
+    folder = tmp_path / "profile" / "host-00"
+    clock = Clock()
+    session = Session(*[SimpleNamespace(text=lambda: "HLO")] * 6, state=0, carry=(), dispatch=range(first, first))
+    session.clock, session.tracker = clock, SimpleNamespace(say=lines.append)
+    config = dataclasses.replace(preset("tiny"), profile=profile, profile_skip=skip)
+    hook = Profiling(config, RunFolder(tmp_path), first)
+    for step in range(first, 12, dispatch):
+        session.dispatch = range(step, step + dispatch)
+        with hook.around(session):
+            pass
+        hook.after(session, {})
+    hook.end(session)
+    assert seen == traced and not running and lines == [said + str(folder) * bool(traced)] * bool(said)
+    files = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    assert files == ({MEMORY_BEFORE, MEMORY_AFTER, PROFILED_PROGRAM} if traced else set())
+    assert ("profile" in clock.spent()[2]) == bool(traced)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -86,6 +87,15 @@ def test_a_length_may_grow_only_where_one_is_given(place):
 def test_operational_fields_exist():
     fields = {field.name for field in dataclasses.fields(preset("tiny"))} | {"compute.", "optim.max_skipped_steps"}
     assert fields >= OPERATIONAL
+
+
+def test_one_process_writes_a_local_folder(tmp_path):
+    run = tmp_path / "runs" / "run"
+    for _ in range(2):  # the second time over what the first one left
+        with sole_writer(str(run)):
+            owner = rf"{run} is being written by process {os.getpid()} on \S+ since [\d: -]+; wait until it ends"
+            with pytest.raises(UserError, match=owner), sole_writer(str(run)):
+                pass
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

@@ -1,12 +1,20 @@
 """`trm compile-pod --save` and `trm train --compute.load`: a compiled train step as a file, on virtual CPU devices."""
 
+import dataclasses
+import hashlib
 import json
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from support.processes import run_processes
 from support.scripts import run_script, script
 
 from train_jax.__main__ import main
+from train_jax.errors import UserError
+from train_jax.runtime.compilation import ProgramKey, load_program, save_program
+from train_jax.runtime.devices import Devices
 
 
 @pytest.mark.slow
@@ -42,6 +50,53 @@ def test_a_saved_train_step_in_two_processes(data_dir, tmp_path):
         (line,) = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
         assert line["equal"] and line["leaves"] > 10 and line["loads"] == ["step.program"]
         assert "was compiled for devices 2, not 4" in line["of one process"]
+
+
+@pytest.fixture
+def lowered():
+    """`lowered(scale)`: a program of two inputs for one device, lowered."""
+
+    def of(scale):
+        devices = Devices(1, "shard_map")
+        program = devices.parallel_map(lambda params, _, batch: scale * params["w"] * batch)
+        params, batch = devices.shapes({"w": jnp.ones(3)}), devices.shapes(jnp.ones((1, 2, 3)), sharded=True)
+        return program.lower(params, {}, batch)
+
+    return of
+
+
+def test_a_program_comes_back_and_nothing_else_is_loaded(lowered, tmp_path):
+    devices, path, written = jax.local_devices()[:1], tmp_path / "program", lowered(2.0)
+    save_program(path, written, written.compile(), devices)
+    on = Devices(1, "shard_map")
+    inputs = on.replicate({"w": jnp.arange(3.0)}), {}, on.shard(jnp.ones((1, 2, 3)))
+    np.testing.assert_array_equal(load_program(path, lowered(2.0), devices)(*inputs), [[[0.0, 2.0, 4.0]] * 2])
+    first, header, content = path.read_bytes().split(b"\n", 2)
+    fields = json.loads(header)
+    assert set(fields) == {f.name for f in dataclasses.fields(ProgramKey)} | {"sha256"}
+    assert (fields["devices"], fields["processes"], fields["compiler"]) == (1, 1, "")
+
+    def edited(content=content, **changes):
+        return b"\n".join([first, json.dumps(fields | changes).encode(), content])
+
+    for expected, what, reason in (
+        (3.0, path.read_bytes(), "was compiled for another train step: other code, fields or sizes of the data; save"),
+        *(
+            (2.0, edited(**{name: 7}), f"was compiled for {name} 7, not ")
+            for name in fields.keys() - {"program", "sha256"}
+        ),
+        (2.0, edited(program="x"), "was compiled for another train step"),
+        (2.0, edited(content[:-1] + b"x"), "is damaged; save it again"),
+        (2.0, edited(content[:9], sha256=hashlib.sha256(content[:9]).hexdigest()), r"cannot be loaded \("),
+        (2.0, edited(sha256=None), "is damaged"),
+        (2.0, b"another" + path.read_bytes(), "is no program that `trm compile-pod --save` wrote"),
+        (2.0, b"hello", "is no program that"),
+        (2.0, None, r"cannot be read \(No such file or directory\); write it with trm compile-pod"),
+    ):
+        other = tmp_path / "other"
+        other.unlink(missing_ok=True) if what is None else other.write_bytes(what)
+        with pytest.raises(UserError, match=rf"^{other} {reason}"):
+            load_program(other, lowered(expected), devices)
 
 
 @pytest.mark.parametrize("fields", [[], ["--compute.runner", "shard_map", "--step", "evaluate"]])

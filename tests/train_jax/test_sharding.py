@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from support.markers import slow_or_campaign
@@ -13,6 +14,7 @@ from train_jax.core.sharding import Bucket, Sharded
 from train_jax.errors import UserError
 from train_jax.optim.chain import matrices_alike
 from train_jax.optim.config import ParameterGroup
+from train_jax.run.config import ComputeConfig
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
@@ -63,15 +65,31 @@ def test_a_bucket_has_matrices_of_one_group_and_shape_one_for_each_device():
     assert matrices == [("layers.0.weight", "layers.1.weight"), ("layers.4.weight",), ("layers.2.weight",)]
 
 
-def test_an_optimizer_of_the_user_is_refused(data_dir):
+@pytest.mark.parametrize(
+    "fields",
+    [{"optimizer": "optax:adam"}, {"groups": (ParameterGroup(".*q_head.*", optimizer="optax:adam"),)}],
+    ids=["run", "group"],
+)
+def test_an_optimizer_of_the_user_is_refused(data_dir, fields):
     config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir))
     config = dataclasses.replace(
         config,
-        optim=dataclasses.replace(config.optim, optimizer="optax:adam"),
+        optim=dataclasses.replace(config.optim, **fields),
         compute=dataclasses.replace(config.compute, shard_optimizer=True),
     )
     with pytest.raises(UserError, match="shard_optimizer cannot be used with the optimizer optax:adam"):
         start(config, devices=Devices(1))
+
+
+def test_the_state_of_a_run_comes_back_from_its_shards(data_dir):
+    config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir), compute=ComputeConfig(shard_optimizer=True))
+    training = start(config, devices=Devices(1))
+    state, placement = training.initial_state(), training.placement
+    placed = placement.place(state)
+    shapes = jax.tree.map(lambda x: x.shape, placement.shapes(state))
+    assert shapes == jax.tree.map(lambda x: x.shape, placed) and shapes != jax.tree.map(lambda x: x.shape, state)
+    jax.tree.map(np.testing.assert_array_equal, placement.to_checkpoint(placed), state)
+    jax.tree.map(np.testing.assert_array_equal, placement.whole(placed), state._replace(opt_state=()))
 
 
 # ---- steps with given gradients, on eight devices

@@ -10,7 +10,7 @@ from google.auth.exceptions import DefaultCredentialsError
 
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError
-from train_jax.run import storage
+from train_jax.run import cache, storage
 from train_jax.run.files import (
     append_text,
     local_copy,
@@ -21,7 +21,7 @@ from train_jax.run.files import (
     write_bytes,
     write_text,
 )
-from train_jax.run.storage import path_of
+from train_jax.run.storage import is_remote, path_of
 
 FAULTS = ["503", "429", "reset", "lost"]
 
@@ -61,6 +61,32 @@ def test_a_file_is_written_whole_or_not_at_all(anywhere):
     assert not file.exists() and not file.is_file()
     with pytest.raises(FileNotFoundError):
         file.read_text()
+
+
+def test_files_that_grow_are_written_where_lines_can_be_added(anywhere):
+    """On a disk in their place; for storage in the cache, with what was there, and uploaded whole."""
+    run = anywhere / "run"
+    file, folder = run / "metrics.jsonl", run / "wandb"
+    write_text(file, "one\n")
+    local, other = cache.continued_file(file), cache.continued_file(run / "events.jsonl")
+    assert (local == file) == (anywhere == run.parent and not is_remote(run)) and not other.exists()
+    with local.open("a") as lines:
+        lines.write("two\n")
+    if is_remote(run):
+        assert file.read_text() == "one\n"
+        cache.upload_working_file(run / "events.jsonl")  # not there yet
+    cache.upload_working_file(file)
+    assert file.read_text() == "one\ntwo\n"
+    other.write_text("start\n")
+    cache.upload_working_files(run / "another")
+    assert (run / "events.jsonl").exists() == (not is_remote(run))
+    cache.upload_working_files(run)
+    assert (run / "events.jsonl").read_text() == "start\n"
+    assert cache.continued_file(run / "events.jsonl").read_text() == "start\n"
+    (run / "events.jsonl").unlink()
+    assert not cache.continued_file(run / "events.jsonl").exists(), "what the cache has of a run that was removed"
+    place = cache.working_folder(folder)
+    assert place == folder if not is_remote(run) else place.is_dir() and place.is_relative_to(cache.cache_folder())
 
 
 def test_two_writers_of_one_file(anywhere):

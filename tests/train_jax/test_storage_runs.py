@@ -159,6 +159,23 @@ def test_a_data_set_is_copied_once_and_again_when_it_or_its_copy_changes(argumen
     assert f"{data} is not what its recipe.json says (SHA-256); build it again with" in capsys.readouterr().err
 
 
+def test_a_data_set_is_built_in_storage_as_on_a_disk(remote, emulator, tmp_path, capsys):
+    """The local scratch folder is removed, and what is built already is not uploaded again."""
+    build = ["build-data", "sudoku", "--size", "4", "--num-train", "6", "--num-test", "2", "--num-empty", "6"]
+    local, folder = tmp_path / "local", path_of(remote) / "data"
+    for place in (local, folder):
+        assert main([*build, "--output-dir", str(place)]) == 0
+    files = {path.relative_to(local).as_posix(): path.read_bytes() for path in local.rglob("*") if path.is_file()}
+    assert folder.files().keys() == files.keys()
+    assert {name: (folder / name).read_bytes() for name in files if name.endswith(".npy")} == {
+        name: content for name, content in files.items() if name.endswith(".npy")
+    }
+    assert not list((cache.cache_folder() / "building").iterdir())
+    before = len(emulator.requests)
+    assert main([*build, "--output-dir", str(folder)]) == 0
+    assert {method for method, _ in emulator.requests[before:]} == {"GET"}
+
+
 # ---- what a run in storage tells
 
 

@@ -79,10 +79,25 @@ def test_a_frozen_process_is_killed_and_restarted(supervised):
     assert (status, starts) == (0, 2) and "sent no sign of life for 1 s and was killed" in said[0]
 
 
-def test_sigterm_goes_to_the_run_and_nothing_is_restarted(supervised):
+@pytest.mark.parametrize("handler", ["lambda *_: sys.exit(75)", "signal.SIG_DFL"], ids=["saves", "is killed"])
+def test_sigterm_goes_to_the_run_and_nothing_is_restarted(supervised, handler):
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
-    assert supervised("signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(30)") == (75, 1, [])
+    assert supervised(f"signal.signal(signal.SIGTERM, {handler}); time.sleep(30)") == (75, 1, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_a_restart_ends_the_supervisor(number):
+    said, handlers = [], [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+
+    def say(line):
+        said.append(line)
+        os.kill(os.getpid(), number)
+
+    start = time.monotonic()
+    assert Supervisor([sys.executable, "-c", "raise SystemExit(1)"], 3, say).run() == 75
+    assert said == ["the run ended with status 1; restart 1 of 3 in 10 s"] and time.monotonic() - start < 9
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
 def test_a_run_without_its_supervisor_stops_as_after_sigterm(tmp_path):

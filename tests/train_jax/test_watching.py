@@ -185,7 +185,7 @@ def beat(time, kind="steps", step_time=None):
         (None, None, "silent", "not written for 1:30: killed, frozen"),
         (None, beat(1085.0), "running", ""),
         (None, beat(1085.0, "compile", 100.0), "running", "compile"),
-        (None, beat(1085.0, step_time=700.0), "stalled", "no step for 6:30"),
+        *((None, beat(1085.0, kind, 700.0), "stalled", "no step for 6:30") for kind in ("steps", "data")),
         ("preempted", None, "preempted", ""),
         ("error: 7 consecutive steps", None, "stopped", "7 consecutive steps"),
         ("interrupted", None, "stopped", "interrupted"),

@@ -41,8 +41,6 @@ class Programs:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._called: frozenset[Any] = frozenset()
         self._ready: set[tuple[Any, int]] = set()
-        self.compile_seconds = 0.0
-        """Seconds of compilation so far, including the background."""
 
     def get(self, step: int, steps: int, args: tuple) -> Callable[..., Any]:
         """The program for the `steps` steps that follow the first `step` ones, compiled for arguments like `args`.
@@ -101,7 +99,6 @@ class Programs:
         with counted_cache_use() as use:
             made = make()
         seconds = time.perf_counter() - start
-        self.compile_seconds += seconds
         how = f"loaded in {seconds:.1f} s from {saved}" if saved else f"compiled in {seconds:.1f} s, {use}"
         self._news.append(f"train step {how}")
         return made

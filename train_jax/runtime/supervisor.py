@@ -200,6 +200,5 @@ def supervise(argv: Sequence[str], restarts: int) -> int:
 
     def say(line: str) -> None:
         sys.stderr.write(f"trm: {line}\n")
-        sys.stderr.flush()
 
     return Supervisor([sys.executable, "-m", "train_jax", "train", *argv], restarts, say).run()

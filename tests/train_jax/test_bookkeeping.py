@@ -1,0 +1,167 @@
+"""What a run counts, logs, evaluates and saves at which step, and that a run that was stopped records the same."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support.toy_language import ToyConfig, ToyLanguage, write_tokens
+
+from models_torch.outside import OutsideConfig
+from train_jax.errors import PreemptedError
+from train_jax.loop import train
+from train_jax.optim.config import OptimConfig
+from train_jax.run.checkpoint import Checkpoints
+from train_jax.run.config import ComputeConfig, RunConfig
+from train_jax.run.events import read_events
+from train_jax.run.folder import RunFolder, complete_steps
+from train_jax.run.restore import choose
+from train_jax.run.tracking import read_metrics
+from train_jax.runtime.clock import TRAINING
+from train_jax.runtime.devices import Devices
+
+STEPS = 18
+TRAIN, EVAL = "train", "eval"
+RECORDS = [(2, TRAIN), (4, EVAL), (4, TRAIN), (6, TRAIN), (8, EVAL), (8, TRAIN), (10, TRAIN), (12, EVAL), (12, TRAIN),
+           (14, TRAIN), (16, EVAL), (16, TRAIN), (18, TRAIN), (18, EVAL)]  # fmt: skip
+"""Log lines every 2 steps, evaluations every 4. A window is fetched one step late, or before a checkpoint."""
+FILES = {"FINISHED", "checkpoints", "config.json", "dataset.json", "evaluation", "events.jsonl", "heartbeat.json",
+         "lock", "logs", "machine.json", "metrics.jsonl"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokens")
+    write_tokens(folder)
+    return RunConfig(
+        data_dir=str(folder),
+        run_dir=str(folder / "whole"),
+        task="support.toy_language:ToyLanguage",
+        task_config=ToyConfig(),
+        model="support.toy_language:TokenModel",
+        arch=OutsideConfig(forward_dtype="float32"),
+        optim=OptimConfig(warmup_steps=4, lr=1e-2, ema_decay=0.9),
+        steps=STEPS,
+        global_batch_size=8,
+        eval_batch_size=32,
+        eval_every_steps=4,
+        eval_examples=16,
+        log_every_steps=2,
+        checkpoint_every_steps=6,
+        keep_checkpoints=1,
+        keep_best="-loss",
+        wandb="disabled",
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(config):
+    """The figures of a run that is not stopped, with two steps in a dispatch."""
+    return train(dataclasses.replace(config, compute=ComputeConfig(steps_per_dispatch=2)))
+
+
+def kind(record):
+    return record["step"], EVAL if "eval/loss" in record else TRAIN
+
+
+def losses(records):
+    return {kind(record): record.get("eval/loss", record.get("train/loss")) for record in records}
+
+
+def training_seconds(events):
+    return sum(event.get("seconds", {}).get(name, 0.0) for event in events for name in TRAINING)
+
+
+def test_what_a_run_leaves(config, whole):
+    folder = RunFolder(Path(config.run_dir))
+    assert {path.name for path in folder.path.iterdir()} == FILES
+    records = read_metrics(folder)
+    assert [kind(record) for record in records] == RECORDS
+    assert [r["eval/count"] for r in records if "eval/count" in r] == [16 * 12] * 4 + [32 * 12]
+    assert all(50 < r["train/tokens"] / 2 < 8 * 12 for r in records if "train/tokens" in r), "of two steps of 8 rows"
+    seconds = [record["train_seconds"] for record in records]
+    assert seconds == sorted(seconds) and seconds[-1] == whole["train_seconds"] > 0
+    last = {name.removeprefix("eval/"): value for name, value in records[-1].items() if name.startswith("eval/")}
+    assert whole == last | {"train_seconds": seconds[-1], "train_steps": STEPS, "summary": whole["summary"]}
+    assert complete_steps(folder.checkpoints) == [12, 18]
+    with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
+        assert choose(checkpoints, "best") == 12, "the last one that is both evaluated and saved, with the lowest loss"
+        assert checkpoints.notes(12)["best"]["value"] == -losses(records)[12, EVAL]
+
+
+def test_what_a_run_tells(config, whole):
+    folder = RunFolder(Path(config.run_dir))
+    start, first, *others, end = read_events(folder)
+    assert (start["event"], first["event"], end["event"]) == ("start", "continue", "end")
+    assert (first["step"], end["step"], end["reason"]) == (0, STEPS, "finished")
+    assert {event["event"] for event in others} == {"progress"} and {event["session"] for event in others} == {1}
+    steps = [event["step"] for event in others]
+    assert steps == sorted(steps) and {6, 12, 18} <= {*steps}
+    kinds = {name for event in [first, *others, end] for name in event["seconds"]}
+    assert kinds == {"start", "restore", "compile", "data", "steps", "evaluation", "saving", "end"}
+    assert training_seconds([first, *others, end]) == pytest.approx(whole["train_seconds"], abs=0.01)
+    lines = folder.host_log(0).read_text().splitlines()
+    first = "support.toy_language:TokenModel with 624 parameters on 1 x cpu; 256 examples; 18 steps of 8"
+    assert lines[lines.index(first) + 1].startswith("train step compiled in ") and lines[-1].startswith("goodput ")
+    evaluated = [f"step {step}: loss" for step, name in RECORDS if name == EVAL]
+    assert [" ".join(line.split()[:3]) for line in lines if line.startswith("step ") and ": loss" in line] == evaluated
+    assert [line for line in lines if line.startswith(f"step  2/{STEPS}  loss ") and line.endswith(" left")]
+    assert [line for line in lines if line.startswith(f"step {STEPS}/{STEPS}  loss ") and line.endswith(" 0 s left")]
+
+
+def test_a_finished_run_is_not_touched(config, whole):
+    folder = RunFolder(Path(config.run_dir))
+    before = folder.events.read_bytes(), folder.config.read_bytes()
+    assert train(config) == whole
+    assert (folder.events.read_bytes(), folder.config.read_bytes()) == before
+
+
+def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp_path):
+    stopped, calls = dataclasses.replace(config, run_dir=str(tmp_path / "run")), []
+    figures = ToyLanguage.figures
+
+    def with_a_notice(task, *args):
+        """The fourth log line, of steps 7 and 8, is written when step 9 has begun."""
+        calls.append(args)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return figures(task, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(PreemptedError, match="saved after step ") as preempted:
+        patch.setattr(ToyLanguage, "figures", with_a_notice)
+        train(stopped)
+    step = int(str(preempted.value).partition("after step ")[2].partition(";")[0])
+    folder = RunFolder(Path(stopped.run_dir))
+    assert step >= 9 and complete_steps(folder.checkpoints) == [step] and not folder.finished.exists()
+    assert kind(read_metrics(folder)[-1]) == (step, TRAIN)
+    end = read_events(folder)[-1]
+    assert (end["step"], end["reason"]) == (step, "preempted") and end["seconds"]["saving"] > 0
+    with folder.metrics.open("a") as file:
+        file.write(json.dumps({"step": step + 1, "train/loss": 0.0}) + "\n")  # of a step that is computed again
+
+    again = train(stopped)
+    records, expected = read_metrics(folder), read_metrics(RunFolder(Path(config.run_dir)))
+    assert sorted(map(kind, records)) == sorted({*RECORDS, (step, TRAIN)})
+    cut = {step, step + 1}  # windows that end elsewhere
+    ours, theirs = ({k: v for k, v in losses(r).items() if k[0] not in cut} for r in (records, expected))
+    assert ours == pytest.approx(theirs, rel=1e-5) and again["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+    seconds = [record["train_seconds"] for record in records]
+    assert seconds == sorted(seconds) and seconds[-1] == again["train_seconds"]
+    assert training_seconds(read_events(folder)) == pytest.approx(again["train_seconds"], abs=0.02)
+    assert [event["step"] for event in read_events(folder) if event["event"] == "continue"] == [0, step]
+    assert f"18 steps of 8, continuing at step {step}" in folder.host_log(0).read_text()
+
+
+@pytest.mark.parametrize("runner", ["pmap", "shard_map"])
+def test_a_step_takes_the_memory_of_state_and_carry_alone(runner):
+    devices = Devices(1, runner)
+    step = devices.parallel_train_step(lambda state, carry, batch, key: (state + 1, carry * 2, {"sum": batch.sum()}))
+    state, (carry, batch) = devices.replicate(jnp.ones(3)), devices.shard((jnp.ones((1, 4)), jnp.ones((1, 4))))
+    after = step(state, carry, batch, devices.random_key(0))
+    assert [array.is_deleted() for array in (state, carry, batch)] == [True, True, False]
+    assert jax.tree.map(lambda x: x.shape, after) == ((3,), (1, 4), {"sum": ()})
