@@ -31,7 +31,7 @@ class ChatData:
     """Conversations: .jsonl or .parquet files with messages, or folders of them, also gs://bucket/…; hf://OWNER/NAME is
     a data set of the Hugging Face hub."""
     tasks: tuple[str, ...] = ()
-    """Problems, NAME[,OPTION=VALUE…][@FOLDER][:COUNT], separated by spaces; COUNT are those to train on."""
+    """Problems, `NAME[,OPTION=VALUE…][@FOLDER][:COUNT]`, separated by spaces; COUNT are those to train on."""
     tokenizer: str = "data/text"
     """Folder with tokenizer.json: of a tokenizer or of another data set."""
     output_dir: Path = Path("data/chat")
