@@ -20,7 +20,7 @@ from train_jax.runtime.devices import Devices
 
 use_host_backend()
 TPUS = topology(sys.argv[1]).devices
-on_the_host = Devices._parallel
+on_the_host = Devices.parallel
 compiled: list[str] = []
 
 
@@ -53,7 +53,7 @@ def parallel(self, function, *args, **kwargs):
     return Both(function.__name__, on_the_host(self, function, *args, **kwargs), for_tpus)
 
 
-Devices._parallel = parallel
+Devices.parallel = parallel
 stages = [list(part) for divides, part in itertools.groupby(sys.argv[2:], lambda word: word == "--") if not divides]
 results = []
 for stage in stages:

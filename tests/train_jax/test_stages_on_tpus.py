@@ -82,7 +82,7 @@ def test_a_language_model(text_set):
         build, ["train", "chat-tiny", *fields, *sizes, *heads, "--eval-every-steps", "0"], ["evaluate", run]
     )
     assert not built and "with_key" in trained
-    assert evaluated == ["decode", "eval_step", "prefill"], "an evaluation continues prompts, too"
+    assert set(evaluated) == {"decode", "eval_step", "prefill"}, "an evaluation continues prompts, too"
 
 
 @pytest.mark.campaign
@@ -96,4 +96,4 @@ def test_the_language_model_of_2026(text_set):
         ["generate", run, "--prompt", "1 +", "--max-tokens", "3"],
     )
     assert not built and "with_key" in trained and "eval_step" in evaluated
-    assert generated == ["decode", "prefill"]
+    assert set(generated) == {"decode", "prefill"}

@@ -74,7 +74,7 @@ def test_a_run_in_storage_is_killed_continued_evaluated_and_reported(arguments, 
         assert main([stage, str(run.path)]) == 0, capsys.readouterr().err
     assert f"report: {run.report}" in capsys.readouterr().out
     assert run.report.exists() and run.evaluation("test").exists() and run.predictions("test").exists()
-    assert not (run.path / "lock").exists() and not (ROOT / "gs:").exists()
+    assert not (run.path / "lock").read_bytes() and not (ROOT / "gs:").exists(), "the lease is given back"
 
 
 @pytest.fixture

@@ -32,7 +32,13 @@ from train_jax.run.model import build_module
 from train_jax.runtime.devices import Devices
 from train_jax.task import Evaluation, Periodic
 from train_jax.tasks.language.chat.conversations import render_prompt, special_tokens
-from train_jax.tasks.language.chat.evaluation import Answering, answer_request, generative_score, written_text
+from train_jax.tasks.language.chat.evaluation import (
+    Answering,
+    Score,
+    answer_request,
+    generative_score,
+    written_text,
+)
 from train_jax.tasks.language.chat.problems import Problems
 from train_jax.tasks.language.chat.task_names import task_name
 from train_jax.tasks.language.engine import Engine, Generation, Request
@@ -108,7 +114,8 @@ class RolloutTask(LanguageTask):
                 f"pass_samples {fields.pass_samples} does not divide samples {fields.samples}; use a divisor of it"
             )
         special_tokens(self.tokenizer)
-        questions = (self.problems.conversation(index)[:-1] for index in range(len(self.problems)))
+        both = self.problems, self._test_problems()
+        questions = (each.conversation(index)[:-1] for each in both for index in range(len(each)))
         longest, length = max(len(render_prompt(self.tokenizer, each)) for each in questions), config.arch.seq_len
         if longest > length:
             raise UserError(f"a problem has {longest} tokens and arch.seq_len is {length}; use a longer one")
@@ -151,18 +158,31 @@ class RolloutTask(LanguageTask):
         total = len(self.problems)
         return [int(_order(total, self.config.seed, place // total)[place % total]) for place in places]
 
+    def _test_problems(self, count: int | None = None) -> Problems:
+        return task_name(self.fields.problems).open("test", seed=self.config.seed, count=count)
+
+    def _within(self, request: Request) -> Request:
+        """Returns the request with at most as many tokens as a row has."""
+        room = self.config.arch.seq_len + 1 - len(request.prompt)
+        return dataclasses.replace(request, max_tokens=min(request.max_tokens, room))
+
+    def score(self, state: TrainState, limit: int) -> Score:
+        """Returns the verdicts on one answer to each of the first problems of the test split; 0 for all."""
+        self.engine.load(state.eval_params, state.buffers)
+        how = Answering(sampling=Sampling(temperature=self.fields.temperature), max_tokens=self.fields.max_tokens)
+        return generative_score(
+            lambda requests: self.engine.complete(map(self._within, requests)),
+            self.tokenizer,
+            self._test_problems(limit or None),
+            how,
+        )
+
     def _requests(self, step: int, numbers: Sequence[int]) -> list[Request]:
-        fields, length = self.fields, self.config.arch.seq_len
+        fields = self.fields
         sampling = Sampling(temperature=fields.temperature, top_k=fields.top_k)
         how = Answering(sampling=sampling, max_tokens=fields.max_tokens, seed=(self.config.seed << 32) + step)
-        requests = []
-        for number in numbers:
-            request = answer_request(self.tokenizer, self.problems, number, how)
-            most = min(fields.max_tokens, length + 1 - len(request.prompt))
-            requests += [
-                dataclasses.replace(request, sample=sample, max_tokens=most) for sample in range(fields.samples)
-            ]
-        return requests
+        requests = [self._within(answer_request(self.tokenizer, self.problems, number, how)) for number in numbers]
+        return [dataclasses.replace(each, sample=sample) for each in requests for sample in range(fields.samples)]
 
     def _packed(self, rows: Sequence[Generation], rewards: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the batch of all hosts: one answer in each row, with the weight of each token."""
@@ -247,13 +267,8 @@ class ProblemEvaluator:
         self._task = task
 
     def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
-        task = self._task
-        fields = task.fields
-        problems = task_name(fields.problems).open("test", seed=task.config.seed, count=limit or None)
-        task.engine.load(state.eval_params, state.buffers)
-        how = Answering(sampling=Sampling(temperature=fields.temperature), max_tokens=fields.max_tokens)
-        score = generative_score(task.engine.complete, task.tokenizer, problems, how)
-        return Evaluation({"accuracy": score.accuracy, "count": float(len(problems))})
+        score = self._task.score(state, limit)
+        return Evaluation({"accuracy": score.accuracy, "count": float(len(score.verdicts))})
 
 
 def token_loss(losses: jax.Array, old_log_probs: jax.Array, advantages: jax.Array, clip: float) -> jax.Array:
