@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
@@ -114,6 +115,8 @@ class _Slot:
     unreported: int = 0
     """How many of the next tokens belong to the prompt."""
     row: Generation | None = None
+    stream: Any = None
+    """The key data of the row's random numbers."""
     used: int = 0
     """The number of the last dispatch with a row."""
 
@@ -290,6 +293,7 @@ class Engine:
                 slot.kept = list(prompt)
                 started.append((number, prompt))
             slot.row, slot.pending = row, deque(prompt[len(slot.kept) :])
+            slot.stream = stream_key(row.request.seed, prompt, row.request.sample)
             slot.unreported = len(slot.pending)
         self._prefill_all(started)
 
@@ -353,10 +357,10 @@ class Engine:
             request = slot.row.request
             settings.temperature[number] = request.sampling.temperature
             settings.top_k[number], settings.top_p[number] = request.sampling.top_k, request.sampling.top_p
-            settings.stream[number] = stream_key(request.seed, request.prompt, request.sample)
+            settings.stream[number] = slot.stream
             control.remaining[number] = len(request.prompt) + request.max_tokens - len(slot.kept)
             control.stop[number, : len(request.stop)] = request.stop
-            forced = list(slot.pending)[:size]
+            forced = list(islice(slot.pending, size))
             control.forced[number, : len(forced)] = forced
         return jax.tree.map(lambda x: x.reshape(self._devices.count, self._local_slots, *x.shape[1:]), control)
 
