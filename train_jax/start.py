@@ -25,7 +25,7 @@ from train_jax.plugins import is_plugin
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import is_run
 from train_jax.run.model import build_objective
-from train_jax.run.restore import initial_weights, warm_optimizer
+from train_jax.run.restore import initial_weights
 from train_jax.run.storage import path_of
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.batch_size import epochs_to_steps
@@ -78,9 +78,8 @@ class Training:
                 scales_loss=scales_loss(self.config),
             )
             source = "" if continues else self.config.init_from
-            if source and self.config.init_optimizer:
-                state = warm_optimizer(state, source)
-            return initial_weights(state, self.objective, source, say, self.config.init_only)
+            optimizer = self.config.init_optimizer
+            return initial_weights(state, self.objective, source, say, self.config.init_only, optimizer=optimizer)
 
     def initial_carry(self, state: TrainState, batch: Any) -> Any:
         """Returns the initial carry with a device axis; `batch` is a result of `Devices.split_batch`."""

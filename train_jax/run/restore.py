@@ -230,18 +230,28 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def initial_weights(
-    state: TrainState, objective: Objective, source: str, say: Callable[[str], None] = lambda _: None, only: str = ""
+    state: TrainState,
+    objective: Objective,
+    source: str,
+    say: Callable[[str], None] = lambda _: None,
+    only: str = "",
+    *,
+    optimizer: bool = False,
 ) -> TrainState:
     """Returns the new state with the weights of a run folder or a weights file; unchanged for an empty `source`.
 
     `only`: regular expression for the whole names of the tensors that are taken; empty for all, which must then fit.
+    `optimizer`: also take the optimizer's state of the run; its schedules begin anew.
     Every row of a sparse table with another number of rows is the mean of those rows, as in the published code;
     `say` is called with one line about it. Raises `UserError` for weights of another model.
     """
     if not source:
         return state
     if is_run(source):
-        weights = restore(source).state_dict()
+        run = restore(source, whole_state=optimizer)
+        weights = run.state_dict()
+        if optimizer:
+            state = _with_optimizer(state, run.state.opt_state, source)
     else:
         try:
             with local_copy(path_of(source)) as local:
@@ -271,12 +281,8 @@ def initial_weights(
     return state._replace(params=params, ema=ema, buffers=buffers)
 
 
-def warm_optimizer(state: TrainState, source: str) -> TrainState:
-    """Returns the new state with the optimizer's state of a run, whose schedules begin anew.
-
-    Raises `UserError` if the run has another optimizer.
-    """
-    theirs = restore(source, whole_state=True).state.opt_state
+def _with_optimizer(state: TrainState, theirs: Any, source: str) -> TrainState:
+    """Raises `UserError` if the run has another optimizer."""
     shapes = [jax.tree.map(jnp.shape, each) for each in (state.opt_state, theirs)]
     if jax.tree.structure(state.opt_state) != jax.tree.structure(theirs) or shapes[0] != shapes[1]:
         raise UserError(f"the optimizer of {source} has another state; use its --optim fields, or --no-init-optimizer")
