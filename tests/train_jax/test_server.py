@@ -41,13 +41,13 @@ GREEDY = {"temperature": 0}
 def service_of():
     engine = engine_of(Scripted(), Devices(1), slots=SLOTS, capacity=CAPACITY)
     limits = Limits(requests_per_minute=10**6, prompt_tokens=80)
-    return Service(engine, BYTES, slots=SLOTS, capacity=CAPACITY, model="toy", limits=limits, token="")
+    return Service(engine, BYTES, model="toy", limits=limits, token="")
 
 
 @pytest.fixture(scope="module")
 def service():
     service = service_of()
-    warm_up(service.thread.engine, CAPACITY)
+    warm_up(service.thread.engine)
     return service
 
 

@@ -92,14 +92,13 @@ def open_service(config: Serve, token: str) -> Any:
     """Returns the service of a run, with its programs compiled."""
     from train_jax.tasks.language.chat.server import Service
 
-    devices = Devices(config.devices)
-    model = TextModel(restore(config.run_dir, step=config.step), config.data_dir, devices)
-    capacity, slots = min(config.context_tokens, model.positions), -(-config.slots // devices.count) * devices.count
-    engine = model.engine_of(slots, capacity)
+    model = TextModel(restore(config.run_dir, step=config.step), config.data_dir, Devices(config.devices))
+    engine = model.engine_of(config.slots, min(config.context_tokens, model.positions))
     name = config.model_name or PurePath(config.run_dir).name
-    print(f"{name} at step {model.step}: {slots} answers at a time, {capacity} tokens each; compiling", flush=True)
-    warm_up(engine, capacity)
-    return Service(engine, model.tokenizer, slots=slots, capacity=capacity, model=name, limits=config, token=token)
+    sizes = f"{engine.slots} answers at a time, {engine.capacity} tokens each"
+    print(f"{name} at step {model.step}: {sizes}; compiling", flush=True)
+    warm_up(engine)
+    return Service(engine, model.tokenizer, model=name, limits=config, token=token)
 
 
 def cli(argv: list[str]) -> None:

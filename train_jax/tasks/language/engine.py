@@ -186,10 +186,11 @@ class Engine:
         self.counts = Counts()
 
     @classmethod
-    def of_run(cls, run: Restored, devices: Devices, **sizes: int) -> Engine:
-        """Returns the engine of a run with its averaged weights."""
+    def of_run(cls, run: Restored, devices: Devices, *, rows: int, capacity: int) -> Engine:
+        """Returns the engine of a run with its averaged weights, for at least this many rows at the same time."""
+        slots = -(-rows // devices.count) * devices.count
         params, buffers = run.objective.params | run.state.eval_params, run.objective.buffers | run.state.buffers
-        engine = cls(run.objective.fn.module, devices, **sizes)
+        engine = cls(run.objective.fn.module, devices, slots=slots, capacity=capacity)
         engine.load(params, buffers)
         return engine
 
@@ -230,6 +231,16 @@ class Engine:
             for slot in self._slots:
                 if slot.row is row:
                     self._free(slot)
+
+    @property
+    def slots(self) -> int:
+        """The number of rows at the same time, on all devices together."""
+        return len(self._slots)
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens in a row's cache."""
+        return self._capacity
 
     @property
     def cache_bytes(self) -> int:

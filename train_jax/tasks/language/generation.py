@@ -127,7 +127,7 @@ class TextModel:
         return self.engine(requests, batch_size=batch_size).complete(requests)
 
     def engine(self, requests: Sequence[Request], *, batch_size: int = 32) -> Engine:
-        """Returns an engine for these requests, with at most `batch_size` rows, but at least one on every device.
+        """Returns an engine for these requests, with `batch_size` rows or fewer, rounded up to a multiple of the devices.
 
         Raises `UserError` for more tokens than the model has positions.
         """
@@ -139,12 +139,11 @@ class TextModel:
                 )
         longest = max(len(each.prompt) + each.max_tokens for each in requests)
         capacity = min(-(-longest // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE, self.positions)
-        return self.engine_of(min(len(requests), max(batch_size, self._devices.count)), capacity)
+        return self.engine_of(min(len(requests), batch_size), capacity)
 
     def engine_of(self, rows: int, capacity: int) -> Engine:
         """Returns an engine for at least this many rows of `capacity` tokens, the same number on every device."""
-        devices = self._devices.count
-        return Engine.of_run(self._run, self._devices, slots=-(-rows // devices) * devices, capacity=capacity)
+        return Engine.of_run(self._run, self._devices, rows=rows, capacity=capacity)
 
     @property
     def positions(self) -> int:
@@ -174,8 +173,7 @@ def sample_texts(run: Restored, data: TextSet, devices: Devices) -> list[Sample]
     new_tokens = min(_NEW_TOKENS, positions + 1 - _PROMPT_TOKENS)
     if new_tokens < 1:
         return []
-    slots = -(-len(prompts) // devices.count) * devices.count
-    engine = Engine.of_run(run, devices, slots=slots, capacity=_PROMPT_TOKENS + new_tokens)
+    engine = Engine.of_run(run, devices, rows=len(prompts), capacity=_PROMPT_TOKENS + new_tokens)
     sampling = Sampling(temperature=0.8, top_k=50)
     requests = [
         Request(prompt=prompt, sample=number, max_tokens=new_tokens, sampling=sampling, stop=(tokenizer.bos,))

@@ -49,13 +49,11 @@ _REMEMBERED_CLIENTS = 10_000
 class Service:
     """What the routes share: the engine and its model, the limits, and counts."""
 
-    def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, *, slots: int, capacity: int, model: str, limits: Limits, token: str
-    ):
-        """`engine` has these sizes. A request needs `token`, unless it is empty; then its host must be this one."""
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, model: str, limits: Limits, token: str):
+        """A request needs `token`, unless it is empty; then its host must be this one."""
         self.tokenizer, self.model, self.limits, self.token = tokenizer, model, limits, token
-        self.capacity, self.created, self.slots = capacity, int(time.time()), slots
-        self.thread = EngineThread(engine, most_rows=slots + limits.queue, unread=limits.unread)
+        self.created = int(time.time())
+        self.thread = EngineThread(engine, most_rows=engine.slots + limits.queue, unread=limits.unread)
         self.statuses: Counter[int] = Counter()
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
@@ -94,7 +92,7 @@ class Service:
         values = {
             "trm_rows": ("gauge", "rows that are computed or wait", {"": rows}),
             "trm_rows_waiting": ("gauge", "rows without a slot", {"": self.thread.engine.waiting}),
-            "trm_slots": ("gauge", "rows at the same time, at most", {"": self.slots}),
+            "trm_slots": ("gauge", "rows at the same time, at most", {"": self.thread.engine.slots}),
             "trm_tokens_total": ("counter", "tokens that were chosen or forced", {"": counts.tokens}),
             "trm_prompts_total": ("counter", "prompts that were computed from their beginning", {"": counts.prefilled}),
             "trm_dispatches_total": ("counter", "calls of the decoding program", {"": counts.decodes}),
@@ -219,7 +217,7 @@ async def _answer(service: Service, read: Callable[..., Call], request: Request)
     service.check_rate(request)
     content = await _body(request, service.limits)
     longest = service.limits.prompt_tokens
-    arguments = {"model": service.model, "longest": longest, "capacity": service.capacity}
+    arguments = {"model": service.model, "longest": longest, "capacity": service.thread.engine.capacity}
     # Text is encoded apart, since a long one takes a while.
     call = await asyncio.to_thread(lambda: read(read_json(content), service.tokenizer, **arguments))
     answer = service.thread.submit(call)
