@@ -127,7 +127,7 @@ class TextModel:
         return self.engine(requests, batch_size=batch_size).complete(requests)
 
     def engine(self, requests: Sequence[Request], *, batch_size: int = 32) -> Engine:
-        """Returns an engine for these requests, with `batch_size` rows or fewer, rounded up to a multiple of the devices.
+        """Returns an engine for these requests, with `batch_size` rows or fewer, rounded up to the devices.
 
         Raises `UserError` for more tokens than the model has positions.
         """
