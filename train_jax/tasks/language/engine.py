@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,25 +122,25 @@ class _Slot:
 
 
 class Control(NamedTuple):
-    """What `decode` is told of each row of a device."""
+    """What `decode` is told of each row of a device; on the host, a row is one record of `_control_fields`."""
 
-    settings: Settings
     position: Int[Array, " slots"]
     """The number of tokens of the row, in the cache."""
     remaining: Int[Array, " slots"]
     """The largest number of further tokens; 0 for a slot without a row."""
+    settings: Settings
+    stop: Int[Array, "slots stop_tokens"]
     forced: Int[Array, "slots dispatch"]
     """The next tokens, if they are known; -1 otherwise."""
-    stop: Int[Array, "slots stop_tokens"]
 
 
 class Decoded(NamedTuple):
-    """Of each row and each of its next tokens."""
+    """Of each row, its next token."""
 
-    token: Int[Array, "slots dispatch"]
-    log_prob: Float[Array, "slots dispatch"]
-    sampling_log_prob: Float[Array, "slots dispatch"]
-    valid: Bool[Array, "slots dispatch"]
+    token: Int[Array, " slots"]
+    log_prob: Float[Array, " slots"]
+    sampling_log_prob: Float[Array, " slots"]
+    valid: Bool[Array, " slots"]
     """Whether the row had not ended before the token."""
 
 
@@ -285,8 +285,8 @@ class Engine:
         self.counts.decodes += 1
         self.counts.places += len(self._slots) * self._dispatch
         control = self._own(self._control())
-        self._state, decoded = self._decode(*self._weights, self._state, self._devices.shard(control))
-        decoded = jax.tree.map(lambda x: x.reshape(len(self._slots), -1), self._devices.to_host(decoded))
+        self._state, words = self._decode(*self._weights, self._state, self._devices.shard(control))
+        decoded = _columns_of(self._devices.to_host(words))
         new = [self._advance(slot, *columns) for slot, *columns in zip(self._slots, *decoded, strict=True)]
         return [row for row, has_new in zip(rows, new, strict=True) if row is not None and has_new]
 
@@ -348,53 +348,46 @@ class Engine:
             "count": np.array(len(pairs), np.int32),
         }
 
-    def _control(self) -> Control:
-        """Returns what `decode` is told, with leading axes for devices and slots."""
-        rows, size, full = len(self._slots), self._dispatch, cast("Any", np.full)
-        settings = Settings(
-            full(rows, 0, np.float32), full(rows, 0, np.int32), full(rows, 1, np.float32), full((rows, 2), 0, np.uint32)
-        )
-        control = Control(
-            settings,
-            full(rows, 1, np.int32),
-            full(rows, 0, np.int32),
-            full((rows, size), -1, np.int32),
-            full((rows, _MOST_STOP_TOKENS), -1, np.int32),
-        )
+    def _control(self) -> np.ndarray:
+        """Returns what `decode` is told, as one array of words, with leading axes for devices and slots."""
+        rows = np.zeros(len(self._slots), _control_fields(self._dispatch))
+        rows["top_p"] = 1.0
         for number, slot in enumerate(self._slots):
-            control.position[number] = min(len(slot.kept), self._capacity)
+            position = rows["position"][number] = min(len(slot.kept), self._capacity)
             if slot.row is None:
                 continue
-            request = slot.row.request
-            settings.temperature[number] = request.sampling.temperature
-            settings.top_k[number], settings.top_p[number] = request.sampling.top_k, request.sampling.top_p
-            settings.stream[number] = slot.stream
-            control.remaining[number] = len(request.prompt) + request.max_tokens - len(slot.kept)
-            control.stop[number, : len(request.stop)] = request.stop
-            forced = list(islice(slot.pending, size))
-            control.forced[number, : len(forced)] = forced
-        return jax.tree.map(lambda x: x.reshape(self._devices.count, self._local_slots, *x.shape[1:]), control)
+            request, forced = slot.row.request, list(islice(slot.pending, self._dispatch))
+            rows[number] = (
+                position,
+                len(request.prompt) + request.max_tokens - len(slot.kept),
+                request.sampling.temperature,
+                request.sampling.top_k,
+                request.sampling.top_p,
+                slot.stream,
+                _filled(request.stop, _MOST_STOP_TOKENS),
+                _filled(forced, self._dispatch),
+            )
+        return rows.view(np.int32).reshape(self._devices.count, self._local_slots, -1)
 
-    def _advance(self, slot: _Slot, token: Any, log_prob: Any, sampling_log_prob: Any, valid: Any) -> bool:
+    def _advance(
+        self, slot: _Slot, token: np.ndarray, log_prob: np.ndarray, sampling_log_prob: np.ndarray, valid: np.ndarray
+    ) -> bool:
         """Adds the new tokens to a row; returns whether there are any, apart from those of the prompt."""
         row = slot.row
         if row is None:
             return False
-        before, request, count = len(row.tokens), row.request, int(valid.sum())
+        request, count, first = row.request, int(valid.sum()), slot.unreported
         slot.used = self.counts.decodes
         self.counts.tokens += count
-        slot.kept += token[:count].tolist()
-        for column in range(count):
-            forced = bool(slot.pending)
-            if forced:
-                slot.pending.popleft()
-            if slot.unreported:
-                slot.unreported -= 1
-                continue
-            row.tokens.append(int(token[column]))
-            row.log_probs.append(float(log_prob[column]))
-            row.sampling_log_probs.append(float(sampling_log_prob[column]))
-            row.forced.append(forced)
+        forced, tokens = min(len(slot.pending), count), token[:count].tolist()
+        for _ in range(forced):
+            slot.pending.popleft()
+        slot.unreported = max(0, first - count)
+        slot.kept += tokens
+        row.tokens += tokens[first:]
+        row.log_probs += log_prob[first:count].tolist()
+        row.sampling_log_probs += sampling_log_prob[first:count].tolist()
+        row.forced += [column < forced for column in range(first, count)]
         if row.tokens and not row.forced[-1] and row.tokens[-1] in request.stop:
             answer = request.respond(row.tokens) if request.respond else None
             slot.pending.extend(answer or ())
@@ -403,7 +396,7 @@ class Engine:
             row.finish = "length"
         if row.finish is not None:
             self._free(slot)
-        return len(row.tokens) > before
+        return count > first
 
     def _free(self, slot: _Slot) -> None:
         """Keeps the tokens of a row for a prompt that begins with them, unless the cache does not hold them all."""
@@ -435,8 +428,10 @@ class Engine:
 
     @cached_property
     def _decode(self) -> Any:
-        def decode(params: Arrays, buffers: Arrays, state: State, control: Control) -> tuple[State, Decoded]:
-            def step(carry: tuple[State, Array, Array], forced: Array) -> tuple[tuple[State, Array, Array], Decoded]:
+        def decode(params: Arrays, buffers: Arrays, state: State, words: Array) -> tuple[State, Array]:
+            control = _control_of(words, self._dispatch)
+
+            def step(carry: tuple[State, Array, Array], forced: Array) -> tuple[tuple[State, Array, Array], Array]:
                 state, position, remaining = carry
                 choice = choose_tokens(state.logits, control.settings, position, forced)
                 token, active = choice.token, remaining > 0
@@ -446,12 +441,11 @@ class Engine:
                 state = State(cache._replace(previous=previous), _where(active)(logits, state.logits))
                 ended = (forced < 0) & jnp.any(control.stop == token[:, None], axis=-1)
                 remaining = jnp.where(ended, 0, jnp.maximum(remaining - 1, 0))
-                return (state, position + active, remaining), Decoded(*choice, active)
+                return (state, position + active, remaining), _words_of(Decoded(*choice, active))
 
             carry = state, control.position, control.remaining
             (state, _, _), decoded = jax.lax.scan(step, carry, control.forced.T)
-            decoded = jax.tree.map(lambda x: jax.lax.all_gather(x.T, AXIS), decoded)
-            return state, decoded
+            return state, jax.lax.all_gather(decoded, AXIS)
 
         return self._devices.parallel(decode, (None, None, 0, 0), (0, None), donate=(2,))
 
@@ -474,13 +468,15 @@ class Engine:
         """Returns the logits after a token of each row, and the cache with it."""
 
         def row(token: Array, cache: Buffers, position: Array) -> tuple[Array, Buffers]:
-            cache = jax.tree.map(lambda x: x[None], cache)
             (logits, cache), _ = self._fn(
                 params, buffers, token[None, None], cache, position, self._capacity, method="decode", train=False
             )
-            return logits[0, 0].astype(jnp.float32), jax.tree.map(lambda x: x[0], cache)
+            return logits[0].astype(jnp.float32), cache
 
-        return jax.vmap(row)(tokens, cache, positions)
+        if len(tokens) == 1:  # a scatter, as which `vmap` writes keys and values, copies the cache if it is of one row
+            return row(tokens[0], cache, positions[0])
+        logits, cache = jax.vmap(row)(tokens, jax.tree.map(lambda x: x[:, None], cache), positions)
+        return logits[:, 0], jax.tree.map(lambda x: x[:, 0], cache)
 
     @cached_property
     def _state(self) -> State:
@@ -503,6 +499,48 @@ class Engine:
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), self._state_shapes(*weights))
         sharded = [self._devices.shapes(tree, sharded=True) for tree in (state, self._control())]
         return self._decode, (*weights, *sharded)
+
+
+def _control_fields(dispatch: int) -> np.dtype:
+    """One record of 32-bit words for each row: a transfer to the device costs more than what is in it."""
+    return np.dtype(
+        [
+            ("position", np.int32),
+            ("remaining", np.int32),
+            ("temperature", np.float32),
+            ("top_k", np.int32),
+            ("top_p", np.float32),
+            ("stream", np.uint32, 2),
+            ("stop", np.int32, _MOST_STOP_TOKENS),
+            ("forced", np.int32, dispatch),
+        ]
+    )
+
+
+def _control_of(words: Int[Array, "slots words"], dispatch: int) -> Control:
+    fields, columns, first = _control_fields(dispatch), [], 0
+    for each in (fields[name] for name in fields.names or ()):
+        last = first + each.itemsize // 4
+        column = jax.lax.bitcast_convert_type(words[:, first:last], each.base)
+        columns.append(column.reshape(len(words), *each.shape))
+        first = last
+    position, remaining, *settings, stop, forced = columns
+    return Control(position, remaining, Settings(*settings), stop, forced)
+
+
+def _words_of(decoded: Decoded) -> Int[Array, "fields slots"]:
+    token, *log_probs, valid = decoded
+    return jnp.stack([token, *(jax.lax.bitcast_convert_type(x, jnp.int32) for x in log_probs), valid.astype(jnp.int32)])
+
+
+def _columns_of(words: Int[np.ndarray, "devices dispatch fields slots"]) -> list[np.ndarray]:
+    """Returns the fields of `Decoded`, each as an array (slots of all devices, dispatch)."""
+    token, *log_probs, valid = words.transpose(2, 0, 3, 1).reshape(words.shape[2], -1, words.shape[1])
+    return [token, *(x.view(np.float32) for x in log_probs), valid.astype(bool)]
+
+
+def _filled(tokens: Sequence[int], size: int) -> list[int]:
+    return [*tokens, *[-1] * (size - len(tokens))]
 
 
 def _where(condition: Bool[Array, " rows"]) -> Callable[[Array, Array], Array]:
