@@ -24,8 +24,9 @@ from jaxtyping import Array, Bool, Float, Int
 import bridge
 from models_torch.cached_attention import attention_with_cache
 from models_torch.kv_cache import Buffers, cached_model
+from train_jax.core.objective import Objective
 from train_jax.core.reduction import AXIS
-from train_jax.core.state import Arrays
+from train_jax.core.state import Arrays, TrainState
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.sampling import Sampling, Settings, choose_tokens, stream_key
@@ -188,11 +189,19 @@ class Engine:
     @classmethod
     def of_run(cls, run: Restored, devices: Devices, *, rows: int, capacity: int) -> Engine:
         """Returns the engine of a run with its averaged weights, for at least this many rows at the same time."""
-        slots = -(-rows // devices.count) * devices.count
-        params, buffers = run.objective.params | run.state.eval_params, run.objective.buffers | run.state.buffers
-        engine = cls(run.objective.fn.module, devices, slots=slots, capacity=capacity)
-        engine.load(params, buffers)
+        engine = cls.of_objective(run.objective, devices, rows=rows, capacity=capacity)
+        engine.load_state(run.objective, run.state)
         return engine
+
+    @classmethod
+    def of_objective(cls, objective: Objective, devices: Devices, *, rows: int, capacity: int) -> Engine:
+        """Returns an engine without weights, for at least this many rows at the same time."""
+        slots = -(-rows // devices.count) * devices.count
+        return cls(objective.fn.module, devices, slots=slots, capacity=capacity)
+
+    def load_state(self, objective: Objective, state: TrainState) -> None:
+        """Uses the averaged weights of a state from now on; see `load`."""
+        self.load(objective.params | state.eval_params, objective.buffers | state.buffers)
 
     def load(self, params: Arrays, buffers: Arrays) -> None:
         """Uses these weights, by the names of the module, from now on; forgets the tokens of free slots.
