@@ -129,6 +129,12 @@ def test_samples_of_a_prompt_are_prefilled_once(engine):
     assert rows[0] != rows[1] == row_of(engine, prompt, 9, sample=1, sampling=Sampling())
 
 
+def test_short_prompts_are_prefilled_together(engine):
+    before = engine.counts.prefills, engine.counts.prefilled
+    list(engine.complete(requests_of(prompts_of([5, 9]), 3)))
+    assert (engine.counts.prefills, engine.counts.prefilled) == (before[0] + 1, before[1] + 2)
+
+
 def test_a_row_ends_after_a_stop_token(engine):
     (prompt,) = prompts_of([6])
     free = row_of(engine, prompt, 12)
