@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from models_torch.ranges import Range, check_ranges
 from train_jax.errors import UserError
 from train_jax.plugins import is_plugin
 
-Optimizer = Literal["adamw", "adam_atan2", "lion", "muon", "muon_2025", "muon_2026"]
 Decay = Literal["cosine", "linear", "warmdown"]
 NewtonSchulzDtype = Literal["float32", "bfloat16"]
 WeightDecaySchedule = Literal["constant", "cosine"]
@@ -60,9 +59,10 @@ class OptimConfig:
     """The configuration of the optimizer. Raises `UserError` for a value out of its range."""
 
     optimizer: str = "adamw"
-    """Update rule of the dense parameters: adamw, adam_atan2, lion, muon, muon_2025, muon_2026, or
-    package.module:function for your own. The three `muon` orthogonalize hidden matrices; embeddings and heads use
-    AdamW. `muon` scales steps to those of AdamW, `muon_2025` and `muon_2026` are those of nanochat."""
+    """Update rule of the dense parameters: adamw, adam_atan2, lion, muon, muon_2025, muon_2026 (those of
+    `train_jax/optim/rules.py`), or package.module:function for your own. The three `muon` orthogonalize hidden
+    matrices; embeddings and heads use AdamW. `muon` scales steps to those of AdamW, `muon_2025` and `muon_2026` are
+    those of nanochat."""
     lr: LearningRate = 1e-4
     """Learning rate of the dense parameters after warm-up."""
     warmup_steps: Steps = 2000
@@ -120,11 +120,6 @@ class OptimConfig:
 
     def __post_init__(self):
         _check(self, "optim.")
-        if self.optimizer not in get_args(Optimizer) and not is_plugin(self.optimizer):
-            names = ", ".join(get_args(Optimizer))
-            raise UserError(
-                f"optim.optimizer is {self.optimizer!r}; use one of {names}, or package.module:function for your own"
-            )
         check_pattern("optim.freeze", self.freeze)
         self._check_momentum()
 
