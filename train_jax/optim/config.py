@@ -6,8 +6,8 @@ import dataclasses
 import re
 from typing import Annotated, Any, Literal
 
-from models_torch.ranges import Range, check_ranges
-from train_jax.errors import UserError
+from models_torch.ranges import Range
+from train_jax.errors import UserError, check_fields
 from train_jax.plugins import is_plugin
 
 Decay = Literal["cosine", "linear", "warmdown"]
@@ -50,7 +50,7 @@ class ParameterGroup:
     cautious_decay: bool | None = None
 
     def __post_init__(self):
-        _check(self, "optim.groups: ")
+        check_fields(self, "optim.groups: ")
         check_pattern("optim.groups: pattern", self.pattern)
 
 
@@ -119,7 +119,7 @@ class OptimConfig:
     """Finite steps after which the loss scale of float16 doubles; it halves at every overflow."""
 
     def __post_init__(self):
-        _check(self, "optim.")
+        check_fields(self, "optim.")
         check_pattern("optim.freeze", self.freeze)
         self._check_momentum()
 
@@ -148,13 +148,6 @@ def from_fields(values: dict[str, Any]) -> OptimConfig:
     """Returns an `OptimConfig` from JSON values. Raises TypeError for unknown fields."""
     groups: Any = tuple(ParameterGroup(**group) for group in values.get("groups", ()))
     return OptimConfig(**(values | {"groups": groups}))
-
-
-def _check(config: Any, prefix: str) -> None:
-    try:
-        check_ranges(config)
-    except ValueError as error:
-        raise UserError(f"{prefix}{error}") from None
 
 
 def check_pattern(name: str, pattern: str) -> None:
