@@ -83,9 +83,9 @@ def of_transformers(ours, **options):
     return theirs
 
 
-def close(found, expected, tolerance=1e-5):
+def close(mine, expected, tolerance=1e-5):
     scale = max(float(expected.abs().max()), 1e-6)
-    assert float((found - expected).abs().max()) <= tolerance * scale
+    assert float((mine - expected).abs().max()) <= tolerance * scale
 
 
 def test_weights_go_to_transformers_and_back():

@@ -139,7 +139,7 @@ def _if_reached(
         states: dict[str, Any] = {}
         for name, gradient in updates.items():
             direction, new = rule.update({name: gradient}, state[0][name], {name: params[name]})
-            directions |= dict(direction)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            directions[name] = direction[name]  # pyright: ignore
             states[name] = jax.tree.map(partial(jnp.where, reached(gradient)), new, state[0][name])
         changes, following_state = following.update(directions, state[1], params)
         changes = jax.tree.map(lambda change, gradient: jnp.where(reached(gradient), change, 0), changes, updates)

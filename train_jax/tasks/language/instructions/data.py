@@ -155,7 +155,7 @@ class Step:
 
 
 class PackedSteps:
-    """The samples of each step, without end. A step is found after all steps before it, some milliseconds each."""
+    """The samples of each step, without end. A step is chosen after all steps before it, some milliseconds each."""
 
     def __init__(self, data: InstructionSet, rows: int, seq_len: int, *, drop_last: bool = True):
         """`drop_last`: the samples at the end of an epoch that do not fill a step are not used; otherwise they are a
@@ -179,13 +179,13 @@ class PackedSteps:
 
     def _next(self) -> Step:
         last = self._found[-1] if self._found else Step(0, 0, 0)
-        found = self._within(last.epoch, last.first + last.count) or self._within(last.epoch + 1, 0)
-        if found is None:
+        chosen = self._within(last.epoch, last.first + last.count) or self._within(last.epoch + 1, 0)
+        if chosen is None:
             raise UserError(
                 f"{self._data.directory} has too few samples for a step of {self._rows} rows of {self._seq_len} "
                 "tokens; use a smaller --global-batch-size or --arch.seq-len, or more samples"
             )
-        return found
+        return chosen
 
     def _within(self, epoch: int, first: int) -> Step | None:
         """Returns the step that begins with a sample, None at the end of the epoch."""
