@@ -4,11 +4,9 @@ import asyncio
 import dataclasses
 import json
 import random
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2
 import jax
 import pytest
 from starlette.testclient import TestClient
@@ -476,34 +474,6 @@ def port(client):
     """Of the application behind a real server."""
     with listening(client.app) as port:
         yield port
-
-
-@pytest.mark.slow
-def test_fifty_clients(model, port, monkeypatch):
-    """For five seconds, beside one that never reads: every answer is whole, or 429."""
-    monkeypatch.setattr(model.thread, "_most_rows", 24)
-    alphabet, ends = "abcdefghijklmnopqrstuvwxyz" * 5, time.monotonic() + 5
-
-    def one(seed):
-        rng, statuses = random.Random(seed), []
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as own:
-            while time.monotonic() < ends:
-                most, stream = rng.randrange(1, 90), rng.random() < 0.5
-                response = own.post(TEXT, json=GREEDY | {"prompt": "a", "max_tokens": most, "stream": stream})
-                statuses.append(response.status_code)
-                if response.status_code == 200:
-                    answers = events_of(response) if stream else [response.json()]
-                    assert "".join(each["choices"][0]["text"] for each in answers) == alphabet[1 : most + 1]
-                else:
-                    assert response.json()["error"]["code"] == "queue_full"
-        return statuses
-
-    with socket.create_connection(("127.0.0.1", port)) as silent, ThreadPoolExecutor(50) as pool:
-        body = json.dumps({"prompt": "a", "max_tokens": 90, "n": 4, "stream": True, "logprobs": 0})
-        silent.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-        statuses = [status for each in pool.map(one, range(50)) for status in each]
-    assert set(statuses) == {200, 429} and statuses.count(200) > 100
-    asyncio.run(until(lambda: model.thread.rows == 0))
 
 
 @pytest.mark.slow
