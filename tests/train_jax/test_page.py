@@ -7,12 +7,15 @@ import pytest
 from starlette.testclient import TestClient
 from support.browser import chromium, open_page
 from support.served import alphabet, listening, model_of
+from support.untrained_run import write_run
 from test_served_puzzles import write_sudokus
 
 from train_jax.run.restore import restore
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
 from train_jax.serving.limits import Limits
+from train_jax.stages.build_data import MazeData
+from train_jax.stages.build_data import main as build_data
 from train_jax.tasks.language.chat.server import TextService
 from train_jax.tasks.puzzles.server import Player, PuzzleService
 
@@ -37,6 +40,12 @@ def test_the_files_come_from_here_and_load_nothing_from_elsewhere():
         assert "--wrong: light-dark(" in client.get("/page.css").text
 
 
+def write_mazes(folder):
+    """Writes 5x5 mazes to `folder/set`, and a run with initial weights to `folder/run`."""
+    build_data(MazeData(output_dir=folder / "set", size=5, num_train=12, num_test=4))
+    write_run(folder / "run", folder / "set", act_steps=2, step=3)
+
+
 @pytest.fixture(scope="module")
 def toy():
     return model_of(others={5: alphabet()}, limits=LIMITS, capacity=900)
@@ -49,10 +58,11 @@ def gate():
 
 @pytest.fixture(scope="module")
 def address(toy, gate, made_once):
-    player = Player("four", restore(str(made_once("sudokus", write_sudokus) / "run")))
+    players = [Player("four", restore(str(made_once("sudokus", write_sudokus) / "run")))]
+    players.append(Player("maze", restore(str(made_once("mazes", write_mazes) / "run"))))
     services = [
         TextService(gate, [toy, model_of("alphabet", alphabet(), limits=LIMITS)]),
-        PuzzleService(gate, [player]),
+        PuzzleService(gate, players),
     ]
     with listening(create_app(gate, services)) as port:
         yield f"http://127.0.0.1:{port}/"
@@ -162,6 +172,37 @@ def test_a_puzzle(page):
         "puzzle: the Sudoku has digit 1 more than once in row 1, expected every digit at most once; correct the givens"
     )
     assert len(page.problems) == 1 and "400" in page.problems.pop(), "the browser logs the refusal, nothing else"
+
+
+@pytest.mark.slow
+def test_a_maze_is_drawn(page):
+    page.click("#tab-puzzles")
+    page.evaluate("document.querySelector('#player').value = 'maze'")
+    page.evaluate("document.querySelector('#player').dispatchEvent(new Event('change'))")
+    page.click("#text-form summary")
+    boxes = "[...document.querySelectorAll('#editor .cell')].map((each) => each.getBoundingClientRect())"
+    page.evaluate("document.querySelector('#editor').scrollIntoView({block: 'center'})")
+    places = page.evaluate(f"{boxes}.map((box) => [box.x + box.width / 2, box.y + box.height / 2])")
+    page.pointer("mousePressed", *places[5], button="left", buttons=1, clickCount=1)
+    for place in places[6:9]:
+        page.pointer("mouseMoved", *place, button="left", buttons=1)
+    page.pointer("mouseReleased", *places[8], button="left", clickCount=1)
+    page.click("#editor .cell")
+    page.press("S", "ArrowUp", "g", "ArrowRight", ".")
+    text = "S....\n####.\n.....\n.....\nG...."
+    assert page.evaluate("document.querySelector('#puzzle-text').value") == text
+    page.click("#brushes label:nth-of-type(4) input")
+    page.evaluate("document.querySelectorAll('#editor .cell')[12].focus()")
+    page.press(" ")
+    assert (
+        page.evaluate("document.querySelector('#puzzle-text').value")
+        == text.replace("G", ".")[:14] + "G" + (text.replace("G", ".")[15:])
+    )
+    page.click("#solve")
+    page.until(SOLVED)
+    assert page.text("#step-shown") == "2 of 2" and len(texts(page, "#boards figure")) == 1
+    page.click("#example")
+    page.until("document.querySelector('#puzzle-text').value.includes('#')")
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ from train_jax.tasks.puzzles.scan import make_trajectory_step
 from train_jax.tasks.puzzles.server import TRAJECTORIES, Player, PuzzleService
 from train_jax.tasks.puzzles.solving import solve
 from train_jax.tasks.puzzles.stepping import Stepper
+from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
 STEPS = 3
 PUZZLE = "12.. ..12 2... ...."
@@ -54,9 +56,10 @@ def stepper(run):
 
 
 @pytest.fixture(scope="module")
-def client(run):
-    gate = Gate(Limits(requests_per_minute=10**6))
-    with TestClient(create_app(gate, [PuzzleService(gate, [Player("four", run)])]), base_url="http://127.0.0.1") as own:
+def client(run, stepper):
+    gate, player = Gate(Limits(requests_per_minute=10**6)), Player("four", run)
+    player._stepper = stepper  # whose programs are compiled
+    with TestClient(create_app(gate, [PuzzleService(gate, [player])]), base_url="http://127.0.0.1") as own:
         yield own
 
 
@@ -137,6 +140,16 @@ def test_puzzles_of_the_test_set(client):
     for index, message in ((6, "has puzzles 0 to 5; use one of these"), ("x", "index is not a whole number")):
         response = client.post("/v1/puzzles/examples", json={"index": index})
         assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+def test_the_search_for_the_solution_of_a_given_puzzle_is_limited(monkeypatch):
+    kind = SudokuKind(geometry_of_size(9))
+    puzzle = ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4........."
+    monkeypatch.setattr("train_jax.tasks.puzzles.sudoku.kind.MOST_GUESSES", 1000)  # of millions that prove that
+    given = kind.parse(puzzle)  # it has no solution
+    assert given.solution is None and given.unique
+    with pytest.raises(UserError, match="has no solution"):
+        SudokuKind(geometry_of_size(4)).parse("123. ...4 .... ....")
 
 
 def test_a_run_of_other_puzzles_is_refused(run, monkeypatch):

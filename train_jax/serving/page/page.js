@@ -400,6 +400,7 @@ function submitOnEnter(event, form) {
 function openChat() {
   kept.models = kept.models?.filter((id) => models.some((model) => model.id === id)) ?? [];
   if (!kept.models.length) kept.models = [models[0].id];
+  $("models").hidden = models.length < 2;
   for (const model of models) {
     const box = element("input", { type: "checkbox" });
     box.checked = kept.models.includes(model.id);
