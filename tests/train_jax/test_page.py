@@ -20,6 +20,13 @@ from train_jax.tasks.language.chat.server import TextService
 from train_jax.tasks.puzzles.server import Player, PuzzleService
 
 LIMITS = Limits(requests_per_minute=10**6)
+
+
+def in_chromium(test):
+    reason = "no chromium; install Debian's package `chromium`"
+    return pytest.mark.slow(pytest.mark.skipif(chromium() is None, reason=reason)(test))
+
+
 ANSWERED = (
     "document.querySelector('.answer') && "
     "[...document.querySelectorAll('.answer')].every((each) => each.getAttribute('aria-busy') === 'false')"
@@ -72,8 +79,6 @@ def address(toy, gate, made_once):
 
 @pytest.fixture(params=[390, 1280])
 def page(request, address, tmp_path):
-    if chromium() is None:
-        pytest.skip("no chromium; install Debian's package `chromium`")
     with open_page(tmp_path, width=request.param) as page:
         page.open(address)
         page.evaluate("document.querySelector('#temperature').value = 0")
@@ -94,7 +99,7 @@ def texts(page, selector):
     return page.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.innerText)")
 
 
-@pytest.mark.slow
+@in_chromium
 def test_a_conversation(page, toy, monkeypatch):
     send(page, "hi")
     page.until(ANSWERED)
@@ -143,7 +148,7 @@ def test_a_conversation(page, toy, monkeypatch):
     assert texts(page, ".turn") == []
 
 
-@pytest.mark.slow
+@in_chromium
 def test_a_puzzle(page):
     page.click("#tab-puzzles")
     page.click("#editor .cell")
@@ -174,7 +179,7 @@ def test_a_puzzle(page):
     assert len(page.problems) == 1 and "400" in page.problems.pop(), "the browser logs the refusal, nothing else"
 
 
-@pytest.mark.slow
+@in_chromium
 def test_a_maze_is_drawn(page):
     page.click("#tab-puzzles")
     page.evaluate("document.querySelector('#player').value = 'maze'")
@@ -205,7 +210,7 @@ def test_a_maze_is_drawn(page):
     page.until("document.querySelector('#puzzle-text').value.includes('#')")
 
 
-@pytest.mark.slow
+@in_chromium
 def test_keyboard_and_screen_reader_reach_everything(page):
     send(page, "hi")
     page.until(ANSWERED)
