@@ -229,7 +229,7 @@ function turnElement(number) {
   const turn = kept.turns[number];
   const cards = models.filter((model) => turn.answers[model.id]).map((model) => cardElement(number, model));
   const answers = element("div", { class: "answers" }, ...cards);
-  return element("li", { class: "turn" }, questionElement(number), answers);
+  return element("section", { class: "turn", "aria-label": `Question ${number + 1}` }, questionElement(number), answers);
 }
 
 function questionElement(number) {
