@@ -45,6 +45,14 @@ class Evaluation:
         """Text for the console, such as `exact accuracy 0.9710 on 1000 held-out puzzles`."""
         return ", ".join(f"{name} {value:g}" for name, value in self.metrics.items())
 
+    @property
+    def details(self) -> Sequence[str]:
+        """Further lines for the console during training."""
+        return ()
+
+    def record(self, folder: RunFolder, step: int) -> None:
+        """Writes what is kept of every evaluation, beside its metrics, into the run folder; nothing by default."""
+
     def save(self, folder: RunFolder, split: str) -> None:
         """Writes the metrics, and the answers if there are any, into the run folder."""
         from train_jax.run.files import write_text

@@ -238,8 +238,8 @@ class RolloutTask(LanguageTask):
         """Returns the evaluation of the text, and of the problems of the test split."""
         fields = self.fields
         problems = ProblemEvaluator(self)
-        text = list(super().evaluations(objective, devices))
-        return [*text, Periodic(problems, fields.problems_every_steps, "problems", fields.problems_limit)]
+        others = super().evaluations(objective, devices)
+        return [*others, Periodic(problems, fields.problems_every_steps, "problems", fields.problems_limit)]
 
     def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
         """Raises `UserError` if the training program gives a sampled token another probability than the engine."""
