@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -30,6 +30,10 @@ from bridge.tensor.tensor import BridgeTensor, differentiable
 
 Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
 """(outputs, args, kwargs) of one step -> args and kwargs of the next; written for either side's arrays."""
+
+
+Shifts = Mapping[tuple[str, str], torch.Tensor]
+"""(kind of gradient, name) of a parameter or input -> what is added to it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +95,17 @@ def widened(value: Any) -> Any:
     return value.detach().to(torch.promote_types(value.dtype, torch.float64)).requires_grad_(value.requires_grad)
 
 
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """What the module makes is in float64, too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def to_jax(value: Any) -> Any:
     return array_of(value) if torch.is_tensor(value) else value
 
@@ -122,17 +137,22 @@ class TorchSide:
         self._inputs, self._outputs = inputs_of(call, convert_leaf), None
         self.draws: list[torch.Tensor] = []
         """Of the last step."""
+        self.objective = 0.0
+        """Of the last step."""
         if call.train is not None:
             module.train(call.train)
         # As they are before the first call: a buffer that is assigned a result requires grad after it.
         self._trained = {n: t for n, t in self._state().items() if t.requires_grad}
 
-    def next(self, draws: list[torch.Tensor] | None = None) -> Leaves:
-        """Runs the next step, with these random draws if there are any."""
+    def next(self, draws: list[torch.Tensor] | None = None, shifts: Shifts | None = None) -> Leaves:
+        """Runs the next step, with these random draws if there are any, at shifted parameters and inputs."""
         for tensor in self._trained.values():
             tensor.grad = None
         given = self._inputs.send(self._outputs)
         args, kwargs, inputs = self._copies(*given)
+        for (kind, name), shift in (shifts or {}).items():
+            leaf = self._trained[name] if kind == "gradient" else named_inputs(args, kwargs)[0][name]
+            leaf.data += shift
         asked = {name for name, t in named_inputs(*given)[0].items() if torch.is_tensor(t) and t.requires_grad}
         with drawing(draws) as self.draws:
             outputs = method_of(self._module, self._call.method)(*args, **kwargs)
@@ -143,6 +163,7 @@ class TorchSide:
         for tensor in (*self._trained.values(), *inputs.values()):
             tensor.grad = None
         objective = self._call.loss(outputs)
+        self.objective = float(objective)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
         state = self._state()  # after the call: a buffer may have been assigned anew
@@ -196,9 +217,9 @@ def gradient_leaf(tensor: torch.Tensor) -> Leaf:
 class JaxSide:
     """The steps through the bridge."""
 
-    def __init__(self, fn: Functional, call: Call, jit: bool):
+    def __init__(self, fn: Functional, call: Call, jit: bool, convert_leaf: Callable[[Any], Any] = lambda value: value):
         self._fn, self._call, self._jit = fn, call, jit
-        self._inputs, self._outputs = inputs_of(call, to_jax), None
+        self._inputs, self._outputs = inputs_of(call, lambda value: to_jax(convert_leaf(value))), None
         self._params, self._buffers = fn.params, fn.buffers
         self._known: tuple[Any, Callable] | None = None
         self.asked: list[str] = []
