@@ -199,7 +199,7 @@ class Functions(TorchFunctionMode):
         alone = len(args) == 1 and kwargs == ({} if func is torch.where else {"as_tuple": True})
         if not alone or type(args[0]) is not BridgeTensor or not args[0].dim() or not self._can_select():
             return func(*args, **kwargs)
-        mask = args[0] if args[0].dtype == torch.bool else args[0] != 0
+        mask: Any = args[0] if args[0].dtype == torch.bool else args[0] != 0
         return positions_of(mask, self._dispatch.where()) if isinstance(mask.value, Tracer) else func(*args, **kwargs)
 
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:

@@ -42,8 +42,8 @@ _OF_A_LIBRARY_REMEDY = (
 )
 
 _LIBRARY_REMEDY = (
-    "replace the function of the library that asks by "
-    '`bridge.register_function("package.module:function", replacement)`, or switch its check off'
+    'replace the function of the library that asks, `bridge.export(module, functions={{"{}": replacement}})`, or '
+    "switch its check off"
 )
 _REMEDIES = {
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
@@ -98,7 +98,7 @@ def asked_inside(remedy: str) -> tuple[str, str]:
         helps = helps or next((text for start, text in _REMEDIES.items() if module.startswith(start)), "")
         frame = frame.f_back
     if frame is not None and "-packages" in frame.f_code.co_filename:
-        remedy = _LIBRARY_REMEDY
+        remedy = _LIBRARY_REMEDY.format(f"{frame.f_globals['__name__']}:{frame.f_code.co_qualname}")
     return name, helps or remedy
 
 

@@ -36,6 +36,7 @@ def verify(
     jitter: float = 0.0,
     known_zero: str = "",
     input_gradients: bool = True,
+    known_inputs: str = "",
     int64: Int64 = "refuse",
     static: str = "",
     assume: Mapping[str, str] | None = None,
@@ -57,14 +58,16 @@ def verify(
     A float leaf that is zero on both sides is unproved and the report then not `ok`, unless it is a parameter to which
     PyTorch gives no gradient at all. `jitter` adds noise of this size to all parameters, and `known_zero`, a regular
     expression over names like `gradient layers.0.bias`, says which leaves are zero in truth. Floating inputs require
-    grad unless `input_gradients` is False. `int64`, `static` and `assume` are as for `export`; PyTorch's integers have
+    grad unless `input_gradients` is False. `known_inputs` is a regular expression over names of inputs (`1`,
+    `edge_index`) that stay the same in each call and that JAX knows while tracing, as arrays that a function encloses.
+    `int64`, `static` and `assume` are as for `export`; PyTorch's integers have
     64 bits in any case. The report names the constant buffers, and the checks that were taken for passed.
 
     Raises `BridgeError` for what cannot be translated, and where PyTorch itself or the exported call fails.
     """
-    _check(tolerance, steps, jitter, known_zero)
+    _check(tolerance, steps, jitter, known_zero, known_inputs)
     check_method(module, method)
-    call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients)
+    call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients, known_inputs)
     original = copied(module, jitter)
     wide = None if double is None else copied(double, jitter)
     torch_side = TorchSide(copied(original), call)
@@ -142,7 +145,7 @@ def _again(
         yield from itertools.repeat(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
 
 
-def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None:
+def _check(tolerance: float, steps: int, jitter: float, known_zero: str, known_inputs: str) -> None:
     for option, right, wanted in (
         (f"tolerance is {tolerance}", 0 < tolerance < math.inf, "a number above 0, such as 1e-4"),
         (f"steps is {steps}", steps >= 1, "at least 1"),
@@ -150,5 +153,6 @@ def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None
     ):
         if not right:
             raise BridgeError(f"{option}; it must be {wanted}")
-    with named_failure(f"known_zero is {known_zero!r}, which is no regular expression"):
-        re.compile(known_zero)
+    for option, pattern in (("known_zero", known_zero), ("known_inputs", known_inputs)):
+        with named_failure(f"{option} is {pattern!r}, which is no regular expression"):
+            re.compile(pattern)

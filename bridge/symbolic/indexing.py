@@ -161,10 +161,15 @@ _LAST_DIM = {F.linear, F.layer_norm, F.rms_norm, torch.matmul, torch.Tensor.matm
 """Functions of the last dimensions of each row."""
 ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES, *_LAST_DIM}
 """Functions of rows whose own lowering would see all rows."""
-_INDEX_ADD = {torch.index_add, torch.Tensor.index_add, torch.Tensor.index_add_}
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
+
+
+_KNOWN_REMEDY = (
+    "integer inputs that stay the same, such as the edges of a graph, may be NumPy arrays that the compiled function "
+    'encloses: `jax.jit(lambda p, x: fn(p, {}, x, edges))`, `bridge.verify(…, known_inputs="1")`'
+)
 
 
 def refused(what: str, remedy: str = _SHAPE_REMEDY, rows: str = "x[mask]") -> BridgeError:
@@ -175,7 +180,14 @@ def refused(what: str, remedy: str = _SHAPE_REMEDY, rows: str = "x[mask]") -> Br
 def as_constant(value: Any, otherwise: str) -> str:
     """Returns the remedy for what has to know a value: constants by `static=` if it is computed of buffers alone."""
     call = current()
-    buffers = depends_on(value, call.buffers) if call is not None else None
+    if call is None:
+        return otherwise
+    buffers, whole = (
+        depends_on(value, call.buffers),
+        [t.value for t in call.inputs if t.dtype in (*_INTEGERS, torch.bool)],
+    )
+    if not buffers and depends_on(value, {**call.buffers, **{str(i): array for i, array in enumerate(whole)}}):
+        return f"{_KNOWN_REMEDY}; otherwise {otherwise}"
     if not buffers:
         return otherwise
     # Those of all layers, which have a number in their names.
@@ -257,14 +269,8 @@ class Rows:
         rows = [v for v in (*args, *kwargs.values()) if type(v) is cls]
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
-        if func is torch.Tensor.__setitem__ and type(args[0]) is not cls and not in_transform():
-            target, index, value = args
-            index = index._as_mask() if type(index) is cls else index
-            return value._write(target, index) if type(value) is cls else func(target, index, value)
-        if func is torch.Tensor.__getitem__ and type(args[0]) is not cls and not in_transform():
-            return _at_positions(*args)
-        if func in _INDEX_ADD and type(args[0]) is not cls and not in_transform():
-            return _added(func, *args, **kwargs)
+        if func in _OF_TARGETS and type(args[0]) is not cls and not in_transform():
+            return _OF_TARGETS[func](func, *args, **kwargs)
         if not rows or in_transform():  # without rows, they are in a list
             raise refused(f"`{func.__name__}`")
         if func in _REDUCTIONS and type(args[0]) is cls and not any(isinstance(v, torch.Tensor) for v in args[1:]):
@@ -466,7 +472,7 @@ def positions_of(mask: torch.Tensor, place: str) -> tuple[Rows, ...]:
     return tuple(made)
 
 
-def _at_positions(tensor: torch.Tensor, index: Any) -> Rows:
+def _at_positions(_func: Any, tensor: torch.Tensor, index: Any) -> Rows:
     """`tensor[index]`, where positions of one mask stand side by side among None and slices: ones where it is false."""
     places = places_of(index)
     at = [i for i, each in enumerate(places) if type(each) in (Rows, int)]
@@ -479,6 +485,12 @@ def _at_positions(tensor: torch.Tensor, index: Any) -> Rows:
     return made._with(made._only(whole, 1))
 
 
+def _assigned(func: Any, target: torch.Tensor, index: Any, value: Any) -> None:
+    """`target[index] = value`, of which one is rows or their positions."""
+    index = tuple(each._as_mask() if type(each) is Rows else each for each in places_of(index))
+    return value._write(target, index) if type(value) is Rows else func(target, index, value)
+
+
 def _added(func: Any, target: torch.Tensor, dim: int, index: Any, source: Any, **kwargs: Any) -> torch.Tensor:
     """`index_add` of rows at positions of the same mask."""
     alike = type(index) is Rows and type(source) is Rows and source._selects_as(index, source._behind)
@@ -486,6 +498,14 @@ def _added(func: Any, target: torch.Tensor, dim: int, index: Any, source: Any, *
         raise (source if type(source) is Rows else index)._refused(f"`{func.__name__}` but of rows at their positions")
     added = source._only(source.whole, 0).flatten(source._first, source._first + source._mask.dim() - 1)
     return func(target, dim, index.whole.flatten(), added, **kwargs)
+
+
+_OF_TARGETS: dict[Any, Callable] = {
+    torch.Tensor.__getitem__: _at_positions,
+    torch.Tensor.__setitem__: _assigned,
+    **dict.fromkeys((torch.index_add, torch.Tensor.index_add, torch.Tensor.index_add_), _added),
+}
+"""Functions of a tensor and, behind it, rows or their positions."""
 
 
 def _is_basic(place: Any) -> bool:
