@@ -49,7 +49,7 @@ class Options:
     """A regular expression: try these alone."""
     train: bool = False
     """In training mode, with PyTorch's draws replayed."""
-    help: bool = False
+    with_help: bool = False
     """Try those again that were refused and have help in `HELP`."""
     limit: int = 150
     """Seconds for each model."""
@@ -148,13 +148,13 @@ def run(options: Options) -> None:
     chosen = entries(options.every, options.seed, options.zoo)
     chosen = {name: entry for name, entry in chosen.items() if re.search(options.names, name)}
     known = {(row["name"], row["train"], row["help"]): row["status"] for row in read(options.results)}
-    done = {name for name, train, helped in known if train == options.train and helped == options.help}
+    done = {name for name, train, helped in known if train == options.train and helped == options.with_help}
     for name in names_of(chosen, done):
-        if options.help and (name not in HELP or known.get((name, options.train, False)) != "refused"):
+        if options.with_help and (name not in HELP or known.get((name, options.train, False)) != "refused"):
             continue
-        start, help_with = time.monotonic(), HELP[name] if options.help else None
+        start, help_with = time.monotonic(), HELP[name] if options.with_help else None
         result = in_process(lambda n=name, h=help_with: attempt(chosen[n], options.train, h), options.limit)
-        row = {"name": name, "family": chosen[name].family, "train": options.train, "help": options.help}
+        row = {"name": name, "family": chosen[name].family, "train": options.train, "help": options.with_help}
         seconds = round(time.monotonic() - start, 1)
         with options.results.open("a") as file:
             file.write(json.dumps(row | result | {"seconds": seconds}) + "\n")

@@ -7,7 +7,6 @@ most. Other leaves are decided where both sides agree in float64.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -48,8 +47,11 @@ class Arbiter:
         last = max(row.step for row in chosen)
         with in_float64():
             wide = [self._repeated(self.torch_side, last)]
-            with jax.enable_x64(True), contextlib.suppress(Exception):  # what has no counterpart in float64
-                wide.append(self._repeated(self.jax_side, last))
+            try:
+                with jax.enable_x64(True):
+                    wide.append(self._repeated(self.jax_side, last))
+            except Exception:  # its number is nan
+                wide.append([])
             notes = {id(row): self._decision(row, wide) for row in chosen}
         return [dataclasses.replace(r, note="; ".join(filter(None, (notes.get(id(r)), r.note)))) for r in rows]
 
@@ -76,7 +78,7 @@ class Arbiter:
             judges, name = [lambda: wides[0] if abs(wides[1] - wides[0]) <= near else math.nan], "both in float64"
         ours, theirs = map(number, narrow)
         near = _NEAR * abs(theirs - ours)
-        wides = [*(number(side[row.step][row.kind][row.name].values) for side in wide), math.nan][:2]
+        wides = [number(side[row.step][row.kind][row.name].values) if side else math.nan for side in wide]
         decision, judge = "undecided", math.nan
         for ask in judges:
             judge = ask()
