@@ -25,6 +25,7 @@ import torch
 import tyro
 
 import bridge
+from benchmarks.atlas_help import HELP, Help
 from benchmarks.atlas_models import Entry, entries, import_torchvision, names_of
 
 NOISE = 0.05
@@ -50,47 +51,32 @@ class Options:
     train: bool = False
     """In training mode, with PyTorch's draws replayed."""
     with_help: bool = False
-    """Try those again that were refused and have help in `HELP`."""
+    """Try those again that were refused and have help in `atlas_help.py`."""
     limit: int = 150
     """Seconds for each model."""
     page: Path | None = None
     """Write the page, and run nothing."""
 
 
-HELP: dict[str, dict[str, Any]] = {
-    "pyg/GCN": {"known_inputs": "1"},
-    "pyg/GAT": {"known_inputs": "1"},
-    "pyg/GCN const edges": {"static": "e"},
-    "hf/encodec": {"static": r".*(padding_total|kernel_size|stride)"},
-    "hf/wav2vec2": {"assume": {"": "raise"}},
-    "hf/hubert": {"assume": {"": "raise"}},
-    "hf/flaubert": {"assume": {"transformer": "assert"}},
-    "hf/prophetnet": {"assume": {"": "assert"}},
-    "hf/qwen2_vl": {"known_inputs": "image_grid_thw|input_ids|mm_token_type_ids|attention_mask"},
-    "hf/levit": {"call": True},
-    "timm/levit_128s": {"call": True},
-    "x_transformers encoder alibi/glu": {"call": True},
-}
-"""Options of `verify` by name; `call`: the module is called once before, in its mode and without gradients."""
-
-
-def attempt(entry: Entry, train: bool, help_with: dict[str, Any] | None) -> dict[str, Any]:
+def attempt(entry: Entry, train: bool, help_with: Help | None = None) -> dict[str, Any]:
     """Returns what came of one model."""
     torch.manual_seed(0)
     try:
         module, args, kwargs = entry.build()
     except Exception as error:
         return {"status": "not built", "cause": _short(error)}
-    generator, options = torch.Generator().manual_seed(1), dict(help_with or {})
+    generator, help_with = torch.Generator().manual_seed(1), help_with or Help()
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.is_floating_point():
                 parameter.add_(NOISE * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
         module.train(train)
-        if options.pop("call", False):
+        if help_with.called:
             module(*args, **kwargs)
+    for name, replacement in help_with.functions.items():
+        bridge.register_function(name, replacement)
     try:
-        report = bridge.verify(module, *args, train=None, tolerance=OUTPUT, **options, **kwargs)
+        report = bridge.verify(module, *args, tolerance=OUTPUT, **help_with.options, **kwargs)
     except bridge.BridgeError as error:
         of_pytorch = str(error).startswith("PyTorch itself fails")
         return {"status": "fails in PyTorch" if of_pytorch else "refused", "cause": str(error)}
@@ -209,7 +195,7 @@ def _failures(rows: list[dict[str, Any]]) -> list[str]:
     lines = ["| model | came out | cause | help |", "|---|---|---|---|"]
     for row in sorted(rows, key=lambda row: (row["family"], row["name"])):
         if row["status"] not in ("right", "not built") and not row["help"]:
-            known = f"`{json.dumps(HELP[row['name']])}`: {helped[row['name']]}" if row["name"] in helped else ""
+            known = f"`{HELP[row['name']]}`: {helped[row['name']]}" if row["name"] in helped else ""
             lines.append(f"| {row['name']} | {row['status']} | {_cell(row['cause'])} | {known.replace('|', ' or ')} |")
     return lines
 

@@ -76,7 +76,8 @@ def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, er
     if context.survey is not None:
         return _skip(context, func, args, kwargs, str(error))
     if shapes_by_data(func):
-        inside, remedy = asked_inside(SHAPE_REMEDY)
+        looped = f"{SHAPE_REMEDY}, a loop over all places with torch.where(mask[i])"
+        inside, remedy = asked_inside(looped if func is aten.nonzero.default else SHAPE_REMEDY)
         raise context.error(f"`{func.name()}` makes a shape that depends on data{inside}", remedy) from error
     if isinstance(error, LoweringError):
         raise error

@@ -224,7 +224,7 @@ def test_positions_of_a_mask(name):
         (lambda x, t, j: F.linear(j.float(), x[0]), "`linear`"),
         (lambda x, t, j: x[t].unsqueeze(0), "`unsqueeze` before the rows"),
         (lambda x, t, j: x[0] if t.numel() == 0 else x[1], "asks for the value"),
-        (lambda x, t, j: (x > 0).nonzero(), "nonzero"),
+        (lambda x, t, j: (x > 0).nonzero(), r"nonzero.*Remedy: .*a loop over all places with torch.where\(mask\[i\]\)"),
     ],
 )
 def test_what_positions_of_a_mask_do_not_reach(function, what):
