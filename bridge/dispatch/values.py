@@ -29,7 +29,10 @@ from bridge.tensor.tensor import BridgeTensor, wrap
 
 aten = torch.ops.aten
 
-SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
+SHAPE_REMEDY = (
+    "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection, a loop over all "
+    "places with torch.where(mask[i]) for one over nonzero()"
+)
 VALUE_REMEDY = (
     "use torch.where for a branch; a tensor without dimensions works as an index or a slice's bound without `int()` or "
     "`.item()`; or pass the number as a Python argument that is static under jit"
@@ -76,8 +79,7 @@ def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, er
     if context.survey is not None:
         return _skip(context, func, args, kwargs, str(error))
     if shapes_by_data(func):
-        looped = f"{SHAPE_REMEDY}, a loop over all places with torch.where(mask[i])"
-        inside, remedy = asked_inside(looped if func is aten.nonzero.default else SHAPE_REMEDY)
+        inside, remedy = asked_inside(SHAPE_REMEDY)
         raise context.error(f"`{func.name()}` makes a shape that depends on data{inside}", remedy) from error
     if isinstance(error, LoweringError):
         raise error
