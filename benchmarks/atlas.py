@@ -169,7 +169,7 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     counts: dict[str, collections.Counter[str]] = {}
     for row in rows:
         if not row["help"]:
-            for family in (row["family"], "all"):
+            for family in {row["family"], row["family"].partition(",")[0], "all"}:
                 count = counts.setdefault(family, collections.Counter())
                 count[row["status"]] += 1
                 count["helped"] += row["status"] in ("right", "PyTorch is off") or row["name"] in helped

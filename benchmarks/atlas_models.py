@@ -112,10 +112,7 @@ _LARGEST = 12_000_000
 
 def _timm() -> dict[str, Entry]:
     timm = importlib.import_module("timm")
-    return {
-        f"timm/{name}": Entry("timm, " + timm.models.get_arch_name(name).split("_")[0], lambda n=name: _of_timm(n))
-        for name in timm.list_models()
-    }
+    return {f"timm/{name}": Entry("timm", lambda n=name: _of_timm(n)) for name in timm.list_models()}
 
 
 def _of_timm(name: str) -> Model:
