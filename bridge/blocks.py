@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 
-from bridge.context import current
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, refusal
 from bridge.export import Functional, export
 from bridge.module.copy import independent, state_of
 from bridge.tensor.pytrees import ATOMS, attributes_of, built_in, is_plain_class, items_of
@@ -62,8 +61,7 @@ def export_blocks(module: nn.Module, pattern: str, **options: Any) -> Blocks:
     The program has one block, however many there are. `options` are those of `export`. A block may differ from the
     others in a plain attribute that its code does not read, such as the number of its layer.
 
-    Raises `BridgeError` for blocks that differ in their class, their state, their mode or their hooks, and, in the
-    call, where the code of a block reads an attribute in which they differ.
+    Raises `BridgeError` for blocks that differ in class, state, mode or hooks; a call, where it reads what differs.
     """
     blocks = {name: child for name, child in module.named_modules() if re.fullmatch(pattern, name)}
     if not blocks:
@@ -106,7 +104,7 @@ def _equal(a: Any, b: Any, twins: Mapping[int, Any]) -> bool:
         return False
     if isinstance(a, torch.Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and not a.is_meta and torch.equal(a, b)
-    if type(a) in ATOMS or isinstance(a, (set, frozenset)):
+    if type(a) in ATOMS or isinstance(a, set):
         return a == b
     if hasattr(a, "__func__"):
         return a.__func__ is b.__func__ and _equal(a.__self__, b.__self__, twins)
@@ -120,9 +118,8 @@ def _refuse_reading(module: nn.Module, attribute: str) -> None:
     """Makes reading the attribute an error, in place of a value that is that of one block."""
 
     def read(_: nn.Module) -> Any:
-        context, what = current(), f"the blocks differ in the attribute {attribute}, which their code reads"
-        remedy = "export blocks for which it is equal, each group by its own pattern"
-        raise context.error(what, remedy) if context else BridgeError(f"{what}; {remedy}")
+        what = f"the blocks differ in the attribute {attribute}, which their code reads"
+        raise refusal(what, "export blocks for which it is equal, each group by its own pattern")
 
     vars(module).pop(attribute, None)
     if not isinstance(getattr(type(module), attribute, None), property):

@@ -36,11 +36,9 @@ def shardings(tree: Any, mesh: Mesh | AbstractMesh, patterns: Mapping[str, Parti
         return NamedSharding(mesh, patterns[pattern])
 
     found = jax.tree_util.tree_map_with_path(sharding_of, tree)
-    if unused:
-        raise BridgeError(
-            f"the pattern {next(iter(unused))!r} decides for no array: it matches no whole name, or an earlier pattern "
-            "matches the same ones; remove it, or move it up"
-        )
+    for pattern in unused:
+        why = "it matches no whole name, or earlier patterns match the same ones; remove it, or move it up"
+        raise BridgeError(f"the pattern {pattern!r} decides for no array: {why}")
     return found
 
 

@@ -105,10 +105,7 @@ def what_is_special(tensor: torch.Tensor) -> str | None:
 
 
 def check_kinds(state: Mapping[str, torch.Tensor], meta: bool = False) -> None:
-    """Raise `BridgeError` for a parameter or buffer that is more, or less, than its numbers.
-
-    `meta`: those on the meta device, whose values come later, are taken.
-    """
+    """Raise `BridgeError` for state that is more, or less, than its numbers; `meta`: values may come later."""
     for name, tensor in state.items():
         special = what_is_special(tensor)
         if special is not None and not (meta and tensor.is_meta and type(tensor) in PLAIN):

@@ -58,15 +58,15 @@ def losses(fn: bridge.Functional, patterns: Any, batch: Any) -> list[float]:
     if patterns is not None:
         where = bridge.shardings(state, MESH, patterns)
         state, out_shardings = jax.device_put(state, where), (*where, NamedSharding(MESH, P()))
-    step, found = jax.jit(step, out_shardings=out_shardings), []
+    step, values = jax.jit(step, out_shardings=out_shardings), []
     for i in range(STEPS):
         ids = jax.random.randint(jax.random.key(i), (8, 13), 0, VOCABULARY)
         ids = ids if patterns is None else jax.device_put(ids, NamedSharding(MESH, batch))
         *state, loss = step(*state, ids)
-        found.append(float(loss))
+        values.append(float(loss))
     split = [array for array in state[0].values() if not array.is_fully_replicated]
     assert bool(split) == (patterns is not None)
-    return found
+    return values
 
 
 def differences() -> dict[str, float]:

@@ -39,7 +39,7 @@ def test_the_state_of_an_optimizer_is_sharded_by_the_same_names():
     ("patterns", "message"),
     [
         ({"weight": P("data")}, "the pattern 'weight' decides for no array.*matches no whole name"),
-        ({".*weight": P(), "head.weight": P("data")}, "'head.weight' decides for no array.*earlier pattern"),
+        ({".*weight": P(), "head.weight": P("data")}, "'head.weight' decides for no array.*earlier patterns match"),
         ({"head.weight": P(None, "model")}, r"dimension 1 of head.weight \(8, 6\) does not divide over 4 devices"),
         ({"head.weight": P("rows")}, "sharded over 'rows'; the mesh has data, model"),
         ({"head.bias": P("data", "model")}, "head.bias has 1 dimensions, and .* is for 2"),
