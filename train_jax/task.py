@@ -201,6 +201,7 @@ TASKS = {
     "puzzles": "train_jax.tasks.puzzles.task:PuzzleTask",
     "language": "train_jax.tasks.language.task:LanguageTask",
     "rollouts": "train_jax.tasks.language.chat.rollouts:RolloutTask",
+    "instructions": "train_jax.tasks.language.instructions.task:InstructionTask",
 }
 """`Task` classes by name. A task of your own is given as `package.module:Class`."""
 COMMANDS = {
