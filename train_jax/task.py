@@ -192,12 +192,14 @@ class Task:
 TASKS = {
     "puzzles": "train_jax.tasks.puzzles.task:PuzzleTask",
     "language": "train_jax.tasks.language.task:LanguageTask",
+    "chat": "train_jax.tasks.language.chat.task:ChatTask",
     "rollouts": "train_jax.tasks.language.chat.rollouts:RolloutTask",
 }
 """`Task` classes by name. A task of your own is given as `package.module:Class`."""
 COMMANDS = {
     "puzzles": "train_jax.tasks.puzzles.commands:PuzzleCommands",
     "language": "train_jax.tasks.language.commands:LanguageCommands",
+    "chat": "train_jax.tasks.language.commands:LanguageCommands",
     "rollouts": "train_jax.tasks.language.commands:LanguageCommands",
 }
 """`Commands` classes by the name of the task; in modules of their own, which import no JAX."""

@@ -48,7 +48,7 @@ def test_a_phase_inherits_sizes_batch_and_rates(base, name, rate, share):
     config, run = phase(base, name), restore(f"{base}/run").config
     assert (config.arch, config.global_batch_size) == (run.arch, 8)
     assert config.run_dir == f"runs/chat-tiny-{name}" and config.steps == 0 and config.epochs == 1
-    assert config.task == ("rollouts" if name == "rl" else "language")
+    assert config.task == ("rollouts" if name == "rl" else "chat")
     for mine, theirs in zip(config.optim.groups, run.optim.groups, strict=True):
         assert (mine.lr, mine.optimizer) == (pytest.approx(theirs.lr * rate), theirs.optimizer)
         assert (mine.warmup_steps, mine.decay_share, mine.lr_min_ratio, mine.weight_decay) == (0, share, 0, 0)

@@ -32,8 +32,8 @@ class Phase:
 
 
 PHASES = {
-    "mid": Phase("language", {"packing": "bestfit-pad"}, 1.0, 0.2, True),
-    "sft": Phase("language", {"packing": "bestfit-pad"}, 0.8, 0.5, True),
+    "mid": Phase("chat", {"packing": "bestfit-pad"}, 1.0, 0.2, True),
+    "sft": Phase("chat", {"packing": "bestfit-pad"}, 0.8, 0.5, True),
     "rl": Phase("rollouts", {}, 0.05, 1.0, False),
 }
 
