@@ -70,6 +70,19 @@ def test_a_chat_model_has_phases_and_a_second_run_repeats_none(tmp_path):
     assert [command[0] for command in commands] == [*PHASES, "summary"], "finished data and runs are kept by trm"
 
 
+@pytest.mark.parametrize("profile", ["nanochat", "nanochat-quick"])
+def test_the_published_phases_have_mid_training(tmp_path, profile):
+    _, commands = commands_of(profile, tmp_path)
+    assert [command[command.index("--phase") + 1] for command in commands if "--phase" in command] == [
+        "mid",
+        "sft",
+        "rl",
+    ]
+    sources = [command[command.index("--init-from") + 1] for command in commands if "--phase" in command]
+    assert sources == [f"{tmp_path}/run", f"{tmp_path}/run-mid", f"{tmp_path}/run-sft"]
+    assert [command[0] for command in commands][-5:] == [*["chat-eval"] * 3, "report", "summary"]
+
+
 @pytest.mark.slow
 def test_every_phase_of_a_small_chat_model(tmp_path, capsys, monkeypatch):
     _, commands = commands_of("chat-quick", tmp_path)
