@@ -73,13 +73,12 @@ def test_a_chat_model_has_phases_and_a_second_run_repeats_none(tmp_path):
 @pytest.mark.parametrize("profile", ["nanochat", "nanochat-quick"])
 def test_the_published_phases_have_mid_training(tmp_path, profile):
     _, commands = commands_of(profile, tmp_path)
-    assert [command[command.index("--phase") + 1] for command in commands if "--phase" in command] == [
-        "mid",
-        "sft",
-        "rl",
+    phases = [
+        tuple(command[command.index(option) + 1] for option in ("--phase", "--init-from"))
+        for command in commands
+        if "--phase" in command
     ]
-    sources = [command[command.index("--init-from") + 1] for command in commands if "--phase" in command]
-    assert sources == [f"{tmp_path}/run", f"{tmp_path}/run-mid", f"{tmp_path}/run-sft"]
+    assert phases == [("mid", f"{tmp_path}/run"), ("sft", f"{tmp_path}/run-mid"), ("rl", f"{tmp_path}/run-sft")]
     assert [command[0] for command in commands][-5:] == [*["chat-eval"] * 3, "report", "summary"]
 
 

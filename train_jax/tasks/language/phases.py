@@ -54,7 +54,7 @@ SMALL_PHASES = PHASES | {
         decay_share=1.0,
         init_optimizer=False,
         run={"global_batch_size": 128, "steps": 150, "eval_every_steps": 0},
-        optim={"groups": (), "lr": 2e-4, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
+        optim={"groups": (), "lr": 3e-4, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
     ),
 }
 """Of the presets `chat-…`, whose rollouts have 128 answers: the gradient is mostly noise, and Muon would take as long a
