@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from models_torch import registry
-from models_torch.config import ACTConfig
+from models_torch.config import ACTConfig, ModelConfig
 from models_torch.gpt import GPTConfig
 from models_torch.gpt_2026 import GPT2026Config, windows
 
@@ -20,12 +20,17 @@ WITHOUT_EFFECT = {"batch_size": 1, "num_puzzle_identifiers": 1, "forward_dtype":
 """Fields that do not change the FLOPs of an example in one step."""
 
 
-def train_flops_per_example(model: str, arch: ACTConfig) -> float:
+def train_flops_per_example(model: str, arch: ModelConfig) -> float:
     """Returns the FLOPs of the matrix products of one training step, forward and backward, for one example.
 
-    `arch` has the sizes of the data set. A multiplication and addition count as two. Recomputation of activations and
-    the optimizer are not counted. Raises ValueError if the model cannot be built.
+    `arch` has the sizes of the data set; of a language model, an example is a row of `seq_len` tokens. A multiplication
+    and addition count as two. Recomputation of activations and the optimizer are not counted. Raises ValueError if the
+    model is not one of this package or cannot be built.
     """
+    if isinstance(arch, GPTConfig):
+        return language_flops_per_token(arch) * arch.seq_len
+    if not isinstance(arch, ACTConfig):
+        raise ValueError(f"the FLOPs of {model} are not known")
     act_steps = min(2, arch.halt_max_steps)  # with one step, nothing is bootstrapped; more steps change nothing
     return _counted(model, dataclasses.replace(arch, **WITHOUT_EFFECT, halt_max_steps=act_steps))
 

@@ -12,8 +12,8 @@ from jax.typing import ArrayLike
 from train_jax.core.state import Arrays
 from train_jax.errors import UserError
 from train_jax.optim.config import OptimConfig
-from train_jax.optim.muon import muon_labels, scale_by_muon, scale_by_muon_2025, scale_by_muon_2026, scale_by_shape
-from train_jax.optim.rules import decayed_weights, scale_by_adam_atan2
+from train_jax.optim.muon import muon_labels, scale_by_shape
+from train_jax.optim.rules import ELEMENTWISE_RULES, MATRIX_RULES, Rule, decayed_weights
 from train_jax.optim.schedule import learning_rate, momentum
 from train_jax.plugins import is_plugin, load_plugin
 
@@ -73,7 +73,7 @@ def matrices_alike(params: Arrays, config: OptimConfig) -> list[list[str]]:
     labels, configs = group_labels(params, config), dict(_by_label(config))
     alike: dict[Hashable, list[str]] = {}
     for name, rule in muon_labels(params).items():
-        if rule == "muon" and configs[labels[name]].optimizer.startswith("muon"):
+        if rule == "muon" and configs[labels[name]].optimizer in MATRIX_RULES:
             array = params[name]
             alike.setdefault((labels[name], array.shape, array.dtype), []).append(name)
     return list(alike.values())
@@ -128,23 +128,23 @@ def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientT
 
 
 def update_rule(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
-    """Returns the update rule without weight decay and learning rate."""
+    """Returns the update rule without weight decay and learning rate. Raises `UserError` for an unknown name."""
     if is_plugin(config.optimizer):
         return load_plugin(config.optimizer, "optim.optimizer")(config)
-    if config.optimizer.startswith("muon"):
+    if config.optimizer in MATRIX_RULES:
         # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the bias correction, as in PyTorch.
         adamw = optax.scale_by_adam(config.beta1, config.beta2, eps=config.eps)
-        matrices = _scheduled(_matrix_rule, config.muon_momentum, config, total_steps)
+        matrices = _scheduled(MATRIX_RULES[config.optimizer], config.muon_momentum, config, total_steps)
         return optax.partition({"muon": matrices, "adamw": adamw}, muon_labels)
-    return _scheduled(_elementwise_rule, config.beta1, config, total_steps)
+    if config.optimizer in ELEMENTWISE_RULES:
+        return _scheduled(ELEMENTWISE_RULES[config.optimizer], config.beta1, config, total_steps)
+    raise UserError(
+        f"optim.optimizer is {config.optimizer!r}; use one of {', '.join((*ELEMENTWISE_RULES, *MATRIX_RULES))}, "
+        "or package.module:function for your own"
+    )
 
 
-def _scheduled(
-    rule: Callable[[ArrayLike, OptimConfig], optax.GradientTransformation],
-    peak: float,
-    config: OptimConfig,
-    total_steps: int,
-) -> optax.GradientTransformation:
+def _scheduled(rule: Rule, peak: float, config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
     """Returns a rule with its momentum, which may change from step to step."""
     value = momentum(peak, config, total_steps)
     if not callable(value):
@@ -154,25 +154,3 @@ def _scheduled(
         return rule(momentum, config)
 
     return optax.inject_hyperparams(with_momentum)(momentum=value)
-
-
-def _elementwise_rule(momentum: ArrayLike, config: OptimConfig) -> optax.GradientTransformation:
-    match config.optimizer:
-        case "adamw":
-            return optax.scale_by_adam(momentum, config.beta2, eps=config.eps)
-        case "adam_atan2":
-            return scale_by_adam_atan2(momentum, config.beta2)
-        case "lion":
-            return optax.scale_by_lion(momentum, config.beta2)
-    raise UserError(f"optim.optimizer is {config.optimizer!r}; use adamw, adam_atan2, lion or muon")
-
-
-def _matrix_rule(momentum: ArrayLike, config: OptimConfig) -> optax.GradientTransformation:
-    match config.optimizer:
-        case "muon":
-            return scale_by_muon(momentum, config.newton_schulz_dtype)
-        case "muon_2025":
-            return scale_by_muon_2025(momentum, config.newton_schulz_dtype)
-        case "muon_2026":
-            return scale_by_muon_2026(momentum, config.muon_beta2, config.newton_schulz_dtype)
-    raise UserError(f"optim.optimizer is {config.optimizer!r}; use muon, muon_2025 or muon_2026")

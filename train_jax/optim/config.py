@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from models_torch.ranges import Range, check_ranges
-from train_jax.errors import UserError
+from models_torch.ranges import Range
+from train_jax.errors import UserError, check_fields
 from train_jax.plugins import is_plugin
 
-Optimizer = Literal["adamw", "adam_atan2", "lion", "muon", "muon_2025", "muon_2026"]
 Decay = Literal["cosine", "linear", "warmdown"]
 NewtonSchulzDtype = Literal["float32", "bfloat16"]
 WeightDecaySchedule = Literal["constant", "cosine"]
@@ -51,7 +50,7 @@ class ParameterGroup:
     cautious_decay: bool | None = None
 
     def __post_init__(self):
-        _check(self, "optim.groups: ")
+        check_fields(self, "optim.groups: ")
         check_pattern("optim.groups: pattern", self.pattern)
 
 
@@ -60,9 +59,10 @@ class OptimConfig:
     """The configuration of the optimizer. Raises `UserError` for a value out of its range."""
 
     optimizer: str = "adamw"
-    """Update rule of the dense parameters: adamw, adam_atan2, lion, muon, muon_2025, muon_2026, or
-    package.module:function for your own. The three `muon` orthogonalize hidden matrices; embeddings and heads use
-    AdamW. `muon` scales steps to those of AdamW, `muon_2025` and `muon_2026` are those of nanochat."""
+    """Update rule of the dense parameters: adamw, adam_atan2, lion, muon, muon_2025, muon_2026 (those of
+    `train_jax/optim/rules.py`), or package.module:function for your own. The three `muon` orthogonalize hidden
+    matrices; embeddings and heads use AdamW. `muon` scales steps to those of AdamW, `muon_2025` and `muon_2026` are
+    those of nanochat."""
     lr: LearningRate = 1e-4
     """Learning rate of the dense parameters after warm-up."""
     warmup_steps: Steps = 2000
@@ -119,12 +119,7 @@ class OptimConfig:
     """Finite steps after which the loss scale of float16 doubles; it halves at every overflow."""
 
     def __post_init__(self):
-        _check(self, "optim.")
-        if self.optimizer not in get_args(Optimizer) and not is_plugin(self.optimizer):
-            names = ", ".join(get_args(Optimizer))
-            raise UserError(
-                f"optim.optimizer is {self.optimizer!r}; use one of {names}, or package.module:function for your own"
-            )
+        check_fields(self, "optim.")
         check_pattern("optim.freeze", self.freeze)
         self._check_momentum()
 
@@ -153,13 +148,6 @@ def from_fields(values: dict[str, Any]) -> OptimConfig:
     """Returns an `OptimConfig` from JSON values. Raises TypeError for unknown fields."""
     groups: Any = tuple(ParameterGroup(**group) for group in values.get("groups", ()))
     return OptimConfig(**(values | {"groups": groups}))
-
-
-def _check(config: Any, prefix: str) -> None:
-    try:
-        check_ranges(config)
-    except ValueError as error:
-        raise UserError(f"{prefix}{error}") from None
 
 
 def check_pattern(name: str, pattern: str) -> None:

@@ -1,5 +1,6 @@
-"""Update rules that Optax lacks: AdamATan2, cautious weight decay, sign SGD on rows of a table, moving averages."""
+"""Update rules by name, and what Optax lacks: AdamATan2, cautious weight decay, sign SGD on rows, moving averages."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from train_jax.core.state import Arrays
 from train_jax.optim.config import OptimConfig
+from train_jax.optim.muon import scale_by_muon, scale_by_muon_2025, scale_by_muon_2026
 from train_jax.optim.schedule import weight_decay
 
 
@@ -50,6 +52,24 @@ def scale_by_adam_atan2(b1: ArrayLike, b2: float, a: float = 1.0, b: float = 1.0
         return angle, ScaleByAdamATan2State(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
+
+
+Rule = Callable[[ArrayLike, OptimConfig], optax.GradientTransformation]
+"""Returns an update rule, without weight decay and learning rate, from its momentum and the configuration."""
+
+ELEMENTWISE_RULES: dict[str, Rule] = {
+    "adamw": lambda momentum, config: optax.scale_by_adam(momentum, config.beta2, eps=config.eps),
+    "adam_atan2": lambda momentum, config: scale_by_adam_atan2(momentum, config.beta2),
+    "lion": lambda momentum, config: optax.scale_by_lion(momentum, config.beta2),
+}
+"""Rules of all parameters; their momentum is `beta1`."""
+
+MATRIX_RULES: dict[str, Rule] = {
+    "muon": lambda momentum, config: scale_by_muon(momentum, config.newton_schulz_dtype),
+    "muon_2025": lambda momentum, config: scale_by_muon_2025(momentum, config.newton_schulz_dtype),
+    "muon_2026": lambda momentum, config: scale_by_muon_2026(momentum, config.muon_beta2, config.newton_schulz_dtype),
+}
+"""Rules of hidden matrices; their momentum is `muon_momentum`. Other parameters use AdamW."""
 
 
 def decayed_weights(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:

@@ -12,6 +12,7 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse_subcommand
+from train_jax.errors import check_options
 from train_jax.report.terminal import build_summary, inspected, progress_of, samples
 from train_jax.run.storage import path_of
 from train_jax.tasks.language import text_building
@@ -19,7 +20,6 @@ from train_jax.tasks.language.chat.building import ChatData
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import read_record
 from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.building import check_option_ranges
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.data import MazeData
 from train_jax.tasks.puzzles.sudoku.data import SudokuData
@@ -39,7 +39,7 @@ class Inspect:
 
     def check(self) -> None:
         """Raises `UserError` if a value is out of range."""
-        check_option_ranges(self)
+        check_options(self)
 
 
 COMMANDS = {

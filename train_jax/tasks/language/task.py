@@ -18,11 +18,10 @@ from jaxtyping import Array, Int
 from models_torch import outside, registry
 from models_torch.gpt import IGNORED_TARGET
 from models_torch.outside_language import OutsideLanguageConfig
-from models_torch.ranges import check_ranges
 from train_jax.core.objective import Batch, Call, LossSums, Objective
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
-from train_jax.errors import UserError
+from train_jax.errors import UserError, check_fields
 from train_jax.run.config import RunConfig
 from train_jax.run.files import write_text
 from train_jax.run.folder import RunFolder
@@ -62,10 +61,7 @@ class LanguageConfig(TaskConfig):
     pass over each data set takes the same number of steps."""
 
     def __post_init__(self):
-        try:
-            check_ranges(self)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        check_fields(self)
 
 
 class LanguageTask(Task):

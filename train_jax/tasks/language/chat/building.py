@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
-from models_torch.ranges import Range, check_ranges
-from train_jax.errors import UserError, option_error
+from models_torch.ranges import Range
+from train_jax.errors import UserError, check_options
 from train_jax.tasks.language.chat.conversations import Conversation, Rendered, render
 from train_jax.tasks.language.chat.problems import Problems, Split
 from train_jax.tasks.language.chat.task_names import TaskName, task_name
@@ -51,10 +51,7 @@ class ChatData:
 
     def check(self) -> None:
         """Raises `UserError` if a value is out of range."""
-        try:
-            check_ranges(self)
-        except ValueError as error:
-            raise option_error(error) from None
+        check_options(self)
 
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""
