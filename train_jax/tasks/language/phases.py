@@ -44,8 +44,8 @@ PHASES = {
 SMALL_PHASES = PHASES | {
     "sft": dataclasses.replace(
         PHASES["sft"],
-        fields=PHASES["sft"].fields | {"eval_problems": "spelling calculator", "problems_every_steps": 100},
-        run={"epochs": 2.0},
+        fields=PHASES["sft"].fields | {"eval_problems": "spelling:128 calculator:128", "problems_every_steps": 200},
+        run={"epochs": 2.6, "eval_batch_size": 64},
     ),
     "rl": Phase(
         "rollouts",
