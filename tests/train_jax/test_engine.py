@@ -95,6 +95,18 @@ def test_a_row_is_the_same_alone_in_a_batch_and_refilled(engine):
     assert len({tuple(row.tokens) for row in at_once}) == len(requests)
 
 
+@pytest.mark.slow
+def test_one_slot_has_the_same_rows_and_its_cache_is_not_copied(module, engine):
+    requests = requests_of(prompts_of([4, 9]), 12, sampling=DRAWN, seed=3)
+    alone, fn = engine_of(module, Devices(1), slots=1, capacity=40, tokens_per_dispatch=4), bridge.export(module)
+    assert_same(list(engine.complete(requests)), list(alone.complete(requests)))
+    program, arguments = alone.decode_program(fn.params, fn.buffers)
+    kept = "1,2,40,8"  # batch, heads, capacity and size of a head
+    lines = program.lower(*arguments).compile().as_text().splitlines()
+    assert not [line for line in lines if kept in line and " copy(" in line]
+    assert [line for line in lines if kept in line and "dynamic-update-slice(" in line]
+
+
 def test_a_further_turn_computes_only_what_is_new(engine):
     (prompt,) = prompts_of([9])
     first = next(engine.complete([Request(prompt=prompt, max_tokens=6, sampling=DRAWN)]))
@@ -115,6 +127,12 @@ def test_samples_of_a_prompt_are_prefilled_once(engine):
     rows = tokens_of(engine, [Request(prompt=prompt, max_tokens=9, sample=number) for number in (0, 1)])
     assert engine.counts.prefills == before + 1
     assert rows[0] != rows[1] == row_of(engine, prompt, 9, sample=1, sampling=Sampling())
+
+
+def test_short_prompts_are_prefilled_together(engine):
+    before = engine.counts.prefills, engine.counts.prefilled
+    list(engine.complete(requests_of(prompts_of([5, 9]), 3)))
+    assert (engine.counts.prefills, engine.counts.prefilled) == (before[0] + 1, before[1] + 2)
 
 
 def test_a_row_ends_after_a_stop_token(engine):
