@@ -200,6 +200,7 @@ class Task:
 TASKS = {
     "puzzles": "train_jax.tasks.puzzles.task:PuzzleTask",
     "language": "train_jax.tasks.language.task:LanguageTask",
+    "chat": "train_jax.tasks.language.chat.task:ChatTask",
     "rollouts": "train_jax.tasks.language.chat.rollouts:RolloutTask",
     "instructions": "train_jax.tasks.language.instructions.task:InstructionTask",
 }
@@ -207,6 +208,7 @@ TASKS = {
 COMMANDS = {
     "puzzles": "train_jax.tasks.puzzles.commands:PuzzleCommands",
     "language": "train_jax.tasks.language.commands:LanguageCommands",
+    "chat": "train_jax.tasks.language.commands:LanguageCommands",
     "rollouts": "train_jax.tasks.language.commands:LanguageCommands",
 }
 """`Commands` classes by the name of the task; in modules of their own, which import no JAX."""

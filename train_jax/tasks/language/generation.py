@@ -153,10 +153,15 @@ class TextModel:
     @property
     def positions(self) -> int:
         """The largest number of tokens that the model reads. Raises `UserError` for a model without a cache."""
-        try:
-            return positions_of(self._run.objective.fn.module)
-        except ValueError as error:
-            raise UserError(f"--model {self._run.config.model}: {error}") from None
+        return cache_positions(self._run.objective.fn.module, self._run.config.model)
+
+
+def cache_positions(module: Any, model: str) -> int:
+    """Returns the largest number of tokens that a module reads. Raises `UserError` for a `--model` without a cache."""
+    try:
+        return positions_of(module)
+    except ValueError as error:
+        raise UserError(f"--model {model}: {error}") from None
 
 
 def _remedy(most: int) -> str:
