@@ -114,7 +114,7 @@ nanochat-quick)                                          # the same phases: --re
     rl=(--steps 2 --problems arithmetic,digits=1:20 --max-tokens 8 --samples 8 --problems-limit 16)
     ;;
 *)
-    echo "PROFILE is '$profile'; use cpu, small, extreme, tiny, text, text-tiny, chat, chat-quick or nanochat" >&2
+    echo "PROFILE is '$profile'; use cpu, small, extreme, tiny, text, text-tiny, chat, chat-quick, nanochat or nanochat-quick" >&2
     exit 2
     ;;
 esac
