@@ -24,15 +24,15 @@ class Entry(NamedTuple):
 
 def entries(every: int, seed: int, zoo: Path | None) -> dict[str, Entry]:
     """Every n-th model of each registry, from a place that the seed decides, and those of a folder, by name."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for registry in (_transformers, _timm, _diffusers) if every else ():
         names = sorted(registry().items())
-        found |= dict(names[random.Random(seed).randrange(every) :: every])
+        entries |= dict(names[random.Random(seed).randrange(every) :: every])
     if zoo is not None:
         sys.path.insert(0, str(zoo))
         for name, (family, build) in importlib.import_module("build").builders().items():
-            found[name] = Entry(family, build)
-    return found
+            entries[name] = Entry(family, build)
+    return entries
 
 
 def import_torchvision() -> None:
@@ -76,14 +76,14 @@ _SMALL: dict[str, Any] = {
 
 def _transformers() -> dict[str, Entry]:
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for mapping, task in _TASKS.items():
         for kind, model in getattr(auto, mapping).items():
             name = model if isinstance(model, str) else model[0]
-            found[f"transformers/{name}"] = Entry(
+            entries[f"transformers/{name}"] = Entry(
                 f"transformers, {task}", lambda kind=kind, name=name, task=task: _of_transformers(kind, name, task)
             )
-    return found
+    return entries
 
 
 def _of_transformers(kind: str, name: str, task: str) -> Model:

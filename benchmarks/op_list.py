@@ -1,6 +1,4 @@
-"""The ops of PyTorch's database that `op_survey` covers, by kind, and the known gaps among them."""
-
-from collections.abc import Iterable
+"""The ops of PyTorch's database by kind, the known gaps among them, and what is out of the survey's scope."""
 
 OPS: dict[str, str] = {
     "elementwise": """abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh ceil clamp clamp_max clamp_min
@@ -60,56 +58,78 @@ OPS: dict[str, str] = {
     "random": """bernoulli nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d normal rand_like
         randint randn randn_like uniform multinomial""",
 }
-"""Maps a kind to names in PyTorch's database; a name includes all of its variants."""
+"""Maps a kind to names in PyTorch's database that are common in models; a name includes all of its variants."""
 
-NOT_LISTED: dict[str, tuple[str, ...]] = {
-    "FFTs, complex numbers and windows; complex samples are not run at all, see tests/bridge/test_complex.py": (
+BEGINNINGS: dict[str, tuple[str, ...]] = {
+    "Fourier transforms, complex numbers and windows": (
         "fft.", "stft", "istft", "conj", "resolve_", "view_as_", "complex", "real", "imag", "angle", "polar", "cdouble",
         "cfloat", "chalf", "H", "mH", "isreal", "signal.windows.", "vdot",
     ),
-    "special functions: JAX lacks some of them, or their derivatives": (
-        "special.", "i0", "igamma", "mvlgamma", "polygamma", "erfcx",
-    ),
-    "factorisations, least squares and functions composed of them": (
+    "special functions": ("special.", "i0", "igamma", "mvlgamma", "polygamma", "erfcx"),
+    "factorisations and least squares": (
         "linalg.", "cholesky", "lu", "qr", "geqrf", "ormqr", "svd", "pca_", "pinverse", "triangular_solve", "logdet",
         "matrix_exp", "cov", "corrcoef",
     ),
-    "masked reductions, composed of listed operations": ("masked.",),
-    "copies of views, and private or in-place forms of operations that are listed": (
+    "masked reductions": ("masked.",),
+    "copies of views, private and in-place forms": (
         "_softmax_backward_data", "_native_batch", "_batch_norm", "_unsafe", "_chunk_cat", "unsafe_", "resize_",
         "alias_copy", "as_strided_", "diagonal_copy", "expand_copy", "narrow_copy", "permute_copy", "squeeze_copy",
         "split_with_sizes_copy", "t_copy", "transpose_copy", "unbind_copy", "unfold_copy", "unsqueeze_copy",
         "view_copy", "native_", "grid_sampler_", "max_pool2d_with", "__r", "torch.ops.aten.",
     ),
-    "uninitialised memory, which has no values to compare": ("empty", "new_empty"),
-    "sparse, quantized, segmented or float8 tensors, and kernels for a GPU": (
-        "sparse.", "to_sparse", "_segment_reduce", "torch._scaled_mm", "jiterator_", "nonzero_static", "hash_tensor",
+    "memory, sparse and special hardware": (
+        "empty", "new_empty", "sparse.", "to_sparse", "_segment_reduce", "torch._scaled_mm", "jiterator_",
+        "nonzero_static", "hash_tensor",
     ),
-    "random numbers": ("cauchy", "exponential", "geometric", "log_normal", "randint_like", "nn.functional.rrelu",
+    "random": ("cauchy", "exponential", "geometric", "log_normal", "randint_like", "nn.functional.rrelu",
         "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool"),
 }  # fmt: skip
-"""Maps the reason why entries are not in `OPS` to the beginnings of their names; other entries are listed as rare."""
+"""Maps a kind to the beginnings of names that are not in `OPS`."""
 
-RARE = "rare in models of this field"
-
-
-def not_listed(names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the entries that are not in `OPS`, by reason."""
-    listed = {name for names_of_kind in OPS.values() for name in names_of_kind.split()}
-    groups: dict[str, list[str]] = {reason: [] for reason in (*NOT_LISTED, RARE)}
-    for name in names:
-        base = name.removeprefix("nn.functional.")
-        if name not in listed:
-            reasons = (r for r, starts in NOT_LISTED.items() if name.startswith(starts) or base.startswith(starts))
-            groups[next(reasons, RARE)].append(name)
-    return groups
+_KINDS = {name: kind for kind, names in OPS.items() for name in names.split()}
 
 
+def kind_of(name: str) -> str:
+    """The kind of an entry of the database."""
+    return _KINDS.get(name) or next((kind for kind, starts in BEGINNINGS.items() if name.startswith(starts)), "rare")
+
+
+_UNINITIALISED = "uninitialised memory has no values to compare"
+_SPARSE = "sparse tensors have no counterpart in JAX's arrays"
+OUT_OF_SCOPE: dict[str, str] = {
+    "empty": _UNINITIALISED,
+    "new_empty": _UNINITIALISED,
+    "sparse.": _SPARSE,
+    "to_sparse": _SPARSE,
+    "jiterator_": "a kernel for a GPU, in CUDA's language",
+    "torch._scaled_mm": "float8 samples alone",
+    "torch.ops.aten._flash_attention_forward": "a kernel for a GPU",
+    "torch.ops.aten._efficient_attention_forward": "a kernel for a GPU",
+    "view_as_real": "complex samples alone, see tests/bridge/test_complex.py",
+    "imag": "complex samples alone, see tests/bridge/test_complex.py",
+    "istft": "complex samples alone, see tests/bridge/test_complex.py",
+    "chalf": "PyTorch's own sum of complex32 numbers fails on a CPU",
+}
+"""Maps beginnings of names to the reason why the survey says nothing of these entries."""
+
+
+def out_of_scope(name: str) -> str | None:
+    return next((why for start, why in OUT_OF_SCOPE.items() if name.startswith(start)), None)
+
+
+_INT64 = "PyTorch fills masked entries with the limits of int64, which 32 bits do not hold"
+_POLES = "at its poles JAX's function is nan or the limit, where PyTorch's is an infinity or a large number"
 _TIES = "PyTorch does not specify which of equal entries it returns, and the int64 and bool samples have equal entries"
 
 GAPS: dict[str, str] = {
     "as_strided.partial_views": "the sample reads memory outside its input, which a JAX array does not have",
     "kthvalue": _TIES,
+    "masked.amax": _INT64,
+    "masked.amin": _INT64,
+    "masked.logsumexp": _INT64,
+    "polygamma": _POLES,
+    "special.polygamma": _POLES,
+    "special.zeta": _POLES,
     "lgamma": "JAX's `lgamma` loses digits in float32 near its zeros at 1 and 2",
     "nn.functional.multi_head_attention_forward": "the sample saturates the softmax, so only rounding remains",
     "tensor_split": "PyTorch requires int64 for sections given as a tensor, but JAX has 32 bits unless x64 is enabled",

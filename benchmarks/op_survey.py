@@ -1,6 +1,6 @@
-"""Runs PyTorch's op database through the bridge: values and gradients of the ops that are common in this field.
+"""Runs PyTorch's op database through the bridge: values and gradients of every entry.
 
-    python -m benchmarks.op_survey [--op NAME] [--samples-per-op N] [--markdown docs/op_survey.md]
+    python -m benchmarks.op_survey [--op NAME] [--samples-per-op N] [--results FILE] [--markdown docs/op_survey.md]
 
 Every sample input of the database in `torch.testing` runs in PyTorch eager and, under `jax.jit`, through the bridge.
 Outputs and the gradient of every float input are compared. The tolerance is 1e-5 of the largest entry of the leaf, or 8
@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import json
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 import bridge
-from benchmarks.op_list import GAPS, OPS, not_listed
+from benchmarks.op_list import GAPS, kind_of, out_of_scope
 from bridge.parity import Row
 
 TOLERANCE = 1e-5
@@ -82,6 +84,18 @@ class Outcome:
     """Passed samples whose shapes depend on values; they pass only outside `jit`."""
     failures: list[str] = dataclasses.field(default_factory=list)
 
+    @property
+    def verdict(self) -> str:
+        """`right`, `refused` with an error, `wrong`, or `out of scope`."""
+        if out_of_scope(self.name):
+            return "out of scope"
+        if self.passed == self.total:
+            return "right" if self.total else "out of scope"
+        return "refused" if all(why.startswith(_ERRORS) for why in self.failures) else "wrong"
+
+
+_ERRORS = ("BridgeError", "NotImplementedError")
+
 
 def database() -> list[Any]:
     module: Any = importlib.import_module("torch.testing._internal.common_methods_invocations")
@@ -90,12 +104,11 @@ def database() -> list[Any]:
     return module.op_db
 
 
-def entries(wanted: str | None = None, rest: bool = False) -> Iterator[tuple[str, str, Any]]:
-    """Yields (kind, name with variant, database entry) of every listed op; `rest`: of all others, `wanted`: of one."""
-    kinds = {name: kind for kind, names in OPS.items() for name in names.split()}
+def entries(wanted: str | None = None) -> Iterator[tuple[str, str, Any]]:
+    """Yields (kind, name with variant, database entry) of every op; `wanted`: of one."""
     for entry in database():
-        if (wanted is None and (entry.name in kinds) != rest) or wanted in (entry.name, full_name(entry)):
-            yield kinds.get(entry.name, "other"), full_name(entry), entry
+        if wanted in (None, entry.name, full_name(entry)):
+            yield kind_of(entry.name), full_name(entry), entry
 
 
 def unseeded(op: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -157,9 +170,13 @@ def reason(op: Callable, args: tuple, kwargs: dict, process: Callable) -> tuple[
     return f"{row.kind} {row.name} is off by {row.error:.1e} of {row.scale:.1e}", jit
 
 
-def survey(wanted: str | None, limit: int, rest: bool = False) -> Iterator[Outcome]:
-    for kind, name, entry in entries(wanted, rest):
+def survey(wanted: str | None, limit: int, known: dict[str, Outcome] | None = None) -> Iterator[Outcome]:
+    """Runs the entries; one that is known already is not run again."""
+    for kind, name, entry in entries(wanted):
         outcome = Outcome(name, kind)
+        if out_of_scope(name) or name in (known or {}):
+            yield (known or {}).get(name, outcome)
+            continue
         for args, kwargs, process in samples(entry, limit):
             if any(torch.is_tensor(t) and t.is_complex() for t in tree_flatten((args, kwargs))[0]):
                 continue
@@ -182,21 +199,23 @@ class Options:
     """Survey the bridge with PyTorch's own op database."""
 
     op: str | None = None
-    """One op of the database, with or without its variant; by default every listed op."""
-    rest: bool = False
-    """Run the ops that are not listed instead."""
+    """One op of the database, with or without its variant; by default every one."""
     samples_per_op: int = 6
     """Float32 samples of each op (or variant)."""
     markdown: Path | None = None
     """Write the table as Markdown to this file."""
+    results: Path | None = None
+    """Keep the outcomes in this file, a line of JSON each, and continue from those that are in it."""
 
 
 def summary(outcomes: list[Outcome]) -> str:
     passed, total = sum(o.passed for o in outcomes), sum(o.total for o in outcomes)
-    whole = sum(o.passed == o.total for o in outcomes)
+    count = Counter(o.verdict for o in outcomes)
+    whole = count["right"] / max(len(outcomes) - count["out of scope"], 1)
     return (
-        f"{passed} of {total} samples pass ({passed / max(total, 1):.1%}); "
-        f"{whole} of {len(outcomes)} ops pass whole ({whole / max(len(outcomes), 1):.1%})"
+        f"{passed} of {total} samples pass ({passed / max(total, 1):.1%}); of {len(outcomes)} entries, "
+        f"{count['right']} are right ({whole:.1%} of those in scope), {count['refused']} refused, "
+        f"{count['wrong']} wrong, {count['out of scope']} out of scope"
     )
 
 
@@ -204,8 +223,13 @@ def main(options: Options) -> int:
     warnings.simplefilter("ignore")
     jax.config.update("jax_disable_most_optimizations", True)  # compiling is nearly all of the time
     start, outcomes = time.perf_counter(), []
-    for outcome in survey(options.op, options.samples_per_op, options.rest):
+    lines = options.results.read_text().splitlines() if options.results and options.results.exists() else []
+    known = {outcome.name: outcome for outcome in (Outcome(**json.loads(line)) for line in lines)}
+    for outcome in survey(options.op, options.samples_per_op, known):
         outcomes.append(outcome)
+        if options.results and outcome.name not in known:
+            with options.results.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
         print(
             f"{outcome.passed:3d}/{outcome.total:<3d} {outcome.name:<50} {next(iter(outcome.failures), '')}", flush=True
         )
@@ -216,30 +240,23 @@ def main(options: Options) -> int:
     print(f"{time.perf_counter() - start:.0f} s")
     if options.markdown is not None:
         options.markdown.write_text(markdown(outcomes, options))
-    return 0 if all(o.passed == o.total or gap(o.name) for o in outcomes) else 1
+    return 0 if all(o.verdict != "wrong" or gap(o.name) for o in outcomes) else 1
 
 
 def gap(name: str) -> str | None:
     return GAPS.get(name) or GAPS.get(name.rsplit(".", 1)[0])
 
 
-def not_run() -> list[str]:
-    """Returns the section about the entries of the database that were not run."""
-    everything = database()
-    absent = not_listed(dict.fromkeys(entry.name for entry in everything))
-    names = {name for group in absent.values() for name in group}
-    count = sum(entry.name in names for entry in everything)
-    lines = [
-        "## Not run",
-        "",
-        f"The database has {len(everything)} entries (every variant of a name is an entry). The results above are for "
-        f"the {len(everything) - count} entries that are common in models of this field. The other {count} were not "
-        "run; `python -m benchmarks.op_survey --rest` runs them.",
-        "",
-        "| reason | entries |",
-        "|---|---|",
-    ]
-    return [*lines, *(f"| {why} | {', '.join(f'`{n}`' for n in group)} |" for why, group in absent.items()), ""]
+def refusal(outcome: Outcome) -> str:
+    """The first error, without what a table cannot hold."""
+    text = outcome.failures[0].removeprefix("BridgeError: ")
+    return text.replace("the exported call fails where PyTorch does not, in step 0: ", "").replace("|", "/")
+
+
+def table(title: str, text: list[str], rows: Iterable[tuple[Outcome, str | None]]) -> list[str]:
+    """Returns a section with the outcomes and a reason each; nothing for no rows."""
+    lines = [f"| `{o.name}` | {o.passed}/{o.total} | {why} |" for o, why in rows]
+    return [f"## {title}", "", *text, "| op | passed | reason |", "|---|---|---|", *lines, ""] if lines else []
 
 
 def markdown(outcomes: list[Outcome], options: Options) -> str:
@@ -247,9 +264,9 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
         "# Op survey",
         "",
         "PyTorch's op database (`torch.testing._internal.common_methods_invocations.op_db`) was run through the bridge",
-        "under `jax.jit`, in float32, with some int64 and bool samples. Outputs and the gradient of every float input",
-        "were compared with PyTorch eager. The tolerance is 1e-5 of the largest entry of the leaf, or 8 times the",
-        "difference of PyTorch's float32 and float64 results if that is larger.",
+        "under `jax.jit`: every entry, in float32, with some int64 and bool samples. Outputs and the gradient of every",
+        "float input were compared with PyTorch eager. The tolerance is 1e-5 of the largest entry of the leaf, or 8",
+        "times the difference of PyTorch's float32 and float64 results if that is larger.",
         "",
         "```bash",
         f"python -m benchmarks.op_survey --markdown {options.markdown}",
@@ -259,11 +276,12 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
         f"**{summary(outcomes)}**.",
         "",
     ]
-    short = [o for o in outcomes if o.passed < o.total]
-    if short:
-        lines += ["## Known gaps", "", "| op | passed | reason |", "|---|---|---|"]
-        lines += [f"| `{o.name}` | {o.passed}/{o.total} | {gap(o.name) or o.failures[0]} |" for o in short]
-        lines += [""]
+    by_verdict = {v: [o for o in outcomes if o.verdict == v] for v in ("wrong", "refused", "out of scope")}
+    lines += table("Known gaps", [], ((o, gap(o.name) or o.failures[0]) for o in by_verdict["wrong"]))
+    text = ["Some or all samples end in an error; none of these has a wrong value.", ""]
+    lines += table("Refused", text, ((o, gap(o.name) or refusal(o)) for o in by_verdict["refused"]))
+    nothing = "PyTorch has no sample of float32, int64 or bool, or raises an error for it"
+    lines += table("Out of scope", [], ((o, out_of_scope(o.name) or nothing) for o in by_verdict["out of scope"]))
     loose = [o for o in outcomes if o.without_jit]
     if loose:
         names = ", ".join(f"`{o.name}` ({o.without_jit})" for o in loose)
@@ -274,11 +292,11 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
             f"pass with concrete inputs: {names}.",
             "",
         ]
-    lines += not_run()
     lines += ["## By kind", "", "| kind | samples passed | ops passed whole |", "|---|---|---|"]
     for kind in dict.fromkeys(o.kind for o in outcomes):
         own = [o for o in outcomes if o.kind == kind]
-        whole = sum(o.passed == o.total for o in own)
+        own = [o for o in own if o.verdict != "out of scope"]
+        whole = sum(o.verdict == "right" for o in own)
         lines.append(f"| {kind} | {sum(o.passed for o in own)}/{sum(o.total for o in own)} | {whole}/{len(own)} |")
     lines += ["", "## Every op", ""]
     for kind in dict.fromkeys(o.kind for o in outcomes):

@@ -7,6 +7,7 @@ Knows PyTorch, torchax and JAX; knows no model and no training.
 """
 
 from bridge._compat.torchax import check_releases
+from bridge.blocks import Blocks, export_blocks
 from bridge.dispatch.mode import register_function
 from bridge.dispatch.random import ShardedKey
 from bridge.errors import BridgeError, BridgeWarning
@@ -14,11 +15,13 @@ from bridge.export import Functional, Result, export
 from bridge.lowerings import LOWERINGS
 from bridge.lowerings.attention import fused_attention
 from bridge.parity import ParityReport, verify
+from bridge.sharding import shardings
 from bridge.tensor.pytrees import register
 from bridge.weights import into, load_weights, save_weights, state_dict
 
 __all__ = [
     "LOWERINGS",
+    "Blocks",
     "BridgeError",
     "BridgeWarning",
     "Functional",
@@ -26,12 +29,14 @@ __all__ = [
     "Result",
     "ShardedKey",
     "export",
+    "export_blocks",
     "fused_attention",
     "into",
     "load_weights",
     "register",
     "register_function",
     "save_weights",
+    "shardings",
     "state_dict",
     "verify",
 ]

@@ -78,7 +78,8 @@ def inspect(config: Inspect) -> int:
     args, kwargs = convert((args, kwargs), to_jax)
     for title, state in (("parameters", fn.params), ("buffers", fn.buffers)):
         size = sum(a.size for a in state.values())
-        print(f"{title}: {len(state)} arrays, {size:,} elements, {sum(a.nbytes for a in state.values()) / 1e6:.1f} MB")
+        megabytes = sum(a.size * a.dtype.itemsize for a in state.values()) / 1e6
+        print(f"{title}: {len(state)} arrays, {size:,} elements, {megabytes:.1f} MB")
         for name, array in state.items():
             print(f"  {name:<60} {array.dtype!s:<10} {list(array.shape)}")
     found = fn.survey(*args, rng=jax.random.key(0), train=config.train, **kwargs)

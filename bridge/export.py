@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.module.call import Exported, Request, Result, refuse_gradient_hooks, run_call
 from bridge.module.copy import second_names, state_of
 from bridge.symbolic.ranges import Int64, check_policy, check_values, checked
-from bridge.tensor.arrays import alias_roots, array_of, check_kinds
+from bridge.tensor.arrays import alias_roots, array_of, check_kinds, jax_dtype, move_to_meta
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,6 +122,9 @@ def _check_names_and_shapes(given: Mapping[str, Any], expected: Mapping[str, jax
             if what == "buffer":
                 remedy += "; a buffer keeps its shape from call to call: register it at its full size"
             raise BridgeError(f"{what} {name} has shape {tuple(shape)}, expected {array.shape}: {remedy}")
+        if isinstance(given[name], jax.ShapeDtypeStruct):
+            what = f"{what} {name} has no values: the module was exported from the meta device"
+            raise BridgeError(f"{what}; pass the parameters and buffers that bridge.into(fn, weights) returns")
 
 
 def export(
@@ -135,6 +138,7 @@ def export(
     name_scopes: bool = False,
     static: str = "",
     assume: Mapping[str, str] | None = None,
+    release: bool = False,
 ) -> Functional:
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
 
@@ -152,6 +156,10 @@ def export(
     they have now, and no part of `buffers`, so Python code may branch on them; a call that writes one is an error.
     `assume` maps regular expressions over whole names of submodules to "assert" or "raise": checks of traced values in
     the code of these, an `assert` or a branch that does nothing but raise, are taken for passed.
+
+    A parameter or buffer on the meta device is a `jax.ShapeDtypeStruct` in `params` and `buffers`; `bridge.into`
+    returns both with values. `release` moves each parameter and buffer of the module to the meta device as soon as it
+    is an array, so that no weight is held twice; tensors that share memory stay.
 
     Raises `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
@@ -171,23 +179,33 @@ def export(
     for name in functions:
         check_name(name)
     state = state_of(module)
-    check_kinds(state)
-    alias_roots(state)  # refuses what two arrays cannot say
+    check_kinds(state, meta=True)
+    windows = alias_roots(state)  # refuses what two arrays cannot say
     refuse_gradient_hooks(module)
     check_policy(int64)
-    if checked(int64):
-        for name, tensor in state.items():
-            check_values(name, tensor)
+    for name, tensor in state.items() if checked(int64) else ():
+        check_values(name, tensor)
     constant = _constants(state, static) if static else {}
     chosen = tuple(name for name in names if recompute and re.fullmatch(recompute, name))
     if recompute and not chosen:
         raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {', '.join(names[1:6])} …")
-    params = {name: array_of(t) for name, t in state.items() if t.requires_grad}
-    buffers = {name: array_of(t) for name, t in state.items() if not t.requires_grad and name not in constant}
     assumed = _assumptions(assume or {}, names)
+    shared = {*windows, *windows.values()}
+    params, buffers = _arrays({n: t for n, t in state.items() if n not in constant}, shared if release else state)
     options = Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes, constant, assumed)
     seconds = {name: first for name, first in second_names(module).items() if first not in constant}
     return Functional(module, params, buffers, options, seconds)
+
+
+def _arrays(state: Mapping[str, torch.Tensor], keep: Container[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns parameters and buffers, and moves the tensors to the meta device, except those to `keep`."""
+    params, buffers = {}, {}
+    for name, tensor in state.items():
+        shape = jax.ShapeDtypeStruct(tensor.shape, jax_dtype(tensor.dtype))
+        (params if tensor.requires_grad else buffers)[name] = shape if tensor.is_meta else array_of(tensor)
+        if name not in keep:
+            move_to_meta(tensor)
+    return params, buffers
 
 
 def _constants(state: Mapping[str, torch.Tensor], static: str) -> dict[str, torch.Tensor]:
@@ -199,6 +217,7 @@ def _constants(state: Mapping[str, torch.Tensor], static: str) -> dict[str, torc
     for name, root in alias_roots(state).items():
         if (name in constant) != (root in constant):
             raise BridgeError(f"{name} and {root} share memory, and static {static!r} matches one of them; name both")
+    check_kinds(constant)
     return constant
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -41,7 +42,7 @@ def load_weights(path: str | os.PathLike) -> dict[str, torch.Tensor]:
     with named_failure(f"{path} cannot be read as weights", "; it must hold tensors by name"):
         if path.name.endswith(".index.json"):
             return _sharded(path)
-        state: Any = load_file(path) if path.suffix == ".safetensors" else _read_pt(path)
+        state: Any = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pt(path)
     if not isinstance(state, Mapping):
         raise BridgeError(f"{path} holds a {type(state).__name__}, expected tensors by name; save module.state_dict()")
     others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
@@ -54,6 +55,16 @@ def load_weights(path: str | os.PathLike) -> dict[str, torch.Tensor]:
     while state and (prefix := next((p for p in _WRAPPERS if all(n.startswith(p) for n in state)), None)):
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return dict(state)
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """Nothing is read yet: each large tensor is a mapping of the file, and its pages are let go with it."""
+    state = load_file(path)
+    for name, tensor in state.items():
+        if tensor.nbytes > 2**20:
+            with safe_open(path, "pt") as file:
+                state[name] = file.get_tensor(name)
+    return state
 
 
 def _read_pt(path: Path) -> Any:
@@ -87,11 +98,16 @@ def _sharded(index: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def into(fn: Functional, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+def into(
+    fn: Functional, weights: Mapping[str, torch.Tensor] | str | os.PathLike
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """`(params, buffers)` of `fn` with the values of a PyTorch state dict; non-persistent buffers stay as they are.
+
+    `weights`: the state dict, or a file of `load_weights`, of which each tensor is let go once it is an array.
 
     Raises `BridgeError` with the whole list of differences when a name is missing or surplus or a shape differs.
     """
+    state = dict(weights) if isinstance(weights, Mapping) else load_weights(weights)
     given = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
     wanted = {name: tuple(tensor.shape) for name, tensor in _tensors_of(fn.module).items()}
     problems = [f"missing   {name} {shape}" for name, shape in wanted.items() if name not in given]
@@ -101,12 +117,16 @@ def into(fn: Functional, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, j
             problems.append(f"shape     {name} is {given[name]}, expected {shape}")
         elif name in fn.options.static and name in given and not torch.equal(state[name], fn.options.static[name]):
             problems.append(f"static    {name} has other values; export a module that has loaded these weights")
+    for name, array in {**fn.params, **fn.buffers}.items():
+        if isinstance(array, jax.ShapeDtypeStruct) and name not in wanted:
+            what = "is on the meta device and no part of a state dict; assign its values before export"
+            problems.append(f"no values {name} {array.shape} {what}")
     if problems:
         shown = "\n  ".join(problems[:20]) + (f"\n  … and {len(problems) - 20} more" if len(problems) > 20 else "")
         raise BridgeError(f"the weights are of another module, {len(problems)} differences:\n  {shown}")
     params, buffers = dict(fn.params), dict(fn.buffers)
     for arrays in (params, buffers):  # a tied weight's other names hold the same values
-        arrays |= {name: array_of(state[name]).astype(arrays[name].dtype) for name in given.keys() & arrays.keys()}
+        arrays |= {name: array_of(state.pop(name)).astype(arrays[name].dtype) for name in given.keys() & arrays.keys()}
     return params, buffers
 
 

@@ -218,6 +218,8 @@ def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Pla
                 f"compute.shard_optimizer cannot be used with the optimizer {rule}, which may need whole parameters; "
                 "use a built-in one such as adamw, or omit compute.shard_optimizer"
             )
+    if config.optim.skip_zero_gradients:
+        raise UserError("optim.skip_zero_gradients needs whole gradients; omit it, or compute.shard_optimizer")
     params, optim = objective.params, config.optim
     sharding = Sharded(params, trainable(params, optim), matrices_alike(params, optim), devices.count)
     return ShardedState(devices, sharding)

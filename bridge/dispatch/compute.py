@@ -289,6 +289,7 @@ EMBEDDED = 2**16
 """Elements up to which a constant is embedded in the program; more would bloat it."""
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _WHOLE = _INTEGERS | {torch.bool}
+_FLOATS = frozenset({torch.float32, torch.float64})
 _NARROW = (torch.bfloat16, torch.float16)
 _BROADCAST = {
     aten.addmm.default: 0,
@@ -454,6 +455,9 @@ def _as_pytorch(
 ) -> Callable[[BridgeTensor], jax.Array] | None:
     """How the inputs of a pointwise operation are converted before it, if JAX would do it otherwise."""
     pointwise = torch.Tag.pointwise in func.tags
+    if pointwise and inputs and outs[0].dtype in _FLOATS and not any(differentiable(t.dtype) for t in inputs):
+        dtype = jax_dtype(outs[0].dtype)  # as PyTorch computes functions of integers and booleans
+        return lambda t: cast(t.value, dtype)
     place = None if pointwise else _BROADCAST.get(func)
     if len(inputs) < 2 or not (pointwise or place is not None or func is aten.floor_divide.default):
         return None

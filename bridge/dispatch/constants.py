@@ -161,13 +161,13 @@ class ConstantTable:
         """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
         if isinstance(real, BridgeTensor):
             return real
+        known = self._known.get(id(real))
+        if known is not None and known[1] in (None, version_of(real)):
+            return known[2]
         special = what_is_special(real)
         if special is not None:
             what, _, remedy = special.partition("; ")
             raise context.error(f"a tensor {what}", remedy)
-        known = self._known.get(id(real))
-        if known is not None and known[1] in (None, version_of(real)):
-            return known[2]
         owners = self._owners.get(storage_id(real))
         made = self._made.get(id(real))
         if owners is not None and made is not None and kind_of(made.func) == "view":

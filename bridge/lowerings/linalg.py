@@ -206,7 +206,9 @@ def eigh(a, uplo="L", compute_v=True):
 def pinv(a, *, atol=None, rtol=None, hermitian=False):
     if atol is not None and np.any(atol):
         raise NotImplementedError("with `atol`; give `rtol`, a share of the largest singular value")
-    return jnp.linalg.pinv(a, max(a.shape[-2:]) * jnp.finfo(a.dtype).eps if rtol is None else rtol, hermitian)
+    if hermitian:  # PyTorch reads one triangle, and its derivative is that of any matrix
+        a = regraft(_from_triangle(a, False), a)
+    return jnp.linalg.pinv(a, max(a.shape[-2:]) * jnp.finfo(a.dtype).eps if rtol is None else rtol)
 
 
 @decomposes(aten.linalg_lstsq.default)

@@ -318,8 +318,8 @@ class Call:
         if set(map(type, array.shape)) - {int}:
             shape = str(array.shape).replace("'", "")
             raise BridgeError(
-                f"an input has the symbolic shape {shape}; PyTorch's code is traced for a number for each size: "
-                "export the program once for every shape that it is called with"
+                f"an input has the symbolic shape {shape}; PyTorch's code is traced for a number for each size: for a "
+                "symbolic batch, export the program of one row under jax.vmap; else export one for every size"
             )
         dtype = torch_dtype(array.dtype)
         if dtype == torch.int32 and array.dtype == jax_dtype(torch.int64):

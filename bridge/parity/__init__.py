@@ -14,10 +14,12 @@ from torch import nn
 
 from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
+from bridge.module.copy import state_of
 from bridge.parity.arbiter import Arbiter
 from bridge.parity.report import Again, Environment, ParityReport, Row, compare
 from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, in_float64, named_inputs, projection, widened
 from bridge.symbolic.ranges import Int64, check_values, checked
+from bridge.tensor.arrays import check_kinds
 
 __all__ = ["Environment", "ParityReport", "Row", "verify"]
 
@@ -72,6 +74,7 @@ def verify(
     wide = None if double is None else copied(double, jitter)
     torch_side = TorchSide(copied(original), call)
     with named_failure("the module cannot be exported"):
+        check_kinds(state_of(original))
         fn = export(original, int64=int64, static=static, assume=assume)
     jax_side = JaxSide(fn, call, jit)
     if checked(int64):

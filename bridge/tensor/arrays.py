@@ -61,7 +61,11 @@ def array_of(tensor: torch.Tensor) -> jax.Array:
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         if tensor.dtype == torch.bfloat16:
             return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)
-        return jnp.array(np.from_dlpack(tensor), dtype)  # after `numpy()`, PyTorch could not resize it any more
+        host = np.from_dlpack(tensor)  # after `numpy()`, PyTorch could not resize it any more
+        array = jnp.asarray(host, dtype)  # `jnp.array` would copy twice where memory is not aligned as JAX's
+        if array.unsafe_buffer_pointer() == host.ctypes.data:
+            array = array.copy()
+        return array.block_until_ready()
 
 
 def tensor_of(array: jax.Array | np.ndarray) -> torch.Tensor:
@@ -89,7 +93,8 @@ def what_is_special(tensor: torch.Tensor) -> str | None:
         return f"is a {kind}, whose own behaviour would be lost; make it a plain tensor"
     if tensor.is_meta:
         return (
-            "is on the meta device and has no values; before export call module.to_empty(device='cpu') and load weights"
+            "is on the meta device and has no values; assign them before export, or register it as a buffer and load "
+            "weights by bridge.into"
         )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return "is sparse, quantized or nested; make it dense"
@@ -99,12 +104,20 @@ def what_is_special(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def check_kinds(state: Mapping[str, torch.Tensor]) -> None:
-    """Raise `BridgeError` for a parameter or buffer that is more, or less, than its numbers."""
+def check_kinds(state: Mapping[str, torch.Tensor], meta: bool = False) -> None:
+    """Raise `BridgeError` for state that is more, or less, than its numbers; `meta`: values may come later."""
     for name, tensor in state.items():
         special = what_is_special(tensor)
-        if special is not None:
+        if special is not None and not (meta and tensor.is_meta and type(tensor) in PLAIN):
             raise BridgeError(f"{name} {special}")
+
+
+def move_to_meta(tensor: torch.Tensor) -> None:
+    """Lets the memory go: the tensor object is on the meta device, and has no values."""
+    twin = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    twin = nn.Parameter(twin, False) if isinstance(tensor, nn.Parameter) else twin
+    vars(twin).update(vars(tensor))
+    torch.utils.swap_tensors(tensor, twin.requires_grad_(tensor.requires_grad))
 
 
 def storage_offsets(tensor: torch.Tensor) -> np.ndarray:

@@ -189,7 +189,7 @@ class Tagged(torch.Tensor):
 
 KINDS = {
     "subclass": (lambda: torch.ones(3).as_subclass(Tagged), "is a .*Tagged.*plain tensor"),
-    "meta": (lambda: torch.ones(3, device="meta"), "is on the meta device.*to_empty"),
+    "meta": (lambda: torch.ones(3, device="meta"), "is on the meta device.*bridge.into"),
     "sparse": (lambda: torch.eye(3).to_sparse(), "is sparse.*dense"),
 }
 
@@ -197,8 +197,9 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_state_and_constants_that_are_no_plain_tensors_are_refused(name):
     make, text = KINDS[name]
-    with pytest.raises(bridge.BridgeError, match=f"weight {text}"):
-        bridge.export(Calls(lambda m, x: x + m.weight, weight=nn.Parameter(make())))
+    if name != "meta":  # whose values come later
+        with pytest.raises(bridge.BridgeError, match=f"weight {text}"):
+            bridge.export(Calls(lambda m, x: x + m.weight, weight=nn.Parameter(make())))
     raises(text.partition(".*")[0], Calls(lambda m, x: x + m.constant, constant=make()), jnp.ones(3))
 
 

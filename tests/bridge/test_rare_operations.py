@@ -50,6 +50,13 @@ def antialiased(x):
     return *linear, F.interpolate(x, (4, 3), **bicubic), F.interpolate(x, scale_factor=(0.6, 1.3), **bicubic)
 
 
+def functions_of_booleans(x):
+    special = torch.special
+    one = special.bessel_j0, special.bessel_y0, special.bessel_j1, special.modified_bessel_k0, special.ndtri
+    return *(f(x) for f in one), special.chebyshev_polynomial_u(x, x), special.hermite_polynomial_h(x, x)
+
+
+SYMMETRIC = randn(4, 4).tril() + randn(4, 4).tril().mT + 4 * torch.eye(4)
 SIGNS = torch.tensor([[1, -1, 1, -1], [-1, 1, -1, 1], [-1, -1, 1, 1]])
 OTHER = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 2.0, 1.0, 2.0], [0.5, -0.5, 1.5, 0.5]])
 MARGINS = {
@@ -69,6 +76,8 @@ CASES = {
     "pdist, equal rows": (F.pdist, randn(1, 3).expand(3, 3).clone()),
     "safe softmax": (lambda x: torch.ops.aten._safe_softmax(x, -1), MASKED),
     "pinv, wide": (torch.linalg.pinv, randn(3, 5)),
+    "pinv, Hermitian": (lambda x: torch.linalg.pinv(x, hermitian=True), SYMMETRIC),
+    "functions of booleans": (functions_of_booleans, torch.tensor([True, False])),
     "ctc": ctc(LABELS, (7, 5, 6), (3, 2, 0), reduction="none"),
     "ctc, traced lengths": (ctc_of_traced_lengths, SPEECH),
     "ctc, impossible": ctc(LABELS, (3, 5, 6), (3, 2, 1), zero_infinity=True),

@@ -14,7 +14,7 @@ QUEUE, CAPACITY = 24, 2048
 if __name__ == "__main__":
     limits = Limits(requests_per_minute=10**6, queue=QUEUE)
     model, gate = model_of(capacity=CAPACITY, limits=limits), Gate(limits)
-    warm_up(model.thread.engine, CAPACITY)
+    warm_up(model.thread.engine)
     with listening(create_app(gate, [TextService(gate, [model])])) as port:
         print(port, flush=True)
         time.sleep(3600)

@@ -37,7 +37,7 @@ def model_of(name="toy", module=None, *, others=None, capacity=CAPACITY, limits=
     module = module or Scripted()
     engine = engine_of(module, Devices(1), slots=SLOTS, capacity=capacity)
     checkpoints = {step: partial(_weights, step, each) for step, each in ({0: module} | (others or {})).items()}
-    return Model(name, engine, BYTES, slots=SLOTS, capacity=capacity, limits=limits, checkpoints=checkpoints)
+    return Model(name, engine, BYTES, limits=limits, checkpoints=checkpoints)
 
 
 def _weights(step, module):

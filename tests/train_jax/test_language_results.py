@@ -45,7 +45,7 @@ def folder(tmp_path):
     core = {"tasks": {"copa": {"items": 100, "accuracy": 0.55, "centered": 0.1}}, "core": 0.1, "step": 50}
     folder.evaluation("core").write_text(json.dumps(core))
     folder.export_check.write_text(json.dumps(dataclasses.asdict(ExportCheck(4096, 2.0, 2.000001, 3e-6))))
-    write_samples(folder, 50, [Sample("test document 3", f"import {HOSTILE}", f"os\n{HOSTILE}")])
+    write_samples(folder.samples, 50, [Sample("test document 3", f"import {HOSTILE}", f"os\n{HOSTILE}")])
     return folder
 
 

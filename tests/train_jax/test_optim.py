@@ -167,6 +167,6 @@ def test_a_value_outside_its_range_is_an_error(fields, message):
 
 
 def test_the_error_for_an_unknown_optimizer_names_those_that_there_are():
-    message = r"is 'sgd'; use one of adamw, adam_atan2, lion, muon, muon_2025, muon_2026, or package"
+    message = r"is 'sgd'; use one of adamw, adam_atan2, adam_atan2_published, lion, muon"
     with pytest.raises(UserError, match=message):
         dense_optimizer(OptimConfig(optimizer="sgd"), 1)

@@ -11,7 +11,7 @@ import jax
 import pytest
 from starlette.testclient import TestClient
 from support.scripted_model import BYTES
-from support.served import CAPACITY, LIMITS, SLOTS, alphabet, listening, model_of, until
+from support.served import LIMITS, SLOTS, alphabet, listening, model_of, until
 
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
@@ -28,7 +28,7 @@ GREEDY = {"temperature": 0}
 @pytest.fixture(scope="module")
 def model():
     model = model_of(others={5: alphabet(), 7: None})
-    warm_up(model.thread.engine, CAPACITY)
+    warm_up(model.thread.engine)
     return model
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -34,7 +35,8 @@ def dense_optimizer(
     """
     clip = _clip_by_norm(config.clip_norm, norm) if config.clip_norm else optax.identity()
     if not config.groups:
-        return optax.chain(clip, *_group_chain(config, total_steps))
+        chain = _group_chain(config, total_steps)
+        return optax.chain(clip, *((_if_reached(*chain),) if config.skip_zero_gradients else chain))
     chains: dict[Hashable, optax.GradientTransformation] = {
         label: optax.chain(*_group_chain(of_group, total_steps)) for label, of_group in _by_label(config)
     }
@@ -115,6 +117,35 @@ def _clip_by_norm(largest: float, norm: Norm) -> optax.GradientTransformation:
         return jax.tree.map(lambda u: jax.lax.select(fits, u, (u / total.astype(u.dtype)) * largest), updates)
 
     return optax.stateless(clip)
+
+
+def _if_reached(
+    rule: optax.GradientTransformation, *rest: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Applies the transformations to a parameter unless its gradient is zero everywhere; `rule` has a state for each.
+
+    The others have schedules, which count all steps.
+    """
+    following = optax.chain(*rest)
+
+    def reached(gradient: Any) -> Any:
+        return jnp.any(gradient != 0)
+
+    def init(params: Any) -> Any:
+        return {name: rule.init({name: array}) for name, array in params.items()}, following.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        directions: dict[str, Any] = {}
+        states: dict[str, Any] = {}
+        for name, gradient in updates.items():
+            direction, new = rule.update({name: gradient}, state[0][name], {name: params[name]})
+            directions[name] = direction[name]  # pyright: ignore
+            states[name] = jax.tree.map(partial(jnp.where, reached(gradient)), new, state[0][name])
+        changes, following_state = following.update(directions, state[1], params)
+        changes = jax.tree.map(lambda change, gradient: jnp.where(reached(gradient), change, 0), changes, updates)
+        return changes, (states, following_state)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientTransformation, ...]:

@@ -59,10 +59,10 @@ class OptimConfig:
     """The configuration of the optimizer. Raises `UserError` for a value out of its range."""
 
     optimizer: str = "adamw"
-    """Update rule of the dense parameters: adamw, adam_atan2, lion, muon, muon_2025, muon_2026 (those of
-    `train_jax/optim/rules.py`), or package.module:function for your own. The three `muon` orthogonalize hidden
-    matrices; embeddings and heads use AdamW. `muon` scales steps to those of AdamW, `muon_2025` and `muon_2026` are
-    those of nanochat."""
+    """Update rule of the dense parameters: adamw, adam_atan2, adam_atan2_published, lion, muon, muon_2025,
+    muon_2026 (those of `train_jax/optim/rules.py`), or package.module:function for your own. The three `muon`
+    orthogonalize hidden matrices; embeddings and heads use AdamW. `muon` scales steps to those of AdamW, `muon_2025`
+    and `muon_2026` are those of nanochat."""
     lr: LearningRate = 1e-4
     """Learning rate of the dense parameters after warm-up."""
     warmup_steps: Steps = 2000
@@ -113,6 +113,9 @@ class OptimConfig:
     ema_decay: BelowOne = 0.999
     """Decay per step of the averaged weights that are evaluated and exported; 0 keeps no average and evaluates the raw
     weights."""
+    skip_zero_gradients: bool = False
+    """A parameter whose gradient is zero everywhere does not change at a step, nor do its moments and its count of
+    steps: as in PyTorch, where a parameter that no gradient reaches has none. Without parameter groups."""
     max_skipped_steps: Count = 20
     """Consecutive steps with a non-finite loss or gradient after which the run stops; such steps are skipped."""
     loss_scale_growth_steps: Count = 2000
@@ -129,6 +132,8 @@ class OptimConfig:
             raise UserError(
                 f"optim.momentum_start and optim.momentum_end do not change the momentum of {self.optimizer}; omit them"
             )
+        if self.skip_zero_gradients and self.groups:
+            raise UserError("optim.skip_zero_gradients has no meaning for optim.groups; omit one of them")
         if (self.momentum_start is None) != (self.momentum_warmup_steps == 0):
             raise UserError(
                 f"optim.momentum_start is {self.momentum_start} and optim.momentum_warmup_steps is "

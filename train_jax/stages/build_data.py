@@ -17,6 +17,8 @@ from train_jax.report.terminal import build_summary, inspected, progress_of, sam
 from train_jax.run.storage import path_of
 from train_jax.tasks.language import text_building
 from train_jax.tasks.language.chat.building import ChatData
+from train_jax.tasks.language.instructions.building import InstructionData
+from train_jax.tasks.language.instructions.building import build_summary as instruction_summary
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import read_record
 from train_jax.tasks.puzzles.arc.data import ArcData
@@ -48,11 +50,12 @@ COMMANDS = {
     "arc": ArcData,
     "text": TextData,
     "chat": ChatData,
+    "instructions": InstructionData,
     "inspect": Inspect,
 }
 
 
-def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | Inspect) -> None:
+def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | InstructionData | Inspect) -> None:
     config.check()
     started = time.monotonic()
     if isinstance(config, Inspect) and read_record(config.directory) is not None:
@@ -72,6 +75,7 @@ def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | Inspect
         with progress_of() as progress:
             built = config.build(progress)
         summary = text_building.build_summary if isinstance(config, (TextData, ChatData)) else build_summary
+        summary = instruction_summary if isinstance(config, InstructionData) else summary
         print(summary(path_of(config.directory), built, time.monotonic() - started))
 
 

@@ -132,15 +132,13 @@ def _names(config: Serve) -> dict[str, str]:
 def _model(config: Serve, name: str, run_dir: str, run: Restored) -> Any:
     from train_jax.tasks.language.chat.server import Model
 
-    devices = Devices(config.devices)
-    model = TextModel(run, config.data_dir, devices)
-    capacity, slots = min(config.context_tokens, model.positions), -(-config.slots // devices.count) * devices.count
-    engine = model.engine_of(slots, capacity)
-    print(f"{name} at step {model.step}: {slots} answers at a time, {capacity} tokens each; compiling", flush=True)
-    warm_up(engine, capacity)
+    model = TextModel(run, config.data_dir, Devices(config.devices))
+    engine = model.engine_of(config.slots, min(config.context_tokens, model.positions))
+    sizes = f"{engine.slots} answers at a time, {engine.capacity} tokens each"
+    print(f"{name} at step {model.step}: {sizes}; compiling", flush=True)
+    warm_up(engine)
     checkpoints = {step: partial(_weights, run_dir, step) for step in complete_steps(run.folder.checkpoints)}
-    sizes = {"slots": slots, "capacity": capacity}
-    return Model(name, engine, model.tokenizer, limits=config, step=run.step, checkpoints=checkpoints, **sizes)
+    return Model(name, engine, model.tokenizer, limits=config, step=run.step, checkpoints=checkpoints)
 
 
 def _weights(run_dir: str, step: int) -> tuple[Arrays, Arrays]:

@@ -60,10 +60,10 @@ class ChatData:
             raise UserError("nothing to build; give --source FILE or --tasks, such as --tasks arithmetic:5000 spelling")
         tokenizer = Tokenizer.load(self.tokenizer)
         names = [task_name(f"messages@{source}") for source in self.source] + [task_name(text) for text in self.tasks]
-        with new_dataset(self.output_dir, self._recipe(names, tokenizer), LAYOUT, overwrite=self.overwrite) as folder:
+        recipe = self._recipe(names, tokenizer)
+        with new_dataset(self.output_dir, recipe, LAYOUT, overwrite=self.overwrite) as folder:
             if folder is None:
                 return False
-            folder.mkdir(parents=True, exist_ok=True)
             train = [name.open("train", seed=self.seed) for name in names]
             test = [self._held_out(name, len(problems)) for name, problems in zip(names, train, strict=True)]
             questions = {question_of(each.conversation(index)) for each in test for index in range(len(each))}
@@ -71,7 +71,7 @@ class ChatData:
                 "train": self._documents("train", train, tokenizer, progress, questions),
                 "test": self._documents("test", test, tokenizer, progress, set()),
             }
-            write_documents(folder, tokenizer, self._recipe(names, tokenizer), splits)
+            write_documents(folder, tokenizer, recipe, splits)
         return True
 
     def _held_out(self, name: TaskName, trained: int) -> Problems:

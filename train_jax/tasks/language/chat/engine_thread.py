@@ -226,8 +226,9 @@ class EngineThread:
             answer.end(error)
 
 
-def warm_up(engine: Engine, capacity: int) -> None:
+def warm_up(engine: Engine) -> None:
     """Compiles the programs for all lengths of prompts, so that no request waits for them."""
-    for number, length in enumerate([*(1 << n for n in range(capacity.bit_length())), capacity]):
+    lengths = [*(1 << n for n in range(engine.capacity.bit_length())), engine.capacity]
+    for number, length in enumerate(lengths):
         prompt = (number,) * length  # prompts that began alike would be continued and not prefilled
         list(engine.complete([Request(prompt=prompt, max_tokens=1)]))

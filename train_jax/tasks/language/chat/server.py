@@ -47,23 +47,20 @@ class Model:
         engine: Engine,
         tokenizer: Tokenizer,
         *,
-        slots: int,
-        capacity: int,
         limits: Limits,
         step: int = 0,
         checkpoints: Mapping[int, Callable[[], tuple[Arrays, Arrays]]] | None = None,
     ):
-        """`engine` has these sizes and the weights of checkpoint `step`.
+        """`engine` has the weights of checkpoint `step`.
 
         `checkpoints` read the weights of each step that requests may name, this one included.
         """
         self.name, self.tokenizer, self.step = name, tokenizer, step
-        self.slots, self.capacity = slots, capacity
         checkpoints = checkpoints or {}
         self.steps = sorted({step, *checkpoints})
         self.thread = EngineThread(
             engine,
-            most_rows=slots + limits.queue,
+            most_rows=engine.slots + limits.queue,
             unread=limits.unread,
             step=step,
             weights=lambda step: checkpoints[step](),
@@ -74,7 +71,7 @@ class Model:
         return {
             "trm_rows": self.thread.rows,
             "trm_rows_waiting": self.thread.engine.waiting,
-            "trm_slots": self.slots,
+            "trm_slots": self.thread.engine.slots,
             "trm_tokens_total": counts.tokens,
             "trm_prompts_total": counts.prefilled,
             "trm_dispatches_total": counts.decodes,
@@ -150,7 +147,7 @@ class TextService:
     async def _answer(self, read: Callable[..., Call], request: Request, content: bytes) -> Response:
         body = read_json(content)
         model, step = self._find(body.get("model"))
-        sizes = {"longest": self._gate.limits.prompt_tokens, "capacity": model.capacity}
+        sizes = {"longest": self._gate.limits.prompt_tokens, "capacity": model.thread.engine.capacity}
         # Text is encoded apart, since a long one takes a while.
         call = await asyncio.to_thread(lambda: read(body, model.tokenizer, **sizes))
         answer = model.thread.submit(call, step)
