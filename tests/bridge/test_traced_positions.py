@@ -196,7 +196,7 @@ REFUSED = {
     "a branch on a float that was cut": (lambda x, i: x if x[0, 0].clamp(0.5, 0.7).bool() else -x, ASKS),
     "a branch on a float that may be nan": (lambda x, i: x if x[0, 0].clamp(0, 1) < 2 else -x, ASKS),
     "a median along a dimension": (lambda x, i: first(x, i).median(0), f"{DEPENDS}, which `median` needs"),
-    "a product": (lambda x, i: first(x, i) @ x, f"{DEPENDS}, which `__matmul__`"),
+    "a product": (lambda x, i: x.T @ first(x, i), f"{DEPENDS}, which `matmul`"),
     "a write": (lambda x, i: first(x * 1, i).mul_(2), f"{DEPENDS}, which `mul_` needs"),
     "two lengths in a sum": (
         lambda x, i: (first(x, i) + first(x, i, 2)).sum(),
