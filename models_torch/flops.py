@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from models_torch import registry
-from models_torch.config import ACTConfig
+from models_torch.config import ACTConfig, ModelConfig
 from models_torch.gpt import GPTConfig
 from models_torch.gpt_2026 import GPT2026Config, windows
+from models_torch.hrm_text import HRMTextConfig
 
 PRODUCTS_OF_BACKWARD = 2
 """For each product of the forward pass: the gradients of its two factors."""
@@ -20,12 +21,19 @@ WITHOUT_EFFECT = {"batch_size": 1, "num_puzzle_identifiers": 1, "forward_dtype":
 """Fields that do not change the FLOPs of an example in one step."""
 
 
-def train_flops_per_example(model: str, arch: ACTConfig) -> float:
+def train_flops_per_example(model: str, arch: ModelConfig) -> float:
     """Returns the FLOPs of the matrix products of one training step, forward and backward, for one example.
 
-    `arch` has the sizes of the data set. A multiplication and addition count as two. Recomputation of activations and
-    the optimizer are not counted. Raises ValueError if the model cannot be built.
+    `arch` has the sizes of the data set; of a language model, an example is a row of `seq_len` tokens. A multiplication
+    and addition count as two. Recomputation of activations and the optimizer are not counted. Raises ValueError if the
+    model is not one of this package or cannot be built.
     """
+    if isinstance(arch, GPTConfig):
+        return language_flops_per_token(arch) * arch.seq_len
+    if isinstance(arch, HRMTextConfig):
+        return _counted(model, dataclasses.replace(arch, forward_dtype="float32"))
+    if not isinstance(arch, ACTConfig):
+        raise ValueError(f"the FLOPs of {model} are not known")
     act_steps = min(2, arch.halt_max_steps)  # with one step, nothing is bootstrapped; more steps change nothing
     return _counted(model, dataclasses.replace(arch, **WITHOUT_EFFECT, halt_max_steps=act_steps))
 
@@ -50,10 +58,15 @@ def language_flops_per_token(arch: GPTConfig) -> float:
 
 
 @functools.cache
-def _counted(model: str, arch: ACTConfig) -> float:
+def _counted(model: str, arch: ModelConfig) -> float:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        module: Any = registry.build(model, arch).train()
         tokens = torch.zeros(1, arch.seq_len, dtype=torch.int32)
+        if not isinstance(arch, ACTConfig):
+            language_model = registry.build_model(model, arch)
+            with _Products() as products:
+                language_model(tokens, tokens)
+            return products.flops
+        module: Any = registry.build(model, arch).train()
         batch = {"inputs": tokens, "labels": tokens, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
         carry = module.initial_carry(batch)
         with _Products() as products:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-CosSin = tuple[Float[Tensor, "seq half_head_dim"], Float[Tensor, "seq half_head_dim"]]
+CosSin = tuple[Float[Tensor, "*batch seq half_head_dim"], Float[Tensor, "*batch seq half_head_dim"]]
 Latent = Float[Tensor, "batch positions hidden"]
 PerSequence = Float[Tensor, "batch"]
 Heads = Float[Tensor, "batch heads seq head_dim"]
@@ -129,7 +129,7 @@ def rotate(
 
     A pair is channel i of the first half of a head and channel i of the second half, not two adjacent channels.
     """
-    cos, sin = (table[:, None, :] for table in cos_sin)
+    cos, sin = (table[..., None, :] for table in cos_sin)
     first, second = (half.to(cos.dtype) for half in halves)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(halves[0].dtype)
 

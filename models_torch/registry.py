@@ -17,6 +17,7 @@ from models_torch.config import ACTConfig, ArchitectureConfig, ModelConfig
 from models_torch.gpt import GPT, GPTConfig
 from models_torch.gpt_2026 import GPT2026, GPT2026Config
 from models_torch.hrm import HRM, HRMConfig
+from models_torch.hrm_text import HRMText, HRMTextConfig
 from models_torch.losses import IGNORE_LABEL_ID, ACTLossHead
 from models_torch.transformer import Transformer, TransformerConfig
 from models_torch.trm import TRM, TRMConfig
@@ -81,6 +82,19 @@ LANGUAGE_MODELS = {
         GPT2026Config,
         GPT2026,
         GPT2026Config(seq_len=16, vocab_size=61, n_layer=3, n_head=4, n_kv_head=2, n_embd=64, forward_dtype="float32"),
+    ),
+    "hrm_text": LanguageModel(
+        HRMTextConfig,
+        HRMText,
+        HRMTextConfig(
+            seq_len=16,
+            vocab_size=61,
+            n_layers=2,
+            hidden_size=32,
+            num_heads=2,
+            mlp_multiple_of=16,
+            forward_dtype="float32",
+        ),
     ),
 }
 

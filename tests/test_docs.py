@@ -33,6 +33,7 @@ RUN_ELSEWHERE = {
     "docs/bridge_call.md": "tests/bridge/test_tutorial.py",
     "docs/bridge_semantics.md": "tests/bridge/test_tutorial.py",
     "docs/bridge_internals.md": "tests/bridge/test_tutorial.py",
+    "docs/from_pytorch.md": "tests/bridge/test_tutorial.py",
     "docs/deploy-v4-64.md": "tests/train_jax/test_deploy_page.py",
     "docs/jax.md": "tests/bridge/jax_page_process.py",
 }

@@ -46,7 +46,7 @@ GROUPS = {
         "solve": "show a run's answer to one puzzle after every ACT step",
         "generate": "continue prompts with a language model",
         "chat": "talk to a language model in the terminal",
-        "serve": "serve a language model with OpenAI's interface",
+        "serve": "serve language and puzzle models: a web page and OpenAI's interface",
         "bench-generate": "measure how fast a language model writes, for 1 to 128 rows",
     },
     "results": {

@@ -14,8 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from models_torch.ranges import check_ranges
-from train_jax.errors import UserError, option_error
+from train_jax.errors import UserError, check_options
 
 WIDE = "5000"
 """Columns, so that tyro does not wrap messages."""
@@ -49,10 +48,7 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
             raise
         raise UserError(_one_line(errors.getvalue())) from None
     if not hasattr(config, "__post_init__"):
-        try:
-            check_ranges(config)
-        except ValueError as error:
-            raise option_error(error) from None
+        check_options(config)
     return config
 
 

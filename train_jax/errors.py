@@ -2,6 +2,8 @@
 
 from typing import Any, ClassVar
 
+from models_torch.ranges import check_ranges
+
 
 class UserError(Exception):
     """A mistake of the user; the message contains the value, the expected value and the remedy, in one line."""
@@ -58,10 +60,21 @@ def out_of_memory(error: BaseException) -> str:
     )
 
 
-def option_error(error: ValueError) -> UserError:
-    """Converts an error of `check_ranges` ("num_aug is -1; use at least 0") to one with the name of the option."""
-    name, _, rest = str(error).partition(" ")
-    return UserError(f"--{name.replace('_', '-')} {rest}")
+def check_fields(config: Any, prefix: str = "") -> None:
+    """Raises `UserError` for the first field outside its declared range: "optim.lr is -1; use at least 0"."""
+    try:
+        check_ranges(config)
+    except ValueError as error:
+        raise UserError(f"{prefix}{error}") from None
+
+
+def check_options(options: Any) -> None:
+    """Does the same with the name of the option: "--num-aug is -1; use at least 0"."""
+    try:
+        check_ranges(options)
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        raise UserError(f"--{name.replace('_', '-')} {rest}") from None
 
 
 def brief(value: Any) -> str:

@@ -141,7 +141,10 @@ class Evaluating(Hook):
         seconds = session.clock.train_seconds
         session.tracker.log(session.step, {f"eval/{n}": v for n, v in metrics.items()} | {"train_seconds": seconds})
         what = f"{which.name}: " if which.name else ""
-        session.say([f"step {session.step}: {what}{evaluation.summary} after {duration(seconds)} of training"])
+        said = f"step {session.step}: {what}{evaluation.summary} after {duration(seconds)} of training"
+        session.say([said, *evaluation.details])
+        if is_main_process():
+            evaluation.record(session.folder, session.step)
 
 
 class Saving(Hook):

@@ -34,7 +34,7 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
     if phase is not None:
         from train_jax.tasks.language.phases import phase_run  # which a puzzle does not need
 
-        default = phase_run(default, phase, option_value(rest, "--init-from"))
+        default = phase_run(name or "", default, phase, option_value(rest, "--init-from"))
     default = with_task(default, option_value(rest, "--task") or default.task)
     config = parse(
         RunConfig,

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from train_jax.core.state import TrainState, new_state
 from train_jax.core.step import StepOptions, TrainStep, make_train_step, several_steps
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, matrices_alike, trainable
-from train_jax.optim.config import Optimizer
 from train_jax.plugins import is_plugin
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import is_run
@@ -217,8 +216,10 @@ def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Pla
         if is_plugin(rule):
             raise UserError(
                 f"compute.shard_optimizer cannot be used with the optimizer {rule}, which may need whole parameters; "
-                f"use one of {', '.join(get_args(Optimizer))}, or omit compute.shard_optimizer"
+                "use a built-in one such as adamw, or omit compute.shard_optimizer"
             )
+    if config.optim.skip_zero_gradients:
+        raise UserError("optim.skip_zero_gradients needs whole gradients; omit it, or compute.shard_optimizer")
     params, optim = objective.params, config.optim
     sharding = Sharded(params, trainable(params, optim), matrices_alike(params, optim), devices.count)
     return ShardedState(devices, sharding)

@@ -45,6 +45,14 @@ class Evaluation:
         """Text for the console, such as `exact accuracy 0.9710 on 1000 held-out puzzles`."""
         return ", ".join(f"{name} {value:g}" for name, value in self.metrics.items())
 
+    @property
+    def details(self) -> Sequence[str]:
+        """Further lines for the console during training."""
+        return ()
+
+    def record(self, folder: RunFolder, step: int) -> None:
+        """Writes what is kept of every evaluation, beside its metrics, into the run folder; nothing by default."""
+
     def save(self, folder: RunFolder, split: str) -> None:
         """Writes the metrics, and the answers if there are any, into the run folder."""
         from train_jax.run.files import write_text
@@ -192,12 +200,15 @@ class Task:
 TASKS = {
     "puzzles": "train_jax.tasks.puzzles.task:PuzzleTask",
     "language": "train_jax.tasks.language.task:LanguageTask",
+    "chat": "train_jax.tasks.language.chat.task:ChatTask",
     "rollouts": "train_jax.tasks.language.chat.rollouts:RolloutTask",
+    "instructions": "train_jax.tasks.language.instructions.task:InstructionTask",
 }
 """`Task` classes by name. A task of your own is given as `package.module:Class`."""
 COMMANDS = {
     "puzzles": "train_jax.tasks.puzzles.commands:PuzzleCommands",
     "language": "train_jax.tasks.language.commands:LanguageCommands",
+    "chat": "train_jax.tasks.language.commands:LanguageCommands",
     "rollouts": "train_jax.tasks.language.commands:LanguageCommands",
 }
 """`Commands` classes by the name of the task; in modules of their own, which import no JAX."""

@@ -40,6 +40,7 @@ from bridge.symbolic.indexing import (
     is_whole,
     is_window,
     places_of,
+    positions_of,
     refused,
     rows_by_length,
     rows_by_mask,
@@ -192,6 +193,14 @@ class Functions(TorchFunctionMode):
             tensor, mask = torch.broadcast_tensors(tensor, mask)
         rows = rows_by_mask(tensor, mask, self._dispatch.where())
         return func(*args, **kwargs) if rows is None else rows
+
+    def _positions(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """`torch.where(mask)` and `mask.nonzero(as_tuple=True)`."""
+        alone = len(args) == 1 and kwargs == ({} if func is torch.where else {"as_tuple": True})
+        if not alone or type(args[0]) is not BridgeTensor or not args[0].dim() or not self._can_select():
+            return func(*args, **kwargs)
+        mask: Any = args[0] if args[0].dtype == torch.bool else args[0] != 0
+        return positions_of(mask, self._dispatch.where()) if isinstance(mask.value, Tracer) else func(*args, **kwargs)
 
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
         """`x[i] = value`, likewise."""
@@ -351,6 +360,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_MEMORY, Functions._memory),
     **dict.fromkeys(CHECKING, Functions._checking),
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), Functions._masked_select),
+    **dict.fromkeys((torch.where, torch.nonzero, torch.Tensor.nonzero), Functions._positions),
     torch.Tensor.__getitem__: Functions._get_item,
     torch.Tensor.item: Functions._item,
     torch.Tensor.__setitem__: Functions._set_item,

@@ -29,7 +29,10 @@ from bridge.tensor.tensor import BridgeTensor, wrap
 
 aten = torch.ops.aten
 
-SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
+SHAPE_REMEDY = (
+    "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection, a loop over all "
+    "places with torch.where(mask[i]) for one over nonzero()"
+)
 VALUE_REMEDY = (
     "use torch.where for a branch; a tensor without dimensions works as an index or a slice's bound without `int()` or "
     "`.item()`; or pass the number as a Python argument that is static under jit"
@@ -42,8 +45,8 @@ _OF_A_LIBRARY_REMEDY = (
 )
 
 _LIBRARY_REMEDY = (
-    "replace the function of the library that asks by "
-    '`bridge.register_function("package.module:function", replacement)`, or switch its check off'
+    'replace the function of the library that asks, `bridge.export(module, functions={{"{}": replacement}})`, or '
+    "switch its check off"
 )
 _REMEDIES = {
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
@@ -98,7 +101,7 @@ def asked_inside(remedy: str) -> tuple[str, str]:
         helps = helps or next((text for start, text in _REMEDIES.items() if module.startswith(start)), "")
         frame = frame.f_back
     if frame is not None and "-packages" in frame.f_code.co_filename:
-        remedy = _LIBRARY_REMEDY
+        remedy = _LIBRARY_REMEDY.format(f"{frame.f_globals['__name__']}:{frame.f_code.co_qualname}")
     return name, helps or remedy
 
 

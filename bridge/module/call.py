@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bridge._compat.jax import Tracer
 from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.autograd.checkpoint import recomputed
 from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, start_graph
@@ -402,16 +403,21 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
 
 
 class _Numbers:
-    """The arrays in a request but its overrides, and requests with others in their place."""
+    """The arrays in a request but its overrides, and requests with others in their place.
+
+    NumPy's arrays stay what they are beside traced ones: they are constants of the program that is traced.
+    """
 
     def __init__(self, request: Request):
         self._request = request
         parts = [dict(request.params), dict(request.buffers), request.args, request.kwargs, request.rng]
         self._leaves, self._structure = jax.tree.flatten(convert(parts, lambda v: v, objects=True))
-        self._places = [i for i, leaf in enumerate(self._leaves) if is_array(leaf)]
+        fixed = any(isinstance(leaf, Tracer) for leaf in self._leaves)
+        changing = [is_array(leaf) and not (fixed and isinstance(leaf, np.ndarray)) for leaf in self._leaves]
+        self._places = [i for i, changes in enumerate(changing) if changes]
         state = len(request.params) + len(request.buffers)
         self.shapes = Shapes([jax.typeof(jnp.asarray(self._leaves[i])) for i in self._places], state)
-        others = [repr(leaf) for leaf in self._leaves if not is_array(leaf)]
+        others = [repr(leaf) for leaf, changes in zip(self._leaves, changing, strict=True) if not changes]
         self.signature = str(self._structure), tuple(others), tuple(map(str, self.shapes.leaves))
 
     def put(self, arrays: list) -> Request:

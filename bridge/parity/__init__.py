@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import re
@@ -16,8 +15,9 @@ from torch import nn
 from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
 from bridge.module.copy import state_of
+from bridge.parity.arbiter import Arbiter
 from bridge.parity.report import Again, Environment, ParityReport, Row, compare
-from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, named_inputs, projection, widened
+from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, in_float64, named_inputs, projection, widened
 from bridge.symbolic.ranges import Int64, check_values, checked
 from bridge.tensor.arrays import check_kinds
 
@@ -38,6 +38,7 @@ def verify(
     jitter: float = 0.0,
     known_zero: str = "",
     input_gradients: bool = True,
+    known_inputs: str = "",
     int64: Int64 = "refuse",
     static: str = "",
     assume: Mapping[str, str] | None = None,
@@ -53,19 +54,22 @@ def verify(
 
     Where a leaf is beyond `tolerance`, the steps run in PyTorch again in float64, and the leaf may differ by 8 times
     what PyTorch's own float32 differs from that, where this is small enough to be rounding. `double` is the module in
-    float64, for one that `.double()` does not make so, and what it computes is believed.
+    float64, for one that `.double()` does not make so, and what it computes is believed. Where it still is beyond, both
+    sides run in float64, and finite differences of PyTorch's objective say in the row's note which gradient is right.
 
     A float leaf that is zero on both sides is unproved and the report then not `ok`, unless it is a parameter to which
     PyTorch gives no gradient at all. `jitter` adds noise of this size to all parameters, and `known_zero`, a regular
     expression over names like `gradient layers.0.bias`, says which leaves are zero in truth. Floating inputs require
-    grad unless `input_gradients` is False. `int64`, `static` and `assume` are as for `export`; PyTorch's integers have
+    grad unless `input_gradients` is False. `known_inputs` is a regular expression over names of inputs (`1`,
+    `edge_index`) that stay the same in each call and that JAX knows while tracing, as arrays that a function encloses.
+    `int64`, `static` and `assume` are as for `export`; PyTorch's integers have
     64 bits in any case. The report names the constant buffers, and the checks that were taken for passed.
 
     Raises `BridgeError` for what cannot be translated, and where PyTorch itself or the exported call fails.
     """
-    _check(tolerance, steps, jitter, known_zero)
+    _check(tolerance, steps, jitter, known_zero, known_inputs)
     check_method(module, method)
-    call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients)
+    call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients, known_inputs)
     original = copied(module, jitter)
     wide = None if double is None else copied(double, jitter)
     torch_side = TorchSide(copied(original), call)
@@ -79,6 +83,12 @@ def verify(
                 check_values(f"input {name}", value)
     rows: list[Row] = []
     draws: list[list[torch.Tensor]] = []
+    arbiter = Arbiter(
+        lambda: TorchSide(_in_double(original, wide), call, widened),
+        lambda: JaxSide(
+            export(_in_double(original, wide), int64=int64, static=static, assume=assume), call, jit, widened
+        ),
+    )
     again = _again(original, wide, call, draws)
     for step in range(steps):
         with named_failure(f"PyTorch itself fails, in step {step}", _remedy(call, step)):
@@ -86,6 +96,8 @@ def verify(
         with named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
             theirs = jax_side.next(torch_side.draws)
         draws.append(torch_side.draws)
+        arbiter.draws.append(torch_side.draws)
+        arbiter.leaves.append((ours, theirs))
         rows += compare(step, ours, theirs, again, tolerance, known_zero)
     if jax_side.asked and any("gradient" in row.kind and row.verdict == "beyond tolerance" for row in rows):
         text = (
@@ -94,7 +106,7 @@ def verify(
         )
         warnings.warn(BridgeWarning(text), stacklevel=2)
     granted = [*(f"constant: {name}" for name in fn.options.static), *(f"assumed: {c}" for c in fn.options.assumed)]
-    return ParityReport.of(rows, granted)
+    return ParityReport.of(arbiter.decide(rows), granted)
 
 
 def _remedy(call: Call, step: int) -> str:
@@ -111,6 +123,10 @@ _ROUNDING = 1e-3
 """A leaf that differs more from float64 has roundings of 16 bits in it, or it is another computation."""
 
 
+def _in_double(module: nn.Module, double: nn.Module | None) -> nn.Module:
+    return copied(module)._apply(widened) if double is None else copied(double)
+
+
 def _again(
     module: nn.Module, double: nn.Module | None, call: Call, draws: list[list[torch.Tensor]]
 ) -> Iterator[Again | str]:
@@ -119,22 +135,20 @@ def _again(
     `draws` holds the random draws of each step that was not repeated so far. The caller appends to it.
     """
     try:
-        wide = TorchSide(copied(module)._apply(widened) if double is None else double, call, widened)
+        wide = TorchSide(_in_double(module, double), call, widened)
         # In float64, parameters and buffers have memory of their own, which they may have shared before.
         same = TorchSide(copied(module)._apply(torch.clone), call)
         while True:
-            with contextlib.ExitStack() as stack:  # what the module makes is in float64, too
-                stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-                torch.set_default_dtype(torch.float64)
-                in_float64 = [wide.next(drawn) for drawn in draws]
+            with in_float64():
+                doubles = [wide.next(drawn) for drawn in draws]
             again = [same.next(drawn) for drawn in draws]
             draws.clear()
-            yield Again(in_float64[-1], again[-1], _ROUNDING if double is None else math.inf)
+            yield Again(doubles[-1], again[-1], _ROUNDING if double is None else math.inf)
     except Exception as error:
         yield from itertools.repeat(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
 
 
-def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None:
+def _check(tolerance: float, steps: int, jitter: float, known_zero: str, known_inputs: str) -> None:
     for option, right, wanted in (
         (f"tolerance is {tolerance}", 0 < tolerance < math.inf, "a number above 0, such as 1e-4"),
         (f"steps is {steps}", steps >= 1, "at least 1"),
@@ -142,5 +156,6 @@ def _check(tolerance: float, steps: int, jitter: float, known_zero: str) -> None
     ):
         if not right:
             raise BridgeError(f"{option}; it must be {wanted}")
-    with named_failure(f"known_zero is {known_zero!r}, which is no regular expression"):
-        re.compile(known_zero)
+    for option, pattern in (("known_zero", known_zero), ("known_inputs", known_inputs)):
+        with named_failure(f"{option} is {pattern!r}, which is no regular expression"):
+            re.compile(pattern)

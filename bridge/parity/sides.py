@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -32,6 +33,10 @@ Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
 """(outputs, args, kwargs) of one step -> args and kwargs of the next; written for either side's arrays."""
 
 
+Shifts = Mapping[tuple[str, str], torch.Tensor]
+"""(kind of gradient, name) of a parameter or input -> what is added to it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """The call that both sides make, step after step."""
@@ -43,6 +48,11 @@ class Call:
     method: str
     loss: Callable[[Any], Any]
     input_gradients: bool
+    known_inputs: str = ""
+    """Matches the names of inputs that the JAX side knows while tracing, and that stay the same in each step."""
+
+    def knows(self, name: str) -> bool:
+        return bool(self.known_inputs) and re.fullmatch(self.known_inputs, name) is not None
 
 
 def named_inputs(args: tuple, kwargs: dict) -> tuple[dict[str, Any], Any]:
@@ -51,17 +61,18 @@ def named_inputs(args: tuple, kwargs: dict) -> tuple[dict[str, Any], Any]:
     return {path_name(path[1:]): value for path, value in flat}, structure
 
 
-def other_numbers(inputs: Any, step: int) -> Any:
+def other_numbers(inputs: Any, step: int, kept: Container[int] = ()) -> Any:
     """Inputs for a further call: tensors of the same shapes, types and kind of content, with other numbers in them.
 
     Floats are drawn between the least and the largest given one, from a fixed seed. Integers, booleans and floats that
-    look like a mask, which are whole or not finite, are rolled along the first axis that has several entries.
+    look like a mask, which are whole or not finite, are rolled along the first axis that has several entries. `kept`
+    has the ids of tensors that stay as they are.
     """
     generator = torch.Generator().manual_seed(step)
     known: dict[int, Any] = {}  # an input that is given twice stays one
 
     def other(value: Any) -> Any:
-        if not torch.is_tensor(value) or value.layout is not torch.strided or not value.numel():
+        if not torch.is_tensor(value) or value.layout is not torch.strided or not value.numel() or id(value) in kept:
             return value
         if id(value) not in known:
             known[id(value)] = _other(value.detach(), step, generator).requires_grad_(value.requires_grad)
@@ -91,6 +102,17 @@ def widened(value: Any) -> Any:
     return value.detach().to(torch.promote_types(value.dtype, torch.float64)).requires_grad_(value.requires_grad)
 
 
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """What the module makes is in float64, too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def to_jax(value: Any) -> Any:
     return array_of(value) if torch.is_tensor(value) else value
 
@@ -101,6 +123,7 @@ def inputs_of(call: Call, convert_leaf: Callable[[Any], Any]) -> Generator[tuple
     `convert_leaf` makes a side's own arrays of the tensors that were given.
     """
     given = (call.args, call.kwargs)
+    kept = {id(value) for name, value in named_inputs(*given)[0].items() if call.knows(name)}
     inputs: Any = convert(given, convert_leaf, objects=True)
     for step in itertools.count(1):
         outputs = yield inputs
@@ -108,7 +131,7 @@ def inputs_of(call: Call, convert_leaf: Callable[[Any], Any]) -> Generator[tuple
             with named_failure(f"`advance` fails, after step {step - 1}"):
                 inputs = call.advance(outputs, *inputs)
         else:
-            inputs = convert(other_numbers(given, step), convert_leaf, objects=True)
+            inputs = convert(other_numbers(given, step, kept), convert_leaf, objects=True)
 
 
 # ---- one step on either side
@@ -122,17 +145,22 @@ class TorchSide:
         self._inputs, self._outputs = inputs_of(call, convert_leaf), None
         self.draws: list[torch.Tensor] = []
         """Of the last step."""
+        self.objective = 0.0
+        """Of the last step."""
         if call.train is not None:
             module.train(call.train)
         # As they are before the first call: a buffer that is assigned a result requires grad after it.
         self._trained = {n: t for n, t in self._state().items() if t.requires_grad}
 
-    def next(self, draws: list[torch.Tensor] | None = None) -> Leaves:
-        """Runs the next step, with these random draws if there are any."""
+    def next(self, draws: list[torch.Tensor] | None = None, shifts: Shifts | None = None) -> Leaves:
+        """Runs the next step, with these random draws if there are any, at shifted parameters and inputs."""
         for tensor in self._trained.values():
             tensor.grad = None
         given = self._inputs.send(self._outputs)
         args, kwargs, inputs = self._copies(*given)
+        for (kind, name), shift in (shifts or {}).items():
+            leaf = self._trained[name] if kind == "gradient" else named_inputs(args, kwargs)[0][name]
+            leaf.data += shift
         asked = {name for name, t in named_inputs(*given)[0].items() if torch.is_tensor(t) and t.requires_grad}
         with drawing(draws) as self.draws:
             outputs = method_of(self._module, self._call.method)(*args, **kwargs)
@@ -143,6 +171,7 @@ class TorchSide:
         for tensor in (*self._trained.values(), *inputs.values()):
             tensor.grad = None
         objective = self._call.loss(outputs)
+        self.objective = float(objective.detach() if torch.is_tensor(objective) else objective)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
         state = self._state()  # after the call: a buffer may have been assigned anew
@@ -196,11 +225,11 @@ def gradient_leaf(tensor: torch.Tensor) -> Leaf:
 class JaxSide:
     """The steps through the bridge."""
 
-    def __init__(self, fn: Functional, call: Call, jit: bool):
+    def __init__(self, fn: Functional, call: Call, jit: bool, convert_leaf: Callable[[Any], Any] = lambda value: value):
         self._fn, self._call, self._jit = fn, call, jit
-        self._inputs, self._outputs = inputs_of(call, to_jax), None
+        self._inputs, self._outputs = inputs_of(call, lambda value: to_jax(convert_leaf(value))), None
         self._params, self._buffers = fn.params, fn.buffers
-        self._known: tuple[Any, Callable] | None = None
+        self._compiled: tuple[Any, Callable] | None = None
         self.asked: list[str] = []
         """Where the module asks an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
 
@@ -208,15 +237,16 @@ class JaxSide:
         """Runs the next step, with these random draws."""
         args, kwargs = self._inputs.send(self._outputs)
         inputs, structure = named_inputs(args, kwargs)
-        arrays = {n: v for n, v in inputs.items() if isinstance(v, ARRAYS)}
+        known = {n for n, v in inputs.items() if isinstance(v, ARRAYS) and self._call.knows(n)}
+        arrays = {n: v for n, v in inputs.items() if isinstance(v, ARRAYS) and n not in known}
         free = {n: v for n, v in arrays.items() if self._call.input_gradients and jnp.issubdtype(v.dtype, jnp.inexact)}
-        rest = {n: None if n in arrays else v for n, v in inputs.items()}
-        known = structure, rest, [*map(type, rest.values())]
-        if self._known is None or self._known[0] != known:
-            # Compiled again only where something else than the arrays has changed.
-            self._known = known, self._gradient(structure, rest)
+        rest = {n: None if n in arrays else np.asarray(v) if n in known else v for n, v in inputs.items()}
+        others = structure, {n: v for n, v in rest.items() if n not in known}, [*map(type, rest.values())]
+        if self._compiled is None or self._compiled[0] != others:
+            # Again only where something else than the arrays has changed; the known ones do not.
+            self._compiled = others, self._gradient(structure, rest)
         drawn = [array_of(draw) for draw in draws]
-        (_, result), gradients = self._known[1](self._params, free, arrays, self._buffers, drawn)
+        (_, result), gradients = self._compiled[1](self._params, free, arrays, self._buffers, drawn)
         self._outputs, self._buffers, self._params = result
         # The gradient of a real objective by a complex number is, in PyTorch, the conjugate of JAX's.
         return {

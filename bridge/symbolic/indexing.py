@@ -157,11 +157,19 @@ _LOSSES = {
     F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
 }  # fmt: skip
 """Losses of each element."""
-ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES}
+_LAST_DIM = {F.linear, F.layer_norm, F.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+"""Functions of the last dimensions of each row."""
+ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES, *_LAST_DIM}
 """Functions of rows whose own lowering would see all rows."""
 _SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
+
+
+_KNOWN_REMEDY = (
+    "integer inputs that stay the same, such as the edges of a graph, may be NumPy arrays that the compiled function "
+    'encloses: `jax.jit(lambda p, x: fn(p, {}, x, edges))`, `bridge.verify(…, known_inputs="1")`'
+)
 
 
 def refused(what: str, remedy: str = _SHAPE_REMEDY, rows: str = "x[mask]") -> BridgeError:
@@ -172,7 +180,14 @@ def refused(what: str, remedy: str = _SHAPE_REMEDY, rows: str = "x[mask]") -> Br
 def as_constant(value: Any, otherwise: str) -> str:
     """Returns the remedy for what has to know a value: constants by `static=` if it is computed of buffers alone."""
     call = current()
-    buffers = depends_on(value, call.buffers) if call is not None else None
+    if call is None:
+        return otherwise
+    buffers, whole = (
+        depends_on(value, call.buffers),
+        [t.value for t in call.inputs if t.dtype in (*_INTEGERS, torch.bool)],
+    )
+    if not buffers and depends_on(value, {**call.buffers, **{str(i): array for i, array in enumerate(whole)}}):
+        return f"{_KNOWN_REMEDY}; otherwise {otherwise}"
     if not buffers:
         return otherwise
     # Those of all layers, which have a number in their names.
@@ -189,6 +204,9 @@ class Rows:
     `behind`: how many dimensions of `whole` come after those of the mask. `place`: where the code has read them.
     `length`: of `x[:n]`, which has one traced size.
     """
+
+    is_place = False
+    """True for the result of `torch.where(mask)`."""
 
     def __init__(self, whole: torch.Tensor, mask: Any, behind: int, place: str, length: Any = None):
         self.whole, self._mask, self._behind, self._place, self.length = whole, mask, behind, place, length
@@ -230,6 +248,16 @@ class Rows:
         rows, columns = map(torch.arange, self.whole.shape[-2:])
         return self._with(self.whole.masked_fill(columns - rows[:, None] > diagonal, 0))
 
+    def unsqueeze(self, dim: int) -> Rows:
+        back = dim % (self.dim() + 1) - self.dim() - 1
+        if back < -1 - self._behind:
+            raise self._refused("`unsqueeze` before the rows")
+        return Rows(self.whole.unsqueeze(back), self._mask, self._behind + 1, self._place, self.length)
+
+    def __getitem__(self, index: Any) -> Any:
+        last = places_of(index) in ((Ellipsis, None), (*[slice(None)] * self.dim(), None))
+        return self.unsqueeze(-1) if last else _call(self, torch.Tensor.__getitem__, index)
+
     def __getattr__(self, name: str) -> Any:
         if name in ("dtype", "device", "requires_grad"):
             return getattr(self.whole, name)
@@ -241,14 +269,16 @@ class Rows:
         rows = [v for v in (*args, *kwargs.values()) if type(v) is cls]
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
-        if func is torch.Tensor.__setitem__ and type(args[2]) is cls and type(args[0]) is not cls:
-            return args[2]._write(args[0], args[1])
+        if func in _OF_TARGETS and type(args[0]) is not cls and not in_transform():
+            return _OF_TARGETS[func](func, *args, **kwargs)
         if not rows or in_transform():  # without rows, they are in a list
             raise refused(f"`{func.__name__}`")
         if func in _REDUCTIONS and type(args[0]) is cls and not any(isinstance(v, torch.Tensor) for v in args[1:]):
             return args[0]._reduced(func.__name__, *args[1:], **kwargs)
         if func in _LOSSES:
             return rows[0]._loss(func, args, kwargs)
+        if func in _LAST_DIM and len(rows) == 1 and rows[0] is args[0]:
+            return rows[0]._last_dim(func, *args[1:], **kwargs)
         if func is F.cross_entropy:
             return rows[0]._cross_entropy(*args, **kwargs)
         if func is F.ctc_loss:
@@ -307,11 +337,24 @@ class Rows:
             raise self._refused("an assignment by another mask, or of another dtype,", _ONE_MASK)
         rows.whole.copy_(torch.where(rows._wide(), self.whole, rows.whole))
 
+    def _as_mask(self) -> Any:
+        """The index that `self` is: positions of which none is there twice."""
+        if not self.is_place or self._mask.dim() != 1:
+            raise self._refused("an assignment at positions that may be there twice", "use index_add_")
+        return self._mask
+
     def _loss(self, func: Any, args: tuple, kwargs: dict) -> Any:
         reduction, name = kwargs.get("reduction", "mean"), f"`{func.__name__}`"
         given = {key: self._whole_of(value, name) for key, value in kwargs.items()} | {"reduction": "none"}
         each = self._with(func(*(self._whole_of(value, name) for value in args), **given))
         return each if reduction == "none" else each._reduced(reduction)
+
+    def _last_dim(self, func: Any, other: Any, *rest: Any, **kwargs: Any) -> Rows:
+        """A function of `self` that does not reach the rows: a product with a matrix, or a normalization."""
+        reached = len(other) if isinstance(other, (tuple, list)) else 1 if other.dim() == 2 else math.inf
+        if reached > self._behind:
+            raise self._refused(f"`{func.__name__}`")
+        return self._with(func(self.whole, other, *rest, **kwargs))
 
     def _cross_entropy(self, logits: Any, target: Any, weight: Any = None, *rest: Any, **kwargs: Any) -> torch.Tensor:
         """Of classes for each row: those that are not selected are ignored."""
@@ -418,6 +461,51 @@ def rows_by_length(tensor: torch.Tensor, places: tuple, error: Error, place: str
     length, size = places[at[0]].stop, whole.shape[-1 - behind]
     _check_within(length, "n", size, f"`x[:n]` of {size} elements", error)
     return Rows(whole, torch.arange(size) < length, behind, place, length)
+
+
+def positions_of(mask: torch.Tensor, place: str) -> tuple[Rows, ...]:
+    """`torch.where(mask)`: where the mask is true, one result for each of its dimensions."""
+    made = []
+    for dim, size in enumerate(mask.shape):
+        made.append(Rows(torch.arange(size).view(-1, *[1] * (mask.dim() - 1 - dim)).expand(mask.shape), mask, 0, place))
+        made[-1].is_place = True
+    return tuple(made)
+
+
+def _at_positions(_func: Any, tensor: torch.Tensor, index: Any) -> Rows:
+    """`tensor[index]`, where positions of one mask stand side by side among None and slices: ones where it is false."""
+    places = places_of(index)
+    at = [i for i, each in enumerate(places) if type(each) in (Rows, int)]
+    rows = next(each for each in places if type(each) is Rows)
+    alike = all(type(p) is not Rows or (rows._selects_as(p) and not p._behind) for p in places)
+    if not alike or at[-1] - at[0] != len(at) - 1 or not all(i in at or _is_basic(p) for i, p in enumerate(places)):
+        raise rows._refused("an index beside others")
+    whole = tensor[tuple(each.whole if type(each) is Rows else each for each in places)]
+    made = Rows(whole, rows._mask, whole.dim() - at[0] - rows._mask.dim(), rows._place, rows.length)
+    return made._with(made._only(whole, 1))
+
+
+def _assigned(func: Any, target: torch.Tensor, index: Any, value: Any) -> None:
+    """`target[index] = value`, of which one is rows or their positions."""
+    index = tuple(each._as_mask() if type(each) is Rows else each for each in places_of(index))
+    return value._write(target, index) if type(value) is Rows else func(target, index, value)
+
+
+def _added(func: Any, target: torch.Tensor, dim: int, index: Any, source: Any, **kwargs: Any) -> torch.Tensor:
+    """`index_add` of rows at positions of the same mask."""
+    alike = type(index) is Rows and type(source) is Rows and source._selects_as(index, source._behind)
+    if not alike or index._behind or source._first != dim % target.dim() or source.dim() != target.dim():
+        raise (source if type(source) is Rows else index)._refused(f"`{func.__name__}` but of rows at their positions")
+    added = source._only(source.whole, 0).flatten(source._first, source._first + source._mask.dim() - 1)
+    return func(target, dim, index.whole.flatten(), added, **kwargs)
+
+
+_OF_TARGETS: dict[Any, Callable] = {
+    torch.Tensor.__getitem__: _at_positions,
+    torch.Tensor.__setitem__: _assigned,
+    **dict.fromkeys((torch.index_add, torch.Tensor.index_add, torch.Tensor.index_add_), _added),
+}
+"""Functions of a tensor and, behind it, rows or their positions."""
 
 
 def _is_basic(place: Any) -> bool:

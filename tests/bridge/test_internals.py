@@ -40,6 +40,7 @@ WIDE = {
     "dispatch/compute.py": "a lowering, whose failure is an error that says it is a defect of the lowering",
     "module/effects.py": "a state that the code did not expect, which is another program",
     "parity/__init__.py": "the user's module, loss and `advance`",
+    "parity/arbiter.py": "the exported module in float64",
     "errors.py": "code of the user's, whose error becomes one that says what failed",
     "module/copy.py": "an object that Python cannot copy",
 }

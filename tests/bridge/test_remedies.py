@@ -50,7 +50,7 @@ def test_a_check_inside_a_library(tmp_path, monkeypatch):
     import checking_library  # pyright: ignore[reportMissingImports]
 
     module = Call(lambda x: checking_library.double(x))
-    raises(r'register_function\("package.module:function", replacement\)', module, X)
+    raises(r'bridge.export\(module, functions={"checking_library:check": replacement}\)', module, X)
     fn = bridge.export(module, functions={"checking_library:check": lambda x: None})
     assert jnp.allclose(jax.jit(lambda x: fn({}, {}, x)[0])(X.numpy()), X.numpy() * 2)
     del sys.modules["checking_library"]

@@ -78,7 +78,7 @@ REFUSED = {
     "a median": lambda x, m: x[m].median(0),
     "a deviation": lambda x, m: x[m].std(0),
     "a softmax": lambda x, m: x[m].softmax(-1).sum(),
-    "a layer": lambda x, m: F.linear(x[m], x).sum(),
+    "a layer": lambda x, m: F.batch_norm(x[m], None, None, training=True),
     "probabilities of classes": lambda x, m: F.cross_entropy(x[m], x[m]),
     "weights of all rows": lambda x, m: F.binary_cross_entropy_with_logits(x[m], x[m], weight=x),
     "another mask": lambda x, m: F.mse_loss(x[m], x[~m]),
@@ -170,3 +170,62 @@ def test_pytorch_s_own_error(x, w, settings):
     with pytest.raises(RuntimeError) as ours:
         in_jax(lambda x, w: F.grouped_mm(x, w, **settings), x, w)
     assert str(ours.value) == str(expected.value)
+
+
+# ---- the positions of a mask
+
+
+def by_positions(x, y, m):
+    """Layers for the rows that a two-dimensional mask selects, added where they came from."""
+    t, j = torch.where(m)
+    added = torch.zeros_like(x).index_add_(0, t, F.linear(F.gelu(x[t]), WEIGHT[:4]) * y[t, j, None])
+    return added, torch.zeros_like(x).index_add(0, t, (x[t, :] @ WEIGHT[:4].T) * y[t, 0][:, None], alpha=2)
+
+
+def assigned_at_positions(x, y, m):
+    """Of one dimension, so that none is there twice."""
+    t, result = torch.where(m[:, 0])[0], x.clone()
+    result[t] = y[t].exp()
+    result[t, 1:] *= 2
+    result[torch.where(m[:, 1])] = 0.5
+    return result
+
+
+POSITIONS = {
+    "layers": by_positions,
+    "counted": lambda x, y, m: torch.zeros_like(x).index_add_(
+        0, torch.where(m.long())[0], F.layer_norm(y[m.long().nonzero(as_tuple=True)[0]], (4,))
+    ),
+    "of columns": lambda x, y, m: CUBE.index_add(
+        1, torch.where(m[:, 0])[0], (CUBE * x[:, 0, None])[:, torch.where(m[:, 0])[0]]
+    ),
+    "assigned": assigned_at_positions,
+    "reduced": lambda x, y, m: (x[torch.where(m)[0]].mean(0), y[torch.where(m)].sum(), torch.where(m)[1].sum()),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_positions_of_a_mask(name):
+    compare(lambda x, y: POSITIONS[name](x, y, x > y), [X, Y])
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (lambda x, t, j: x.index_add(0, t, x), "rows at their positions"),
+        (lambda x, t, j: x.index_add(0, t[:, None], x[t]), "rows at their positions"),
+        (lambda x, t, j: x.index_add(1, t, x[t]), "rows at their positions"),
+        (lambda x, t, j: x.index_add(0, torch.where(x > 1)[0], x[t]), "rows at their positions"),
+        (lambda x, t, j: x[t, torch.where(x > 1)[1]], "an index beside others"),
+        (lambda x, t, j: x[t, [0, 1]], "an index beside others"),
+        (lambda x, t, j: x.clone().__setitem__(t, 0.0), "index_add_"),
+        (lambda x, t, j: x.clone().__setitem__(t, x[t]), "index_add_"),
+        (lambda x, t, j: F.layer_norm(x[t], (3, 4)), "`layer_norm`"),
+        (lambda x, t, j: F.linear(j.float(), x[0]), "`linear`"),
+        (lambda x, t, j: x[t].unsqueeze(0), "`unsqueeze` before the rows"),
+        (lambda x, t, j: x[0] if t.numel() == 0 else x[1], "asks for the value"),
+        (lambda x, t, j: (x > 0).nonzero(), r"nonzero.*Remedy: .*a loop over all places with torch.where\(mask\[i\]\)"),
+    ],
+)
+def test_what_positions_of_a_mask_do_not_reach(function, what):
+    raises(what, lambda x: function(x, *torch.where(x > 0)), X)

@@ -82,6 +82,38 @@ def test_numbers_of_buffers_decide_shapes():
     verified(module, X, static="rows|least")
 
 
+def test_integer_inputs_that_stay_the_same_may_be_known():
+    """As the edges of a graph, whose loops a layer leaves out."""
+
+    def messages(x, edges):
+        edges = edges[:, edges[0] != edges[1]]
+        return torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]]) * int(edges.max())
+
+    module, edges = Call(messages), torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]])
+    with pytest.raises(bridge.BridgeError, match=re.escape('`bridge.verify(…, known_inputs="1")`')):
+        bridge.verify(module, X, edges)
+    assert bridge.verify(module, X, edges, known_inputs="1|edges").ok
+    fn = bridge.export(module)
+    ours = jax.jit(lambda x: fn({}, {}, x, edges.numpy())[0])(jnp.asarray(X))
+    np.testing.assert_allclose(ours, module(X, edges))
+    with pytest.raises(bridge.BridgeError, match=re.escape("known_inputs is '(', which is no regular expression")):
+        bridge.verify(module, X, edges, known_inputs="(")
+
+
+def test_known_inputs_stay_known_where_effects_are_judged():
+    """The attribute is of no later call, which a trace without the numbers could not tell."""
+    fn = bridge.export(Calls(kept_length, last=None))
+    jax.jit(lambda params, x: fn(params, {}, x, LENGTHS)[0])(fn.params, jnp.asarray(X))
+
+
+LENGTHS = np.array([1, 2])
+
+
+def kept_length(module, x, lengths):
+    module.last = max(lengths.tolist())
+    return x[: module.last] @ module.w
+
+
 def test_a_value_of_an_input_has_no_such_remedy():
     module = Calls(lambda m, x: x @ m.w if m.least > x.sum() else x, least=nn.Buffer(torch.tensor(1)))
     assert "static=" not in raises("asks for the value", module, X)

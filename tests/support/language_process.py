@@ -31,6 +31,7 @@ CONFIG = with_fields(
         "eval_batch_size": 16,
         "eval_examples": 0,
         "eval_every_steps": 10,
+        "sample_every_steps": 10,
         "checkpoint_every_steps": 5,
         "log_every_steps": 5,
         "wandb": "disabled",

@@ -45,5 +45,5 @@ def write_language_run(folder: Path) -> None:
     options = {"vocab_size": 280, "test_share": 0.2, "output_dir": folder / "set"}
     TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
     config = dataclasses.replace(preset("chat-tiny"), data_dir=str(folder / "set"), run_dir=str(folder / "run"))
-    sizes = {"seq_len": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "global_batch_size": 2}
-    write_run_of(with_fields(config, sizes), step=3)
+    sizes = {"seq_len": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16}
+    write_run_of(with_fields(config, sizes | {"global_batch_size": 2, "eval_batch_size": 8}), step=3)

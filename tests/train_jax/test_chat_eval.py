@@ -89,9 +89,9 @@ def scripted(problems, wrong):
 def test_each_answer_has_a_verdict(text):
     problems = task_name(f"{text}:5").open("test")
     how = Answering(num_samples=3, sampling=Sampling(top_k=5), max_tokens=20, seed=7)
-    score = generative_score(scripted(problems, {1, 6, 7, 8}), BYTES, problems, how)
-    assert score.verdicts == [[True, False, True], [True] * 3, [False] * 3, [True] * 3, [True] * 3]
     requests = answer_requests(BYTES, problems, how)
+    score = generative_score(BYTES, problems, scripted(problems, {1, 6, 7, 8})(requests), 3)
+    assert score.verdicts == [[True, False, True], [True] * 3, [False] * 3, [True] * 3, [True] * 3]
     assert [request.sample for request in requests[:4]] == [0, 1, 2, 0] and len(requests) == 15
     assert {(r.max_tokens, r.sampling, r.seed) for r in requests} == {(20, how.sampling, 7)}
 

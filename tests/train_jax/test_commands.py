@@ -148,8 +148,11 @@ def test_a_broken_config(capsys, tmp_path):
         ("train tiny --wandb maybe", "'maybe' for argument '--wandb'. Expected one of ('auto', 'online'"),
         ("train tiny --arch.attention-window 4", "attention_window is 4; use an odd number"),
         ("evaluate", "a folder, or gs://bucket/folder. (required); see trm evaluate --help"),
-        ("build-data", "Expected one of {sudoku, maze, arc, text, chat, inspect}; see trm build-data --help"),
-        ("build-data soduku", "'soduku'; use one of sudoku, maze, arc, text, chat, inspect"),
+        (
+            "build-data",
+            "Expected one of {sudoku, maze, arc, text, chat, instructions, inspect}; see trm build-data --help",
+        ),
+        ("build-data soduku", "'soduku'; use one of sudoku, maze, arc, text, chat, instructions, inspect"),
         ("build-data sudoku --size", "'--size'. Expected 1 values; see trm build-data sudoku --help"),
     ],
 )

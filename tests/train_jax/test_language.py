@@ -143,13 +143,25 @@ def trained(made_once, data_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 def test_trains_evaluates_and_continues_bit_for_bit(trained, devices):
-    (arrays, records, _), (resumed, again, _) = trained(f"whole {devices}"), trained(f"continued {devices}")
+    (arrays, records, folder), (resumed, again, other) = trained(f"whole {devices}"), trained(f"continued {devices}")
     assert arrays.keys() == resumed.keys()
     for name, array in arrays.items():
         assert array.tobytes() == resumed[name].tobytes(), name
     for figure in ("train/loss", "train/bits_per_byte", "eval/bits_per_byte"):
         values = [record[figure] for record in records if figure in record]
         assert values == [record[figure] for record in again if figure in record] and values[-1] < values[0]
+    samples = {path.name: path.read_bytes() for path in (folder / "samples").iterdir()}
+    assert samples == {path.name: path.read_bytes() for path in (other / "samples").iterdir()}
+    assert samples.keys() == {"10.json", "20.json"} and samples["10.json"] != samples["20.json"]
+    assert samples["20.json"] == (folder / "evaluation" / "samples.json").read_bytes()
+    texts = json.loads(samples["20.json"])["samples"]
+    assert len(texts) == 6 and all(each["text"] for each in texts)
+
+
+def test_samples_of_a_model_that_writes_none_are_refused(data_dir):
+    config = with_model(tiny(data_dir, groups=(), optimizer="adamw"), "support.outside_gpts:Outputs")
+    with pytest.raises(UserError, match="sample_every_steps 5: Outputs has no cache of keys and values"):
+        start(with_fields(config, {"sample_every_steps": 5}), None, Devices(1)).evaluations()
 
 
 @pytest.mark.slow

@@ -6,8 +6,7 @@ import re
 
 import pytest
 from support.documents import Balanced, words
-from support.presets import with_fields
-from support.untrained_run import write_run_of
+from support.untrained_run import write_language_run
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
@@ -19,7 +18,6 @@ from train_jax.stages.evaluate import Evaluate
 from train_jax.task import TASKS, commands_of
 from train_jax.tasks.commands import Commands
 from train_jax.tasks.language.commands import ExportCheck, Sample, write_samples
-from train_jax.tasks.language.text_building import TextData
 
 PUZZLE_WORDS = ("puzzle", "ACT ", "halt", "exact", "cell", "Sudoku", "maze", "trajector")
 HOSTILE = "<script>\x1b[2Jü"
@@ -47,7 +45,7 @@ def folder(tmp_path):
     core = {"tasks": {"copa": {"items": 100, "accuracy": 0.55, "centered": 0.1}}, "core": 0.1, "step": 50}
     folder.evaluation("core").write_text(json.dumps(core))
     folder.export_check.write_text(json.dumps(dataclasses.asdict(ExportCheck(4096, 2.0, 2.000001, 3e-6))))
-    write_samples(folder, 50, [Sample("test document 3", f"import {HOSTILE}", f"os\n{HOSTILE}")])
+    write_samples(folder.samples, 50, [Sample("test document 3", f"import {HOSTILE}", f"os\n{HOSTILE}")])
     return folder
 
 
@@ -122,18 +120,7 @@ def test_a_task_of_the_user_has_the_default_commands():
 @pytest.fixture(scope="module")
 def run_dir(made_once):
     """An untrained run, which at initialization gives every token the same probability."""
-
-    def make(folder):
-        (folder / "source").mkdir()
-        for number in range(40):
-            (folder / "source" / f"{number}.txt").write_text(f"{number} + {number} = {2 * number}\n" * 20)
-        options = {"vocab_size": 280, "test_share": 0.2, "output_dir": folder / "set"}
-        TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
-        config = dataclasses.replace(preset("chat-tiny"), data_dir=str(folder / "set"), run_dir=str(folder / "run"))
-        sizes = {"seq_len": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "global_batch_size": 2}
-        write_run_of(with_fields(config, sizes | {"eval_batch_size": 8}), step=3)
-
-    return str(made_once("results", make) / "run")
+    return str(made_once("results", write_language_run) / "run")
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def used(state):
 
 
 def phase(base, name, *more):
-    argv = ["chat-tiny", "--phase", name, "--init-from", f"{base}/run", "--data-dir", f"{base}/set", *more]
+    argv = ["d4", "--phase", name, "--init-from", f"{base}/run", "--data-dir", f"{base}/set", *more]
     return parse_run(argv, prog="trm train", description="")[1]
 
 
@@ -47,12 +47,19 @@ def phase(base, name, *more):
 def test_a_phase_inherits_sizes_batch_and_rates(base, name, rate, share):
     config, run = phase(base, name), restore(f"{base}/run").config
     assert (config.arch, config.global_batch_size) == (run.arch, 8)
-    assert config.run_dir == f"runs/chat-tiny-{name}" and config.steps == 0 and config.epochs == 1
-    assert config.task == ("rollouts" if name == "rl" else "language")
+    assert config.run_dir == f"runs/d4-{name}" and config.steps == 0 and config.epochs == 1
+    assert config.task == ("rollouts" if name == "rl" else "chat")
     for mine, theirs in zip(config.optim.groups, run.optim.groups, strict=True):
         assert (mine.lr, mine.optimizer) == (pytest.approx(theirs.lr * rate), theirs.optimizer)
         assert (mine.warmup_steps, mine.decay_share, mine.lr_min_ratio, mine.weight_decay) == (0, share, 0, 0)
     assert phase(base, name, "--arch.n-layer", "2").arch.n_layer == 2, "fields can be given as always"
+
+
+def test_small_presets_have_an_rl_of_their_own(base):
+    argv = ["chat-tiny", "--phase", "rl", "--init-from", f"{base}/run", "--data-dir", f"{base}/set"]
+    config = parse_run(argv, prog="trm train", description="")[1]
+    assert (config.optim.optimizer, config.optim.groups, config.global_batch_size) == ("adamw", (), 128)
+    assert config.steps == 150 and config.task_config.samples == 8 and config.arch == phase(base, "rl").arch
 
 
 def test_the_optimizer_s_state_goes_on_and_its_schedules_begin_anew(base):
@@ -71,6 +78,9 @@ def test_the_optimizer_s_state_goes_on_and_its_schedules_begin_anew(base):
         start(phase(base, "sft", "--optim.groups", "[]")).initial_state()
 
 
+SFT = ["d4", "--phase", "sft", "--init-from", "BASE/run", "--data-dir", "BASE/set", "--run-dir", "BASE/sft"]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -78,6 +88,8 @@ def test_the_optimizer_s_state_goes_on_and_its_schedules_begin_anew(base):
         (["chat-tiny", "--phase", "sft"], "--phase sft starts from a run; give --init-from RUN"),
         (["chat-tiny-2026", "--phase", "sft", "--init-from", "BASE/run"], "is a run of the model gpt, the preset has"),
         (["chat-tiny", "--phase", "rl", "--init-from", "nowhere"], "nowhere"),
+        ([*SFT, "--eval-problems", "smalltalk"], "smalltalk has no right answers and is not asked during training"),
+        ([*SFT, "--eval-problems", "humaneval"], "humaneval runs programs that the model writes and is not asked"),
         (["chat-tiny", "--init-optimizer", "--data-dir", "BASE/set"], "init_optimizer needs a run in init_from"),
     ],
 )

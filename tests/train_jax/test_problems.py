@@ -104,6 +104,17 @@ def test_each_step_of_an_expression_has_its_value():
         assert len(steps) == 4 and len({calculate(step) for step in steps}) == 1, talk
 
 
+def test_a_share_of_the_answers_is_the_result_alone():
+    """Of the same questions, which are as good with steps as without."""
+    name = "arithmetic,operations=3,digits=1"
+    whole, half = (conversations(f"{name}{option}:200", "train") for option in ("", ",steps=50"))
+    assert [talk[0] for talk in whole] == [talk[0] for talk in half]
+    ends = [talk[1].text.split(" = ")[-1] for talk in whole]
+    alone = [talk[1].text == end for talk, end in zip(half, ends, strict=True)]
+    assert 70 < sum(alone) < 130
+    assert all(talk[1].text in (full[1].text, end) for talk, full, end in zip(half, whole, ends, strict=True))
+
+
 def test_the_calculator_says_what_the_answer_is():
     for talk in conversations("calculator,operations=2:50", "train") + conversations("counting:50", "test"):
         call, output = (next(p.text for p in talk[1].parts if p.type == kind) for kind in ("python", "python_output"))
@@ -143,6 +154,7 @@ MISTAKES = {
     "spelling,digits=2": "unknown option 'digits'; the task has no options",
     "arithmetic,digits=two": "digits=two, expected a value such as digits=2",
     "arithmetic,digits=7": "digits=7 of arithmetic; use 1 to 6",
+    "arithmetic,steps=101": "steps=101 of arithmetic; use 0 to 100",
     "arithmetic,operators=/": "operators=/ of arithmetic; use some of +-*",
     "arithmetic:0": "expected at least one problem",
     "identity,name": "name=, expected a value such as name=Tiny",

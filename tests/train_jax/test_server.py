@@ -3,69 +3,55 @@
 import asyncio
 import dataclasses
 import json
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2
 import jax
 import pytest
-import uvicorn
 from starlette.testclient import TestClient
-from support.scripted_model import BYTES, Scripted
-from support.small_gpt import engine_of
-from support.untrained_run import write_language_run
+from support.scripted_model import BYTES
+from support.served import LIMITS, SLOTS, alphabet, listening, model_of, until
 
-from train_jax.__main__ import main as trm
-from train_jax.runtime.devices import Devices
+from train_jax.serving.app import create_app
+from train_jax.serving.gate import Gate
 from train_jax.tasks.language.chat.engine_thread import warm_up
-from train_jax.tasks.language.chat.protocol import Limits
-from train_jax.tasks.language.chat.server import Service, create_app
+from train_jax.tasks.language.chat.server import TextService
 from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
 
-SLOTS, CAPACITY = 4, 96
 HERE = "http://127.0.0.1"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GREEDY = {"temperature": 0}
 
 
-def service_of():
-    engine = engine_of(Scripted(), Devices(1), slots=SLOTS, capacity=CAPACITY)
-    limits = Limits(requests_per_minute=10**6, prompt_tokens=80)
-    return Service(engine, BYTES, slots=SLOTS, capacity=CAPACITY, model="toy", limits=limits, token="")
+@pytest.fixture(scope="module")
+def model():
+    model = model_of(others={5: alphabet(), 7: None})
+    warm_up(model.thread.engine)
+    return model
 
 
 @pytest.fixture(scope="module")
-def service():
-    service = service_of()
-    warm_up(service.thread.engine, CAPACITY)
-    return service
+def gate():
+    return Gate(LIMITS)
 
 
 @pytest.fixture(scope="module")
-def client(service):
-    with TestClient(create_app(service), base_url=HERE) as client:
+def client(gate, model):
+    with TestClient(create_app(gate, [TextService(gate, [model, model_of("other")])]), base_url=HERE) as client:
         yield client
 
 
 @pytest.fixture
-def slow(service, monkeypatch):
+def slow(model, monkeypatch):
     """A dispatch takes 20 ms, so that a test can do something before an answer is complete."""
-    step = service.thread.engine.step
-    monkeypatch.setattr(service.thread.engine, "step", lambda: (time.sleep(0.02), step())[1])
+    step = model.thread.engine.step
+    monkeypatch.setattr(model.thread.engine, "step", lambda: (time.sleep(0.02), step())[1])
 
 
-def limited(service, monkeypatch, **fields):
-    monkeypatch.setattr(service, "limits", dataclasses.replace(service.limits, **fields))
+def limited(gate, monkeypatch, **fields):
+    monkeypatch.setattr(gate, "limits", dataclasses.replace(gate.limits, **fields))
 
 
 def events_of(response):
@@ -102,6 +88,21 @@ def test_a_stream_has_the_same_text(client):
         assert [token["token"] for token in tokens] == ["O", "K", "."]
         assert all(-3 < token["logprob"] < -2 and token["top_logprobs"] == [] for token in tokens)
     assert "usage" not in events_of(client.post(CHAT, json=HELLO | {"stream": True}))[0]
+
+
+def test_parts_are_calls_of_tools_their_outputs_and_text(client):
+    parts = [("python", "6*7"), ("python_output", "42"), ("text", "OK.")]
+    (choice,) = client.post(CHAT, json=HELLO | GREEDY | {"parts": True}).json()["choices"]
+    assert [tuple(part.values()) for part in choice["message"]["parts"]] == parts
+    assert choice["message"]["content"] == "OK."
+    chunks = events_of(client.post(CHAT, json=HELLO | GREEDY | {"parts": True, "stream": True}))
+    deltas = [part for each in chunks for part in each["choices"][0]["delta"].get("parts", ())]
+    assert [(part["type"], part["text"]) for part in deltas[:2]] == parts[:2]
+    assert "".join(part["text"] for part in deltas[2:]) == "OK."
+    answer = {"role": "assistant", "content": choice["message"]["parts"]}
+    again = client.post(CHAT, json=GREEDY | {"messages": [*HELLO["messages"], answer, *HELLO["messages"]]}).json()
+    # hi, the answer with its tokens of calls and outputs, hi
+    assert again["usage"]["prompt_tokens"] == 1 + 4 + (1 + 3 + 2 + 2 + 2 + 3 + 1) + 4 + 1
 
 
 def test_texts_are_continued(client):
@@ -149,17 +150,47 @@ def test_roles_and_parts_of_messages(client):
     assert tokens([turn, {"role": "assistant", "content": "OK"}, turn]) == 14
 
 
-def test_the_other_paths(client, service):
+def test_the_other_paths(client):
     assert client.get("/health").json() == {"status": "ok"}
-    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["toy"]
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["toy", "other"]
     assert client.get("/v1/models/toy").json()["object"] == "model"
-    assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+    assert client.get("/v1/models/third").json()["error"]["code"] == "model_not_found"
     client.post(TEXT, json={"prompt": "a", "max_tokens": 3})
     lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
-    assert int(lines["trm_tokens_total"]) >= 3 and int(lines['trm_requests_total{status="200"}']) >= 1
-    assert lines["trm_rows"] == "0" and lines["trm_slots"] == str(SLOTS)
+    assert int(lines['trm_tokens_total{model="toy"}']) >= 3 and int(lines['trm_requests_total{status="200"}']) >= 1
+    assert lines['trm_rows{model="toy"}'] == "0" and lines['trm_slots{model="toy"}'] == str(SLOTS)
     for response, status in ((client.get("/nowhere"), 404), (client.get(CHAT), 405)):
         assert response.status_code == status and response.json()["error"]["type"] == "invalid_request_error"
+
+
+# ---- several models and checkpoints
+
+
+def text_of(client, name, **fields):
+    answer = client.post(CHAT, json=HELLO | GREEDY | {"model": name, "max_tokens": 24} | fields).json()
+    assert answer["model"] == name
+    return answer["choices"][0]["message"]["content"]
+
+
+def test_models_and_checkpoints_by_their_names(client):
+    served = client.get("/v1/models").json()["data"]
+    assert [(each["id"], each["steps"]) for each in served] == [("toy", [0, 5, 7]), ("other", [0])]
+    letters = "abcdefghijklmnopqrstuvwx"
+    assert [text_of(client, name) for name in ("toy", "toy@5", "toy@0", "toy")] == ["OK.", letters, "OK.", "OK."]
+    assert client.get("/v1/models/toy@5").json()["id"] == "toy@5"
+    for name in ("toy@6", "third", "third@5", "other@5"):
+        error = client.post(CHAT, json=HELLO | {"model": name}).json()["error"]
+        assert error["message"] == f"the model '{name}' is not here; use 'toy', 'other'"
+    response = client.post(CHAT, json=HELLO | {"model": "toy@7"})
+    assert response.status_code == 404 and response.json()["error"]["message"] == "run has no checkpoint of step 7"
+    assert text_of(client, "toy") == "OK."
+
+
+def test_checkpoints_take_turns(client):
+    names = ["toy", "toy@5", "toy@0", "toy@5"] * 2
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda name: text_of(client, name), names))
+    assert texts == ["abcdefghijklmnopqrstuvwx" if name == "toy@5" else "OK." for name in names]
 
 
 # ---- mistakes and limits
@@ -184,8 +215,8 @@ MISTAKES = [
     ("top_logprobs", 2, "top_logprobs is 2; use 0 (only the chosen token has a log-probability)"),
     ("presence_penalty", 1, "presence_penalty is 1; use 0 (there are no penalties)"),
     ("tools", [{"type": "function"}], "tools is not supported here; leave it out"),
-    ("model", "gpt-4o", "the model 'gpt-4o' is not here; use 'toy'"),
-    ("model", ["toy"], "use 'toy'"),
+    ("model", "gpt-4o", "the model 'gpt-4o' is not here; use 'toy', 'other'"),
+    ("model", ["toy"], "'toy'"),
     ("messages", [], "messages: [] is no conversation"),
     ("messages", "hi", "is no conversation"),
     ("messages", [{"role": "user"}], "the content None of a message from user is not text"),
@@ -228,14 +259,14 @@ def test_unknown_fields_and_null_are_ignored(client):
     assert client.post(CHAT, json=HELLO | GREEDY | fields).json()["choices"][0]["message"]["content"] == "OK."
 
 
-def test_a_long_body(client, service, monkeypatch):
-    limited(service, monkeypatch, body_bytes=1000)
+def test_a_long_body(client, gate, monkeypatch):
+    limited(gate, monkeypatch, body_bytes=1000)
     response = client.post(TEXT, json={"prompt": "a" * 1000})
     assert response.status_code == 413 and "longer than 1000 bytes" in response.json()["error"]["message"]
 
 
-def test_a_body_that_does_not_arrive(client, service, monkeypatch):
-    limited(service, monkeypatch, body_seconds=0.05)
+def test_a_body_that_does_not_arrive(client, gate, monkeypatch):
+    limited(gate, monkeypatch, body_seconds=0.05)
 
     async def go():
         one = Client(client.app, TEXT, {}, reads=2, whole=False)
@@ -245,24 +276,24 @@ def test_a_body_that_does_not_arrive(client, service, monkeypatch):
     assert asyncio.run(go()) == 408
 
 
-def test_requests_a_minute(client, service, monkeypatch):
-    service._times.clear()
-    limited(service, monkeypatch, requests_per_minute=2)
+def test_requests_a_minute(client, gate, monkeypatch):
+    gate._times.clear()
+    limited(gate, monkeypatch, requests_per_minute=2)
     responses = [client.post(TEXT, json={"prompt": "a", "max_tokens": 1}) for _ in range(3)]
     assert [each.status_code for each in responses] == [200, 200, 429]
     assert responses[2].json()["error"]["code"] == "rate_limit_exceeded" and responses[2].headers["retry-after"]
     assert client.get("/health").status_code == 200
 
 
-def test_more_answers_than_wait(client, service, slow, monkeypatch):
-    monkeypatch.setattr(service.thread, "_most_rows", SLOTS + 2)
+def test_more_answers_than_wait(client, model, slow, monkeypatch):
+    monkeypatch.setattr(model.thread, "_most_rows", SLOTS + 2)
     fields = {"prompt": "a", "max_tokens": 40}
     with ThreadPoolExecutor(10) as pool:
         responses = list(pool.map(lambda _: client.post(TEXT, json=fields), range(10)))
     statuses = [each.status_code for each in responses]
     assert set(statuses) == {200, 429} and statuses.count(200) >= SLOTS + 2
     assert {each.json()["error"]["code"] for each in responses if each.status_code == 429} == {"queue_full"}
-    assert service.thread.rows == 0
+    assert model.thread.rows == 0
 
 
 def test_pages_of_other_sites(client):
@@ -290,8 +321,8 @@ def test_pages_of_other_sites(client):
     assert statuses == expected
 
 
-def test_a_token(service, client, monkeypatch):
-    monkeypatch.setattr(service, "token", "secret-ü")
+def test_a_token(gate, client, monkeypatch):
+    monkeypatch.setattr(gate, "token", "secret-ü")
     given = {
         "none": {},
         "wrong": {"Authorization": b"Bearer x"},
@@ -388,33 +419,27 @@ class Client:
         await self.app(self.scope, self._receive, self._send)
 
 
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_frees_its_slots(client, service, slow, stream):
+def test_a_client_that_goes_away_frees_its_slots(client, model, slow, stream):
     body = {"prompt": "a", "max_tokens": 90, "n": 3, "stream": stream}
 
     async def go():
         one = Client(client.app, TEXT, body, reads=2)
         running = asyncio.create_task(one.run())
-        await until(lambda: service.thread.engine.counts.decodes > before + 1)
-        assert service.thread.rows == 3
+        await until(lambda: model.thread.engine.counts.decodes > before + 1)
+        assert model.thread.rows == 3
         one.gone.set()
-        await until(lambda: service.thread.rows == 0)
+        await until(lambda: model.thread.rows == 0)
         await running
 
-    before = service.thread.engine.counts.decodes
+    before = model.thread.engine.counts.decodes
     asyncio.run(go())
-    assert service.thread.engine.counts.decodes < before + 11, "of the 12 dispatches of a whole answer"
-    assert service.thread.engine.idle
+    assert model.thread.engine.counts.decodes < before + 11, "of the 12 dispatches of a whole answer"
+    assert model.thread.engine.idle
 
 
-def test_a_client_that_never_reads_holds_no_other_up(client, service, monkeypatch):
-    monkeypatch.setattr(service.thread, "_unread", 4)
+def test_a_client_that_never_reads_holds_no_other_up(client, model, monkeypatch):
+    monkeypatch.setattr(model.thread, "_unread", 4)
     body = GREEDY | {"prompt": "a", "max_tokens": 90, "stream": True}
 
     async def go():
@@ -423,20 +448,20 @@ def test_a_client_that_never_reads_holds_no_other_up(client, service, monkeypatc
         await until(lambda: one.received)
         answer = await asyncio.to_thread(client.post, TEXT, json=body | {"max_tokens": 8, "stream": False})
         assert answer.json()["choices"][0]["text"] == "bcdefghi"
-        await until(lambda: service.thread.rows == 0)
+        await until(lambda: model.thread.rows == 0)
         assert not running.done()
         one.gone.set()
         await running
 
-    before = service.thread.engine.counts.tokens
+    before = model.thread.engine.counts.tokens
     asyncio.run(go())
-    assert service.thread.engine.counts.tokens < before + 90, "the answer was cancelled"
+    assert model.thread.engine.counts.tokens < before + 90, "the answer was cancelled"
 
 
 def test_an_engine_that_fails_is_said(monkeypatch, caplog):
-    service = service_of()
-    with TestClient(create_app(service), base_url=HERE) as client:
-        monkeypatch.setattr(service.thread.engine, "step", lambda: 1 / 0)
+    model = model_of()
+    with TestClient(create_app(Gate(LIMITS), [TextService(Gate(LIMITS), [model])]), base_url=HERE) as client:
+        monkeypatch.setattr(model.thread.engine, "step", lambda: 1 / 0)
         for _ in range(2):
             response = client.post(TEXT, json={"prompt": "a"})
             assert response.status_code == 503 and response.json()["error"]["type"] == "server_error"
@@ -447,47 +472,12 @@ def test_an_engine_that_fails_is_said(monkeypatch, caplog):
 @pytest.fixture
 def port(client):
     """Of the application behind a real server."""
-    server = uvicorn.Server(uvicorn.Config(client.app, port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        asyncio.run(until(lambda: server.started))
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
+    with listening(client.app) as port:
+        yield port
 
 
 @pytest.mark.slow
-def test_fifty_clients(service, port, monkeypatch):
-    """For five seconds, beside one that never reads: every answer is whole, or 429."""
-    monkeypatch.setattr(service.thread, "_most_rows", 24)
-    alphabet, ends = "abcdefghijklmnopqrstuvwxyz" * 5, time.monotonic() + 5
-
-    def one(seed):
-        rng, statuses = random.Random(seed), []
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as own:
-            while time.monotonic() < ends:
-                most, stream = rng.randrange(1, 90), rng.random() < 0.5
-                response = own.post(TEXT, json=GREEDY | {"prompt": "a", "max_tokens": most, "stream": stream})
-                statuses.append(response.status_code)
-                if response.status_code == 200:
-                    answers = events_of(response) if stream else [response.json()]
-                    assert "".join(each["choices"][0]["text"] for each in answers) == alphabet[1 : most + 1]
-                else:
-                    assert response.json()["error"]["code"] == "queue_full"
-        return statuses
-
-    with socket.create_connection(("127.0.0.1", port)) as silent, ThreadPoolExecutor(50) as pool:
-        body = json.dumps({"prompt": "a", "max_tokens": 90, "n": 4, "stream": True, "logprobs": 0})
-        silent.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-        statuses = [status for each in pool.map(one, range(50)) for status in each]
-    assert set(statuses) == {200, 429} and statuses.count(200) > 100
-    asyncio.run(until(lambda: service.thread.rows == 0))
-
-
-@pytest.mark.slow
-def test_the_official_client(service, port):
+def test_the_official_client(model, port):
     openai = pytest.importorskip("openai")
     official = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
     fields = {"model": "toy", "messages": HELLO["messages"], "temperature": 0}
@@ -499,78 +489,12 @@ def test_the_official_client(service, port):
     assert stream[-1].usage.total_tokens == 19
     text = official.completions.create(model="toy", prompt="a", max_tokens=3, temperature=0)
     assert text.choices[0].text == "bcd"
-    assert [each.id for each in official.models.list()] == ["toy"]
+    assert [each.id for each in official.models.list()] == ["toy", "other"]
     with pytest.raises(openai.BadRequestError, match="temperature is 3"):
         official.chat.completions.create(**fields | {"temperature": 3})
     with official.completions.create(model="toy", prompt="a", max_tokens=90, stream=True) as stream:
         next(iter(stream))
-    asyncio.run(until(lambda: service.thread.rows == 0))
-
-
-# ---- the command
-
-
-@pytest.fixture(scope="module")
-def run_dir(made_once):
-    return str(made_once("generate", write_language_run) / "run")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--host", "0.0.0.0"],
-            "--host 0.0.0.0 is reached by others, and TRM_TOKEN is not set; set it to a secret token",
-        ),
-        (["--host", "no.such.host.invalid", "--token-variable", "HOME"], "use another address or port"),
-        (["--step", "8", "--port", "0"], "no checkpoint of step 8"),
-        (["--queue", "-1"], "--queue is -1; use at least 0"),
-    ],
-)
-def test_a_mistake_is_one_line(run_dir, capsys, arguments, message):
-    assert trm(["serve", run_dir, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and len(error.splitlines()) == 1, error
-
-
-def test_a_port_in_use(run_dir, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        assert trm(["serve", run_dir, "--port", str(other.getsockname()[1])]) == 2
-    assert "use another address or port" in capsys.readouterr().err
-
-
-def test_without_the_packages(run_dir, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert trm(["serve", run_dir]) == 2
-    line = "trm: this command needs the package uvicorn; install it with `pip install 'trm-bridge[serve]'`\n"
-    assert capsys.readouterr().err == line
-
-
-@pytest.mark.slow
-def test_a_run_is_served_until_it_is_told_to_end(run_dir, tmp_path):
-    command = [sys.executable, "-m", "train_jax", "serve", run_dir, "--port", "0", "--context-tokens", "32"]
-    environment = os.environ | {"TRM_TOKEN": "secret-token", "JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as server:
-        try:
-            assert server.stdout.readline() == "run at step 3: 8 answers at a time, 32 tokens each; compiling\n"
-            line = server.stdout.readline()
-            base = line.split()[-1]
-            assert line == f"serving at {base}\n" and base.startswith("http://127.0.0.1:") and base.endswith("/v1"), (
-                line
-            )
-            headers = {"Authorization": "Bearer secret-token"}
-            request = urllib.request.Request(f"{base}/completions", b'{"prompt": "1", "temperature": 0}', headers)
-            with urllib.request.urlopen(request) as response:
-                answer = json.load(response)
-            assert answer["model"] == "run" and answer["choices"][0]["text"] == "\0" * 16
-            with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(f"{base}/models")
-        finally:
-            server.terminate()
-            rest = server.stdout.read()
-        assert server.wait(timeout=20) == -signal.SIGTERM and rest == ""
+    asyncio.run(until(lambda: model.thread.rows == 0))
 
 
 # ---- text

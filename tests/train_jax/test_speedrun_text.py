@@ -1,5 +1,5 @@
-"""`PROFILE=text bash speedrun_tpu.sh`: the script's own commands, executed in this process, because each of them would
-import JAX again."""
+"""`PROFILE=text` and `PROFILE=chat bash speedrun_tpu.sh`: the script's own commands, executed in this process, because
+each of them would import JAX again."""
 
 import json
 import os
@@ -23,8 +23,9 @@ ROOT = Path(__file__).parents[2]
 def commands_of(profile, tmp_path):
     """The `trm` commands of the script, in their order, with data and run in `tmp_path`."""
     script, programs, log = tmp_path / "script", tmp_path / "bin", tmp_path / "commands"
-    script.mkdir()
-    programs.mkdir()
+    script.mkdir(exist_ok=True)
+    log.unlink(missing_ok=True)
+    programs.mkdir(exist_ok=True)
     (script / "speedrun_tpu.sh").write_text((ROOT / "speedrun_tpu.sh").read_text())
     (script / "environment.sh").write_text('echo "extras $*"\n')
     (programs / "trm").write_text('#!/bin/sh\nprintf "%s\\n" "$(printf " %s" "$@")" >> "$LOG"\n')
@@ -51,6 +52,50 @@ def test_puzzles_keep_theirs(tmp_path):
     _, commands = commands_of("tiny", tmp_path)
     stages = ["build-data", "preflight", "train", "solve", "export", "report", "summary"]
     assert [command[0] for command in commands] == stages and commands[0][1] == "sudoku"
+
+
+PHASES = ["build-data", "preflight", "train", "build-data", "train", "train"]
+
+
+def test_a_chat_model_has_phases_and_a_second_run_repeats_none(tmp_path):
+    output, commands = commands_of("chat-quick", tmp_path)
+    assert [command[0] for command in commands] == [*PHASES, "chat-eval", "chat-eval", "report", "summary"]
+    phases = [command[command.index("--phase") + 1] for command in commands if "--phase" in command]
+    assert phases == ["sft", "rl"] and {"text", "chat", "serve"} <= set(output.splitlines()[0].split())
+    assert f"trm chat {tmp_path}/run-rl" in output and f"trm serve {tmp_path}/run-rl" in output
+    for name in ("run-sft/evaluation/chat.json", "run-rl/evaluation/chat.json", "run-rl/report/index.html"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    _, commands = commands_of("chat-quick", tmp_path)
+    assert [command[0] for command in commands] == [*PHASES, "summary"], "finished data and runs are kept by trm"
+
+
+@pytest.mark.parametrize("profile", ["nanochat", "nanochat-quick"])
+def test_the_published_phases_have_mid_training(tmp_path, profile):
+    _, commands = commands_of(profile, tmp_path)
+    phases = [
+        tuple(command[command.index(option) + 1] for option in ("--phase", "--init-from"))
+        for command in commands
+        if "--phase" in command
+    ]
+    assert phases == [("mid", f"{tmp_path}/run"), ("sft", f"{tmp_path}/run-mid"), ("rl", f"{tmp_path}/run-sft")]
+    assert [command[0] for command in commands][-5:] == [*["chat-eval"] * 3, "report", "summary"]
+
+
+@pytest.mark.slow
+def test_every_phase_of_a_small_chat_model(tmp_path, capsys, monkeypatch):
+    _, commands = commands_of("chat-quick", tmp_path)
+    monkeypatch.chdir(ROOT)
+    for command in commands:
+        assert trm(command) == 0, command
+    output = capsys.readouterr().out
+    assert "problems: accuracy" in output and "ChatCORE" in output
+    folder = RunFolder(tmp_path / "run-rl")
+    table = (folder.report.parent / "phases.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in table[2:]] == ["| run", "| run-sft", "| run-rl", "| together"]
+    assert "spelling:5" in table[0] and "<h2>Phases</h2>" in folder.report.read_text()
+    assert trm(["report", str(folder.path), "--price-per-hour", "3600"]) == 0
+    assert "| cost |" in (folder.report.parent / "phases.md").read_text().splitlines()[0]
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from models_torch.flops import language_flops_per_token, train_flops_per_example
+from models_torch.flops import train_flops_per_example
 from models_torch.gpt import GPTConfig
-from models_torch.registry import ARCHITECTURES
+from models_torch.outside import is_outside
 from train_jax.errors import UserError
 from train_jax.experiments.runs import Plan, command_of, named_run, plan, with_changes
 from train_jax.experiments.sweeper import SweepFiles, Work
@@ -226,12 +226,9 @@ def train_flops(config: RunConfig, sizes: Mapping[str, int], steps: int, example
     `sizes`: `seq_len` and `vocab_size` of the data. None for a model whose FLOPs are not known. Raises `ValueError` if
     the model cannot be built.
     """
-    arch: Any = config.arch
-    if not isinstance(arch, GPTConfig) and config.model not in ARCHITECTURES:
+    if is_outside(config.model):
         return None
-    arch = dataclasses.replace(arch, **sizes)
-    if isinstance(arch, GPTConfig):
-        return language_flops_per_token(arch) * arch.seq_len * config.global_batch_size * steps
+    arch: Any = dataclasses.replace(config.arch, **sizes)
     steps_of_arch = {arch: steps}
     task = config.task_config
     if isinstance(task, PuzzleConfig) and task.curriculum_epochs:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,8 +13,8 @@ from jax.typing import ArrayLike
 from train_jax.core.state import Arrays
 from train_jax.errors import UserError
 from train_jax.optim.config import OptimConfig
-from train_jax.optim.muon import muon_labels, scale_by_muon, scale_by_muon_2025, scale_by_muon_2026, scale_by_shape
-from train_jax.optim.rules import decayed_weights, scale_by_adam_atan2
+from train_jax.optim.muon import muon_labels, scale_by_shape
+from train_jax.optim.rules import ELEMENTWISE_RULES, MATRIX_RULES, Rule, decayed_weights
 from train_jax.optim.schedule import learning_rate, momentum
 from train_jax.plugins import is_plugin, load_plugin
 
@@ -34,7 +35,8 @@ def dense_optimizer(
     """
     clip = _clip_by_norm(config.clip_norm, norm) if config.clip_norm else optax.identity()
     if not config.groups:
-        return optax.chain(clip, *_group_chain(config, total_steps))
+        chain = _group_chain(config, total_steps)
+        return optax.chain(clip, *((_if_reached(*chain),) if config.skip_zero_gradients else chain))
     chains: dict[Hashable, optax.GradientTransformation] = {
         label: optax.chain(*_group_chain(of_group, total_steps)) for label, of_group in _by_label(config)
     }
@@ -73,7 +75,7 @@ def matrices_alike(params: Arrays, config: OptimConfig) -> list[list[str]]:
     labels, configs = group_labels(params, config), dict(_by_label(config))
     alike: dict[Hashable, list[str]] = {}
     for name, rule in muon_labels(params).items():
-        if rule == "muon" and configs[labels[name]].optimizer.startswith("muon"):
+        if rule == "muon" and configs[labels[name]].optimizer in MATRIX_RULES:
             array = params[name]
             alike.setdefault((labels[name], array.shape, array.dtype), []).append(name)
     return list(alike.values())
@@ -117,6 +119,35 @@ def _clip_by_norm(largest: float, norm: Norm) -> optax.GradientTransformation:
     return optax.stateless(clip)
 
 
+def _if_reached(
+    rule: optax.GradientTransformation, *rest: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Applies the transformations to a parameter unless its gradient is zero everywhere; `rule` has a state for each.
+
+    The others have schedules, which count all steps.
+    """
+    following = optax.chain(*rest)
+
+    def reached(gradient: Any) -> Any:
+        return jnp.any(gradient != 0)
+
+    def init(params: Any) -> Any:
+        return {name: rule.init({name: array}) for name, array in params.items()}, following.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        directions: dict[str, Any] = {}
+        states: dict[str, Any] = {}
+        for name, gradient in updates.items():
+            direction, new = rule.update({name: gradient}, state[0][name], {name: params[name]})
+            directions[name] = direction[name]  # pyright: ignore
+            states[name] = jax.tree.map(partial(jnp.where, reached(gradient)), new, state[0][name])
+        changes, following_state = following.update(directions, state[1], params)
+        changes = jax.tree.map(lambda change, gradient: jnp.where(reached(gradient), change, 0), changes, updates)
+        return changes, (states, following_state)
+
+    return optax.GradientTransformation(init, update)
+
+
 def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientTransformation, ...]:
     by_shape = (scale_by_shape(),) if config.optimizer in ("muon_2025", "muon_2026") else ()
     return (
@@ -128,23 +159,23 @@ def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientT
 
 
 def update_rule(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
-    """Returns the update rule without weight decay and learning rate."""
+    """Returns the update rule without weight decay and learning rate. Raises `UserError` for an unknown name."""
     if is_plugin(config.optimizer):
         return load_plugin(config.optimizer, "optim.optimizer")(config)
-    if config.optimizer.startswith("muon"):
+    if config.optimizer in MATRIX_RULES:
         # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the bias correction, as in PyTorch.
         adamw = optax.scale_by_adam(config.beta1, config.beta2, eps=config.eps)
-        matrices = _scheduled(_matrix_rule, config.muon_momentum, config, total_steps)
+        matrices = _scheduled(MATRIX_RULES[config.optimizer], config.muon_momentum, config, total_steps)
         return optax.partition({"muon": matrices, "adamw": adamw}, muon_labels)
-    return _scheduled(_elementwise_rule, config.beta1, config, total_steps)
+    if config.optimizer in ELEMENTWISE_RULES:
+        return _scheduled(ELEMENTWISE_RULES[config.optimizer], config.beta1, config, total_steps)
+    raise UserError(
+        f"optim.optimizer is {config.optimizer!r}; use one of {', '.join((*ELEMENTWISE_RULES, *MATRIX_RULES))}, "
+        "or package.module:function for your own"
+    )
 
 
-def _scheduled(
-    rule: Callable[[ArrayLike, OptimConfig], optax.GradientTransformation],
-    peak: float,
-    config: OptimConfig,
-    total_steps: int,
-) -> optax.GradientTransformation:
+def _scheduled(rule: Rule, peak: float, config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
     """Returns a rule with its momentum, which may change from step to step."""
     value = momentum(peak, config, total_steps)
     if not callable(value):
@@ -154,25 +185,3 @@ def _scheduled(
         return rule(momentum, config)
 
     return optax.inject_hyperparams(with_momentum)(momentum=value)
-
-
-def _elementwise_rule(momentum: ArrayLike, config: OptimConfig) -> optax.GradientTransformation:
-    match config.optimizer:
-        case "adamw":
-            return optax.scale_by_adam(momentum, config.beta2, eps=config.eps)
-        case "adam_atan2":
-            return scale_by_adam_atan2(momentum, config.beta2)
-        case "lion":
-            return optax.scale_by_lion(momentum, config.beta2)
-    raise UserError(f"optim.optimizer is {config.optimizer!r}; use adamw, adam_atan2, lion or muon")
-
-
-def _matrix_rule(momentum: ArrayLike, config: OptimConfig) -> optax.GradientTransformation:
-    match config.optimizer:
-        case "muon":
-            return scale_by_muon(momentum, config.newton_schulz_dtype)
-        case "muon_2025":
-            return scale_by_muon_2025(momentum, config.newton_schulz_dtype)
-        case "muon_2026":
-            return scale_by_muon_2026(momentum, config.muon_beta2, config.newton_schulz_dtype)
-    raise UserError(f"optim.optimizer is {config.optimizer!r}; use muon, muon_2025 or muon_2026")

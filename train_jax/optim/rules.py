@@ -1,5 +1,6 @@
-"""Update rules that Optax lacks: AdamATan2, cautious weight decay, sign SGD on rows of a table, moving averages."""
+"""Update rules by name, and what Optax lacks: AdamATan2, cautious weight decay, sign SGD on rows, moving averages."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from train_jax.core.state import Arrays
 from train_jax.optim.config import OptimConfig
+from train_jax.optim.muon import scale_by_muon, scale_by_muon_2025, scale_by_muon_2026
 from train_jax.optim.schedule import weight_decay
 
 
@@ -24,13 +26,16 @@ class ScaleByAdamATan2State(NamedTuple):
     """Running mean of their squares."""
 
 
-def scale_by_adam_atan2(b1: ArrayLike, b2: float, a: float = 1.0, b: float = 1.0) -> optax.GradientTransformation:
+def scale_by_adam_atan2(
+    b1: ArrayLike, b2: float, a: float = 1.0, b: float = 1.0, *, published: bool = False
+) -> optax.GradientTransformation:
     """Adam with `a * atan2(mean, b * sqrt(square))` for its quotient: no epsilon, and no step longer than `a * pi / 2`.
 
     Both means are corrected for their start at zero, as in the paper. `a` and `b` are those of the `adam-atan2` 0.0.3
     that the published HRM and TRM train with (`adam-atan2-pytorch` has a = 1.27, so that a gradient that never changes
-    moves a parameter by the learning rate). That package divides by `1 - b1^t` outside the arctangent instead: with b1
-    0.9 its first step is up to 27 % longer than this one, the 30th 2 %, which a warm-up makes small.
+    moves a parameter by the learning rate). With `published`, the division by `1 - b1^t` is outside the arctangent, as
+    in that package and in HRM-Text: with b1 0.9 the first step is up to 27 % longer, the 30th 2 %, which a warm-up
+    makes small.
 
     References:
       Everett et al., "Scaling Exponents Across Parameterizations and Optimizers", 2024, https://arxiv.org/abs/2407.05872
@@ -46,10 +51,30 @@ def scale_by_adam_atan2(b1: ArrayLike, b2: float, a: float = 1.0, b: float = 1.0
         mu = optax.tree.update_moment(updates, state.mu, b1, 1)
         nu = optax.tree.update_moment(updates, state.nu, b2, 2)
         mean, square = optax.tree.bias_correction(mu, b1, count), optax.tree.bias_correction(nu, b2, count)
-        angle = jax.tree.map(lambda m, v: a * jnp.arctan2(m, b * jnp.sqrt(v)), mean, square)
+        angle = jax.tree.map(lambda m, v: a * jnp.arctan2(m, b * jnp.sqrt(v)), mu if published else mean, square)
+        angle = optax.tree.bias_correction(angle, b1, count) if published else angle
         return angle, ScaleByAdamATan2State(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
+
+
+Rule = Callable[[ArrayLike, OptimConfig], optax.GradientTransformation]
+"""Returns an update rule, without weight decay and learning rate, from its momentum and the configuration."""
+
+ELEMENTWISE_RULES: dict[str, Rule] = {
+    "adamw": lambda momentum, config: optax.scale_by_adam(momentum, config.beta2, eps=config.eps),
+    "adam_atan2": lambda momentum, config: scale_by_adam_atan2(momentum, config.beta2),
+    "adam_atan2_published": lambda momentum, config: scale_by_adam_atan2(momentum, config.beta2, published=True),
+    "lion": lambda momentum, config: optax.scale_by_lion(momentum, config.beta2),
+}
+"""Rules of all parameters; their momentum is `beta1`."""
+
+MATRIX_RULES: dict[str, Rule] = {
+    "muon": lambda momentum, config: scale_by_muon(momentum, config.newton_schulz_dtype),
+    "muon_2025": lambda momentum, config: scale_by_muon_2025(momentum, config.newton_schulz_dtype),
+    "muon_2026": lambda momentum, config: scale_by_muon_2026(momentum, config.muon_beta2, config.newton_schulz_dtype),
+}
+"""Rules of hidden matrices; their momentum is `muon_momentum`. Other parameters use AdamW."""
 
 
 def decayed_weights(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:

@@ -112,6 +112,8 @@ def configuration(config: RunConfig, sized_by_data: set[str] = SIZED_BY_DATA) ->
 
 def language_page(files: RunFiles) -> str:
     """Renders the report of a run of a language model."""
+    from train_jax.report.phase_scores import phase_table  # reads the files of other runs by this module
+
     test, core = files.held_out_by("bits_per_byte"), read_json(files.folder.evaluation("core"))
     samples = [Sample(each.name, printable(each.prompt), printable(each.text)) for each in read_samples(files.folder)]
     seq_len = files.config.arch.seq_len
@@ -127,6 +129,7 @@ def language_page(files: RunFiles) -> str:
         tokens_seen=files.steps * files.config.global_batch_size * seq_len,
         compressed=_compressed(test),
         samples=samples,
+        phases=phase_table(files),
         core=core,
         core_rows=_core_rows(core, files),
         check=None if files.export_check is None else ExportCheck(**files.export_check),
@@ -171,6 +174,8 @@ class RunFiles:
     machine: dict[str, Any] | None
     goodput: Goodput | None
     """Where the wall time went; None for runs of older versions."""
+    price_per_hour: float = 0.0
+    """Of the machines; 0 if costs are not shown."""
 
     @property
     def title(self) -> str:

@@ -11,10 +11,10 @@ import tyro
 
 from models_torch import outside, registry
 from models_torch.config import ModelConfig
-from models_torch.ranges import Range, check_ranges
+from models_torch.ranges import Range
 from train_jax.command_line import HelpPage
 from train_jax.core.reduction import Reduction
-from train_jax.errors import UserError
+from train_jax.errors import UserError, check_fields
 from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
 from train_jax.runtime.backend import Platform, cores
@@ -73,7 +73,7 @@ class ComputeConfig:
     """File of `trm compile-pod --save`, or gs://bucket/file, to load instead of compiling. Needs runner shard_map."""
 
     def __post_init__(self):
-        _check(self, "compute.")
+        check_fields(self, "compute.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class RunConfig:
         return max(count for count in range(1, most + 1) if divided % count == 0)
 
     def __post_init__(self):
-        _check(self, "")
+        check_fields(self)
         for name, expected, value in (
             ("model", config_class(self.model, self.task), self.arch),
             ("task", task_config_class(self.task), self.task_config),
@@ -205,13 +205,6 @@ class RunConfig:
                     f"{name} {getattr(self, name)} is not a multiple of compute.steps_per_dispatch {dispatch}; "
                     "change one of them"
                 )
-
-
-def _check(config: Any, prefix: str) -> None:
-    try:
-        check_ranges(config)
-    except ValueError as error:
-        raise UserError(f"{prefix}{error}") from None
 
 
 def config_class(model: str, task: str) -> type[ModelConfig]:

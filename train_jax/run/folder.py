@@ -66,7 +66,7 @@ class RunFolder:
     report = _File("report", "index.html", results=True)
     export_check = _File("evaluation", "export_check.json", results=True)
     samples = _File("evaluation", "samples.json", results=True)
-    """Texts of a language model."""
+    """Texts of a language model, written at the end or by `trm evaluate`."""
 
     @property
     def results(self) -> Path:
@@ -79,6 +79,10 @@ class RunFolder:
     def profile(self, process: int) -> Path:
         """The folder with what `--profile` has recorded in a process."""
         return self.path / "profile" / f"host-{process:02}"
+
+    def samples_at(self, step: int) -> Path:
+        """The texts that a language model wrote during training."""
+        return self.path / "samples" / f"{step}.json"
 
     def evaluation(self, name: str) -> Path:
         """The metrics of a split, or of an evaluation with a name."""

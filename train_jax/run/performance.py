@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import jax
 
-from models_torch.flops import language_flops_per_token, train_flops_per_example
-from models_torch.gpt import GPTConfig
-from models_torch.registry import ARCHITECTURES
+from models_torch.flops import train_flops_per_example
+from models_torch.outside import is_outside
 from train_jax.run.config import RunConfig
 from train_jax.run.model import sized
 from train_jax.task import Task
@@ -20,10 +19,9 @@ def model_flops(config: RunConfig, task: Task, devices: int) -> float | None:
     Recomputation and the optimizer are not counted. None for models of the user.
     """
     examples = config.global_batch_size // devices
-    arch = sized(config.arch, task, examples)
-    if isinstance(arch, GPTConfig):
-        return examples * arch.seq_len * language_flops_per_token(arch)
-    return examples * train_flops_per_example(config.model, arch) if config.model in ARCHITECTURES else None
+    if is_outside(config.model):
+        return None
+    return examples * train_flops_per_example(config.model, sized(config.arch, task, examples))
 
 
 PEAK_BF16_FLOPS = {

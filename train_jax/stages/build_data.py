@@ -12,14 +12,16 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse_subcommand
+from train_jax.errors import check_options
 from train_jax.report.terminal import build_summary, inspected, progress_of, samples
 from train_jax.run.storage import path_of
 from train_jax.tasks.language import text_building
 from train_jax.tasks.language.chat.building import ChatData
+from train_jax.tasks.language.instructions.building import InstructionData
+from train_jax.tasks.language.instructions.building import build_summary as instruction_summary
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import read_record
 from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.building import check_option_ranges
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.data import MazeData
 from train_jax.tasks.puzzles.sudoku.data import SudokuData
@@ -39,7 +41,7 @@ class Inspect:
 
     def check(self) -> None:
         """Raises `UserError` if a value is out of range."""
-        check_option_ranges(self)
+        check_options(self)
 
 
 COMMANDS = {
@@ -48,11 +50,12 @@ COMMANDS = {
     "arc": ArcData,
     "text": TextData,
     "chat": ChatData,
+    "instructions": InstructionData,
     "inspect": Inspect,
 }
 
 
-def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | Inspect) -> None:
+def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | InstructionData | Inspect) -> None:
     config.check()
     started = time.monotonic()
     if isinstance(config, Inspect) and read_record(config.directory) is not None:
@@ -72,6 +75,7 @@ def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | Inspect
         with progress_of() as progress:
             built = config.build(progress)
         summary = text_building.build_summary if isinstance(config, (TextData, ChatData)) else build_summary
+        summary = instruction_summary if isinstance(config, InstructionData) else summary
         print(summary(path_of(config.directory), built, time.monotonic() - started))
 
 

@@ -126,24 +126,28 @@ def _scores(config: ChatEval, run: Restored, opened: dict[str, Problems]) -> Ite
         max_tokens=config.max_tokens,
         seed=config.seed,
     )
-    written = [each for each in opened.values() if each.kind == "generative"]
-    requests = [request for each in written for request in answer_requests(model.tokenizer, each, how)]
-    engine = model.engine(requests, batch_size=config.batch_size) if requests else None
-    letters = letter_tokens(model.tokenizer, opened.values())
+    written = {name: each for name, each in opened.items() if each.kind == "generative"}
+    requests = {name: answer_requests(model.tokenizer, each, how) for name, each in written.items()}
+    if requests:
+        engine = model.engine([each for name in requests for each in requests[name]], batch_size=config.batch_size)
+        for name, problems in written.items():
+            rows = engine.complete(requests[name])
+            yield name, generative_score(model.tokenizer, problems, rows, config.num_samples)
+    chosen = {name: each for name, each in opened.items() if name not in written}
+    if not chosen:
+        return
+    letters = letter_tokens(model.tokenizer, chosen.values())
     positions = positions_of_run(run)
-    for name, problems in opened.items():
-        if problems.kind == "generative" and engine is not None:
-            yield name, generative_score(engine.complete, model.tokenizer, problems, how)
-        else:
-            scorer = DeviceScorer(
-                run.objective,
-                run.state,
-                devices,
-                positions=positions,
-                tokens_at_once=run.config.eval_batch_size * run.config.arch.seq_len,
-                outputs=logits_of(list(letters.values())),
-            )
-            yield name, categorical_score(scorer, model.tokenizer, problems, list(letters), positions=positions)
+    scorer = DeviceScorer(
+        run.objective,
+        run.state,
+        devices,
+        positions=positions,
+        tokens_at_once=run.config.eval_batch_size * run.config.arch.seq_len,
+        outputs=logits_of(list(letters.values())),
+    )
+    for name, problems in chosen.items():
+        yield name, categorical_score(scorer, model.tokenizer, problems, list(letters), positions=positions)
 
 
 def cli(argv: list[str]) -> None:

@@ -1,8 +1,9 @@
-"""`trm export RUN_DIR`: writes the averaged weights with PyTorch names and checks them in plain PyTorch."""
+"""`trm export RUN_DIR`: writes the averaged weights with PyTorch names and checks them in plain PyTorch, or writes a
+folder for `transformers`."""
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -12,7 +13,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
 from train_jax.run.files import local_copy, whole_file, write_text
-from train_jax.run.restore import restore
+from train_jax.run.restore import Restored, restore
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
@@ -33,8 +34,11 @@ class Export:
     """Export the mean of the weights of these checkpoints, such as 10,20,30, into RUN/average-of-10-20-30."""
     average_last: Annotated[int, Range(0, 10**6)] = 0
     """Export the mean of the weights of so many newest checkpoints; 0 for none."""
+    format: Literal["safetensors", "huggingface"] = "safetensors"
+    """A file with the names of the PyTorch module, or of a --model gpt, a folder that transformers, vLLM and SGLang
+    load, with its tokenizer; the folder has no check."""
     output: str | None = None
-    """Output file; by default weights.safetensors in the run folder."""
+    """Output file or folder; by default weights.safetensors or huggingface in the run folder."""
     check: bool = True
     """Load the file with strict=True into the PyTorch module and compare: the answers to all test puzzles, or the
     losses of held-out text."""
@@ -45,6 +49,9 @@ class Export:
 def main(config: Export) -> None:
     use_on_one_host(config.platform)
     run = restore(config.run_dir, step=config.step, average=_steps(config.average), average_last=config.average_last)
+    if config.format == "huggingface":
+        _write_folder(config, run)
+        return
     commands = commands_of(run.config.task)
     if config.check and not commands.checks_exports:
         raise UserError(f"runs of task {run.config.task} have no check in PyTorch; use --no-check")
@@ -66,6 +73,18 @@ def main(config: Export) -> None:
     print(f"{check}{check.details}")
     if not check.agrees:
         raise SystemExit(1)
+
+
+def _write_folder(config: Export, run: Restored) -> None:
+    from train_jax.tasks.language.huggingface import write_folder
+
+    output = path_of(config.output) if config.output else run.folder.results / "huggingface"
+    if not config.output:
+        output.parent.mkdir(exist_ok=True)
+    if not is_folder(output.parent):
+        raise UserError(f"{output.parent} is not a folder; give --output in an existing folder")
+    for path in write_folder(run, output):
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
 def _steps(text: str) -> tuple[int, ...]:

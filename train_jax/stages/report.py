@@ -6,8 +6,10 @@ from typing import Annotated
 
 import tyro
 
+from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
+from train_jax.report.phase_scores import markdown_path, phase_table
 from train_jax.report.run_page import read_run_files
 from train_jax.run.files import write_text
 from train_jax.run.storage import is_folder
@@ -26,6 +28,8 @@ class Report:
     step: str = "newest"
     """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
     RUN/at-step-N."""
+    price_per_hour: Annotated[float, Range(0, 10**6)] = 0.0
+    """What an hour of the machines costs; the phases of a chat model then have a cost. 0 shows none."""
     picture: Path | None = None
     """Also write an SVG for a README to this file: the learning curve and a solved puzzle. Not for language models."""
     platform: Platform = "auto"
@@ -36,13 +40,16 @@ def main(config: Report) -> None:
     use_on_one_host(config.platform)
     if config.picture is not None and not is_folder(config.picture.parent):
         raise UserError(f"{config.picture.parent} is not a folder; give --picture a file in an existing folder")
-    files = read_run_files(config.run_dir, config.step)
+    files = dataclasses.replace(read_run_files(config.run_dir, config.step), price_per_hour=config.price_per_hour)
     commands = commands_of(files.config.task)
     if config.picture is not None and not commands.draws_pictures:
         raise UserError(f"--picture {config.picture} is not for runs of task {files.config.task}; omit it")
     drawing = None if config.picture is None else commands.picture(files)
     write_text(files.folder.report, commands.page(files))
     print(f"report: {files.folder.report}")
+    if (phases := phase_table(files)) is not None:
+        write_text(markdown_path(files), phases.markdown())
+        print(f"phases: {markdown_path(files)}")
     if config.picture is not None and drawing is not None:
         write_text(config.picture, drawing)
         print(f"picture: {config.picture}")

@@ -1,8 +1,11 @@
-"""`trm serve RUN_DIR`: a language model with OpenAI's interface."""
+"""`trm serve RUN_DIR …`: language models with OpenAI's interface, and a page for them and for puzzle models."""
 
 import dataclasses
 import os
 import socket
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -10,30 +13,35 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
+from train_jax.core.state import Arrays
 from train_jax.errors import UserError
-from train_jax.run.restore import restore
+from train_jax.run.folder import complete_steps
+from train_jax.run.restore import Restored, restore
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
+from train_jax.serving.limits import Limits
 from train_jax.tasks.language.chat.engine_thread import warm_up
-from train_jax.tasks.language.chat.protocol import Limits
 from train_jax.tasks.language.generation import TextModel
+from train_jax.tasks.puzzles.task import PuzzleTask
 
 
 @dataclasses.dataclass(frozen=True)
 class Serve(Limits):
-    """Serve a language model: /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics.
+    """Serve language models and puzzle models: a web page at /, OpenAI's interface at /v1, /health and /metrics.
 
     Only this machine reaches the server, unless --host is another address; then requests need a token, which is the
     value of an environment variable. The calculator answers the calls of the model. Nothing is written to disk.
     """
 
-    run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
+    run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """The runs, as `trm train` made them: folders, or gs://bucket/folder. They may be of language models, Sudokus and
+    mazes."""
     step: str = "newest"
-    """Checkpoint: newest, best (of a run with --keep-best), or its step."""
+    """Checkpoint: newest, best (of a run with --keep-best), or its step. Requests can name other ones of language
+    models, as NAME@STEP."""
     model_name: str | None = None
-    """Name of the model in requests; by default that of the run's folder."""
+    """Name of the only model in requests; by default that of the run's folder."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 for all of this machine."""
     port: Annotated[int, Range(0, 65535)] = 8000
@@ -56,7 +64,8 @@ def main(config: Serve) -> None:
     try:
         import uvicorn
 
-        from train_jax.tasks.language.chat.server import create_app, is_loopback
+        from train_jax.serving.app import create_app
+        from train_jax.serving.gate import Gate, is_loopback
     except ImportError as error:
         raise UserError(
             f"this command needs the package {error.name}; install it with `pip install 'trm-bridge[serve]'`"
@@ -69,9 +78,11 @@ def main(config: Serve) -> None:
         )
     use_on_one_host(config.platform)
     with _listening(config) as listening:
-        app = create_app(open_service(config, token))
+        gate = Gate(config, token)
+        app = create_app(gate, open_services(config, gate))
         host, port = listening.getsockname()[:2]
-        print(f"serving at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"page: {address}/\nserving at {address}/v1", flush=True)
         # Without proxy headers, since a client could choose its address by them.
         options: dict[str, Any] = {"log_level": "warning", "access_log": False, "proxy_headers": False}
         uvicorn.Server(uvicorn.Config(app, **options, timeout_graceful_shutdown=5)).run(sockets=[listening])
@@ -88,18 +99,51 @@ def _listening(config: Serve) -> socket.socket:
         ) from None
 
 
-def open_service(config: Serve, token: str) -> Any:
-    """Returns the service of a run, with its programs compiled."""
-    from train_jax.tasks.language.chat.server import Service
+def open_services(config: Serve, gate: Any) -> Sequence[Any]:
+    """Returns the services of all runs, with their programs compiled."""
+    from train_jax.tasks.language.chat.server import TextService
+    from train_jax.tasks.puzzles.server import Player, PuzzleService
 
-    devices = Devices(config.devices)
-    model = TextModel(restore(config.run_dir, step=config.step), config.data_dir, devices)
-    capacity, slots = min(config.context_tokens, model.positions), -(-config.slots // devices.count) * devices.count
-    engine = model.engine_of(slots, capacity)
-    name = config.model_name or PurePath(config.run_dir).name
-    print(f"{name} at step {model.step}: {slots} answers at a time, {capacity} tokens each; compiling", flush=True)
-    warm_up(engine, capacity)
-    return Service(engine, model.tokenizer, slots=slots, capacity=capacity, model=name, limits=config, token=token)
+    models, players = [], []
+    for name, run_dir in _names(config).items():
+        run = restore(run_dir, step=config.step)
+        if isinstance(run.task, PuzzleTask):
+            players.append(Player(name, run))
+            print(f"{name} at step {run.step}: {players[-1].kind.name}s; compiling", flush=True)
+            players[-1].warm_up()
+        else:
+            models.append(_model(config, name, run_dir, run))
+    return [TextService(gate, models), PuzzleService(gate, players)]
+
+
+def _names(config: Serve) -> dict[str, str]:
+    """Returns the folders by the names of their models, which are unique."""
+    runs = config.run_dirs
+    if config.model_name and len(runs) > 1:
+        raise UserError(f"--model-name {config.model_name} is for one run, and {len(runs)} are given; omit it")
+    names = [config.model_name or PurePath(run).name for run in runs]
+    counts = Counter(names)
+    named = {name if counts[name] == 1 else run: run for name, run in zip(names, runs, strict=True)}
+    if len(named) < len(runs):
+        raise UserError(f"{next(run for run in runs if runs.count(run) > 1)} is given twice; give each run once")
+    return named
+
+
+def _model(config: Serve, name: str, run_dir: str, run: Restored) -> Any:
+    from train_jax.tasks.language.chat.server import Model
+
+    model = TextModel(run, config.data_dir, Devices(config.devices))
+    engine = model.engine_of(config.slots, min(config.context_tokens, model.positions))
+    sizes = f"{engine.slots} answers at a time, {engine.capacity} tokens each"
+    print(f"{name} at step {model.step}: {sizes}; compiling", flush=True)
+    warm_up(engine)
+    checkpoints = {step: partial(_weights, run_dir, step) for step in complete_steps(run.folder.checkpoints)}
+    return Model(name, engine, model.tokenizer, limits=config, step=run.step, checkpoints=checkpoints)
+
+
+def _weights(run_dir: str, step: int) -> tuple[Arrays, Arrays]:
+    run = restore(run_dir, step=step)
+    return run.objective.params | run.state.eval_params, run.objective.buffers | run.state.buffers
 
 
 def cli(argv: list[str]) -> None:

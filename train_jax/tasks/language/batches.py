@@ -69,8 +69,14 @@ class Rows:
 
     def batch(self, *, step: int, rows: int, shard: tuple[int, int]) -> Batch:
         """Returns shard `(index, count)` of the batch of `rows` rows at `step`."""
-        index, count = shard
-        return self.at(range(step * rows + index * rows // count, step * rows + (index + 1) * rows // count))
+        own = shard_rows(rows, shard)
+        return self.at(range(step * rows + own.start, step * rows + own.stop))
+
+
+def shard_rows(rows: int, shard: tuple[int, int]) -> range:
+    """Returns which rows of a batch belong to shard `(index, count)`."""
+    index, count = shard
+    return range(index * rows // count, (index + 1) * rows // count)
 
 
 def _take(stream: TokenStream, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -121,11 +127,14 @@ class ShuffledRows(Rows):
         return (len(self.stream) - 1) // self.seq_len
 
     def at(self, numbers: range) -> Batch:
-        return _joined(_take(self.stream, self._row(number) * self.seq_len, self.seq_len + 1) for number in numbers)
+        places = (shuffled(number, self.rows_per_epoch, self.seed) for number in numbers)
+        return _joined(_take(self.stream, place * self.seq_len, self.seq_len + 1) for place in places)
 
-    def _row(self, number: int) -> int:
-        epoch, within = divmod(number, self.rows_per_epoch)
-        return int(_order(self.rows_per_epoch, self.seed, epoch)[within])
+
+def shuffled(number: int, count: int, seed: int) -> int:
+    """Returns the place of an example by its number, which counts on when the data repeat in another order."""
+    epoch, within = divmod(number, count)
+    return int(_order(count, seed, epoch)[within])
 
 
 @functools.lru_cache(maxsize=2)  # a batch may belong to two epochs

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,15 @@ class Sample:
     prompt: str
     text: str
 
+    @property
+    def shown(self) -> str:
+        """Text for the console; `|` is between the prompt and the text of the model."""
+        return f"\n--- {self.name}\n{printable(self.prompt)}|{printable(self.text)}"
 
-def write_samples(folder: RunFolder, step: int, samples: list[Sample]) -> None:
+
+def write_samples(path: Path, step: int, samples: Sequence[Sample]) -> None:
     content = {"step": step, "samples": [dataclasses.asdict(sample) for sample in samples]}
-    write_text(folder.samples, json.dumps(content, indent=1))
+    write_text(path, json.dumps(content, indent=1))
 
 
 def read_samples(folder: RunFolder) -> list[Sample]:

@@ -278,7 +278,10 @@ def losses_and_predictions(logits: Any, tokens: Any) -> tuple[Any, ...]:
 
 
 class DeviceScorer:
-    """Computes what `outputs` says of each position of sequences; compiled once for each of a few lengths."""
+    """Computes what `outputs` says of each position of sequences; compiled once for each of a few lengths.
+
+    All tokens are given, so one call scores them, without the cache with which the engine writes text.
+    """
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,9 @@ from jaxtyping import Array, Bool, Float, Int
 import bridge
 from models_torch.cached_attention import attention_with_cache
 from models_torch.kv_cache import Buffers, cached_model
+from train_jax.core.objective import Objective
 from train_jax.core.reduction import AXIS
-from train_jax.core.state import Arrays
+from train_jax.core.state import Arrays, TrainState
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.sampling import Sampling, Settings, choose_tokens, stream_key
@@ -34,6 +35,8 @@ from train_jax.tasks.language.sampling import Sampling, Settings, choose_tokens,
 bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kvcache", attention_with_cache)
 
 _SHORTEST_PREFILL = 16
+_PREFILL_TOKENS = 64
+"""Short prompts are computed together, up to these tokens: 16 prompts of 16 tokens take half of the time."""
 _MOST_STOP_TOKENS = 8
 _CONTINUED_TOKENS = 64
 """A prompt that continues the tokens of a slot by more tokens than these is computed from its beginning."""
@@ -122,25 +125,25 @@ class _Slot:
 
 
 class Control(NamedTuple):
-    """What `decode` is told of each row of a device."""
+    """What `decode` is told of each row of a device; on the host, a row is one record of `_control_fields`."""
 
-    settings: Settings
     position: Int[Array, " slots"]
     """The number of tokens of the row, in the cache."""
     remaining: Int[Array, " slots"]
     """The largest number of further tokens; 0 for a slot without a row."""
+    settings: Settings
+    stop: Int[Array, "slots stop_tokens"]
     forced: Int[Array, "slots dispatch"]
     """The next tokens, if they are known; -1 otherwise."""
-    stop: Int[Array, "slots stop_tokens"]
 
 
 class Decoded(NamedTuple):
-    """Of each row and each of its next tokens."""
+    """Of each row, its next token."""
 
-    token: Int[Array, "slots dispatch"]
-    log_prob: Float[Array, "slots dispatch"]
-    sampling_log_prob: Float[Array, "slots dispatch"]
-    valid: Bool[Array, "slots dispatch"]
+    token: Int[Array, " slots"]
+    log_prob: Float[Array, " slots"]
+    sampling_log_prob: Float[Array, " slots"]
+    valid: Bool[Array, " slots"]
     """Whether the row had not ended before the token."""
 
 
@@ -166,7 +169,6 @@ class Engine:
         slots: int,
         capacity: int,
         tokens_per_dispatch: int = 8,
-        prefill_rows: int = 1,
     ):
         """`module` has a cache that `cached_model` knows.
 
@@ -174,24 +176,32 @@ class Engine:
           slots: rows at the same time, on all devices together.
           capacity: tokens in a row's cache; a prompt and what follows it have at most one more.
           tokens_per_dispatch: tokens of a row between two looks at whether it ended.
-          prefill_rows: prompts that a device prefills at the same time.
 
         Raises `UserError` if the slots do not divide over the devices.
         """
         self._devices, self._capacity, self._dispatch = devices, capacity, tokens_per_dispatch
-        self._local_slots, self._prefill_rows = devices.local_batch_size(slots), prefill_rows
+        self._local_slots = devices.local_batch_size(slots)
         self._fn = bridge.export(cached_model(module))
         self._queue: deque[Generation] = deque()
         self._slots = [_Slot() for _ in range(slots)]
         self.counts = Counts()
 
     @classmethod
-    def of_run(cls, run: Restored, devices: Devices, **sizes: int) -> Engine:
-        """Returns the engine of a run with its averaged weights."""
-        params, buffers = run.objective.params | run.state.eval_params, run.objective.buffers | run.state.buffers
-        engine = cls(run.objective.fn.module, devices, **sizes)
-        engine.load(params, buffers)
+    def of_run(cls, run: Restored, devices: Devices, *, rows: int, capacity: int) -> Engine:
+        """Returns the engine of a run with its averaged weights, for at least this many rows at the same time."""
+        engine = cls.of_objective(run.objective, devices, rows=rows, capacity=capacity)
+        engine.load_state(run.objective, run.state)
         return engine
+
+    @classmethod
+    def of_objective(cls, objective: Objective, devices: Devices, *, rows: int, capacity: int) -> Engine:
+        """Returns an engine without weights, for at least this many rows at the same time."""
+        slots = -(-rows // devices.count) * devices.count
+        return cls(objective.fn.module, devices, slots=slots, capacity=capacity)
+
+    def load_state(self, objective: Objective, state: TrainState) -> None:
+        """Uses the averaged weights of a state from now on; see `load`."""
+        self.load(objective.params | state.eval_params, objective.buffers | state.buffers)
 
     def load(self, params: Arrays, buffers: Arrays) -> None:
         """Uses these weights, by the names of the module, from now on; forgets the tokens of free slots.
@@ -230,6 +240,16 @@ class Engine:
             for slot in self._slots:
                 if slot.row is row:
                     self._free(slot)
+
+    @property
+    def slots(self) -> int:
+        """The number of rows at the same time, on all devices together."""
+        return len(self._slots)
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens in a row's cache."""
+        return self._capacity
 
     @property
     def cache_bytes(self) -> int:
@@ -274,8 +294,8 @@ class Engine:
         self.counts.decodes += 1
         self.counts.places += len(self._slots) * self._dispatch
         control = self._own(self._control())
-        self._state, decoded = self._decode(*self._weights, self._state, self._devices.shard(control))
-        decoded = jax.tree.map(lambda x: x.reshape(len(self._slots), -1), self._devices.to_host(decoded))
+        self._state, words = self._decode(*self._weights, self._state, self._devices.shard(control))
+        decoded = _columns_of(self._devices.to_host(words))
         new = [self._advance(slot, *columns) for slot, *columns in zip(self._slots, *decoded, strict=True)]
         return [row for row, has_new in zip(rows, new, strict=True) if row is not None and has_new]
 
@@ -305,8 +325,9 @@ class Engine:
             of_devices = by_length.setdefault(self._padded(len(prompt)), [{} for _ in range(self._devices.count)])
             of_devices[device].setdefault(prompt, []).append(local)
         for length, of_devices in by_length.items():
-            for first in range(0, max(map(len, of_devices)), self._prefill_rows):
-                parts = [list(each.items())[first : first + self._prefill_rows] for each in of_devices]
+            rows = self._prefill_rows(length)
+            for first in range(0, max(map(len, of_devices)), rows):
+                parts = [list(each.items())[first : first + rows] for each in of_devices]
                 batch = self._own(_stacked([self._prompts(part, length) for part in parts]))
                 self._state = self._prefill(*self._weights, self._state, self._devices.shard(batch))
                 self.counts.prefills += 1
@@ -319,10 +340,14 @@ class Engine:
             padded *= 2
         return min(padded, self._capacity)
 
+    def _prefill_rows(self, length: int) -> int:
+        """The prompts that a device computes at once."""
+        return min(self._local_slots, max(1, _PREFILL_TOKENS // length))
+
     def _prompts(self, part: Sequence[tuple[tuple[int, ...], list[int]]], length: int) -> dict[str, np.ndarray]:
         """Returns the prompts of one device, padded on the right, and the slots to write them to."""
-        tokens = np.zeros((self._prefill_rows, length), np.int32)
-        lengths = np.ones(self._prefill_rows, np.int32)
+        rows = self._prefill_rows(length)
+        tokens, lengths = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
         targets, sources = np.zeros((2, self._local_slots), np.int32)
         pairs = [(slot, source) for source, (_, slots) in enumerate(part) for slot in slots]
         for source, (prompt, _) in enumerate(part):
@@ -337,53 +362,46 @@ class Engine:
             "count": np.array(len(pairs), np.int32),
         }
 
-    def _control(self) -> Control:
-        """Returns what `decode` is told, with leading axes for devices and slots."""
-        rows, size, full = len(self._slots), self._dispatch, cast("Any", np.full)
-        settings = Settings(
-            full(rows, 0, np.float32), full(rows, 0, np.int32), full(rows, 1, np.float32), full((rows, 2), 0, np.uint32)
-        )
-        control = Control(
-            settings,
-            full(rows, 1, np.int32),
-            full(rows, 0, np.int32),
-            full((rows, size), -1, np.int32),
-            full((rows, _MOST_STOP_TOKENS), -1, np.int32),
-        )
+    def _control(self) -> np.ndarray:
+        """Returns what `decode` is told, as one array of words, with leading axes for devices and slots."""
+        rows = np.zeros(len(self._slots), _control_fields(self._dispatch))
+        rows["top_p"] = 1.0
         for number, slot in enumerate(self._slots):
-            control.position[number] = min(len(slot.kept), self._capacity)
+            position = rows["position"][number] = min(len(slot.kept), self._capacity)
             if slot.row is None:
                 continue
-            request = slot.row.request
-            settings.temperature[number] = request.sampling.temperature
-            settings.top_k[number], settings.top_p[number] = request.sampling.top_k, request.sampling.top_p
-            settings.stream[number] = slot.stream
-            control.remaining[number] = len(request.prompt) + request.max_tokens - len(slot.kept)
-            control.stop[number, : len(request.stop)] = request.stop
-            forced = list(islice(slot.pending, size))
-            control.forced[number, : len(forced)] = forced
-        return jax.tree.map(lambda x: x.reshape(self._devices.count, self._local_slots, *x.shape[1:]), control)
+            request, forced = slot.row.request, list(islice(slot.pending, self._dispatch))
+            rows[number] = (
+                position,
+                len(request.prompt) + request.max_tokens - len(slot.kept),
+                request.sampling.temperature,
+                request.sampling.top_k,
+                request.sampling.top_p,
+                slot.stream,
+                _filled(request.stop, _MOST_STOP_TOKENS),
+                _filled(forced, self._dispatch),
+            )
+        return rows.view(np.int32).reshape(self._devices.count, self._local_slots, -1)
 
-    def _advance(self, slot: _Slot, token: Any, log_prob: Any, sampling_log_prob: Any, valid: Any) -> bool:
+    def _advance(
+        self, slot: _Slot, token: np.ndarray, log_prob: np.ndarray, sampling_log_prob: np.ndarray, valid: np.ndarray
+    ) -> bool:
         """Adds the new tokens to a row; returns whether there are any, apart from those of the prompt."""
         row = slot.row
         if row is None:
             return False
-        before, request, count = len(row.tokens), row.request, int(valid.sum())
+        request, count, first = row.request, int(valid.sum()), slot.unreported
         slot.used = self.counts.decodes
         self.counts.tokens += count
-        slot.kept += token[:count].tolist()
-        for column in range(count):
-            forced = bool(slot.pending)
-            if forced:
-                slot.pending.popleft()
-            if slot.unreported:
-                slot.unreported -= 1
-                continue
-            row.tokens.append(int(token[column]))
-            row.log_probs.append(float(log_prob[column]))
-            row.sampling_log_probs.append(float(sampling_log_prob[column]))
-            row.forced.append(forced)
+        forced, tokens = min(len(slot.pending), count), token[:count].tolist()
+        for _ in range(forced):
+            slot.pending.popleft()
+        slot.unreported = max(0, first - count)
+        slot.kept += tokens
+        row.tokens += tokens[first:]
+        row.log_probs += log_prob[first:count].tolist()
+        row.sampling_log_probs += sampling_log_prob[first:count].tolist()
+        row.forced += [column < forced for column in range(first, count)]
         if row.tokens and not row.forced[-1] and row.tokens[-1] in request.stop:
             answer = request.respond(row.tokens) if request.respond else None
             slot.pending.extend(answer or ())
@@ -392,7 +410,7 @@ class Engine:
             row.finish = "length"
         if row.finish is not None:
             self._free(slot)
-        return len(row.tokens) > before
+        return count > first
 
     def _free(self, slot: _Slot) -> None:
         """Keeps the tokens of a row for a prompt that begins with them, unless the cache does not hold them all."""
@@ -424,8 +442,10 @@ class Engine:
 
     @cached_property
     def _decode(self) -> Any:
-        def decode(params: Arrays, buffers: Arrays, state: State, control: Control) -> tuple[State, Decoded]:
-            def step(carry: tuple[State, Array, Array], forced: Array) -> tuple[tuple[State, Array, Array], Decoded]:
+        def decode(params: Arrays, buffers: Arrays, state: State, words: Array) -> tuple[State, Array]:
+            control = _control_of(words, self._dispatch)
+
+            def step(carry: tuple[State, Array, Array], forced: Array) -> tuple[tuple[State, Array, Array], Array]:
                 state, position, remaining = carry
                 choice = choose_tokens(state.logits, control.settings, position, forced)
                 token, active = choice.token, remaining > 0
@@ -435,12 +455,11 @@ class Engine:
                 state = State(cache._replace(previous=previous), _where(active)(logits, state.logits))
                 ended = (forced < 0) & jnp.any(control.stop == token[:, None], axis=-1)
                 remaining = jnp.where(ended, 0, jnp.maximum(remaining - 1, 0))
-                return (state, position + active, remaining), Decoded(*choice, active)
+                return (state, position + active, remaining), _words_of(Decoded(*choice, active))
 
             carry = state, control.position, control.remaining
             (state, _, _), decoded = jax.lax.scan(step, carry, control.forced.T)
-            decoded = jax.tree.map(lambda x: jax.lax.all_gather(x.T, AXIS), decoded)
-            return state, decoded
+            return state, jax.lax.all_gather(decoded, AXIS)
 
         return self._devices.parallel(decode, (None, None, 0, 0), (0, None), donate=(2,))
 
@@ -463,13 +482,15 @@ class Engine:
         """Returns the logits after a token of each row, and the cache with it."""
 
         def row(token: Array, cache: Buffers, position: Array) -> tuple[Array, Buffers]:
-            cache = jax.tree.map(lambda x: x[None], cache)
             (logits, cache), _ = self._fn(
                 params, buffers, token[None, None], cache, position, self._capacity, method="decode", train=False
             )
-            return logits[0, 0].astype(jnp.float32), jax.tree.map(lambda x: x[0], cache)
+            return logits[0].astype(jnp.float32), cache
 
-        return jax.vmap(row)(tokens, cache, positions)
+        if len(tokens) == 1:  # a scatter, as which `vmap` writes keys and values, copies the cache if it is of one row
+            return row(tokens[0], cache, positions[0])
+        logits, cache = jax.vmap(row)(tokens, jax.tree.map(lambda x: x[:, None], cache), positions)
+        return logits[:, 0], jax.tree.map(lambda x: x[:, 0], cache)
 
     @cached_property
     def _state(self) -> State:
@@ -492,6 +513,48 @@ class Engine:
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), self._state_shapes(*weights))
         sharded = [self._devices.shapes(tree, sharded=True) for tree in (state, self._control())]
         return self._decode, (*weights, *sharded)
+
+
+def _control_fields(dispatch: int) -> np.dtype:
+    """One record of 32-bit words for each row: a transfer to the device costs more than what is in it."""
+    return np.dtype(
+        [
+            ("position", np.int32),
+            ("remaining", np.int32),
+            ("temperature", np.float32),
+            ("top_k", np.int32),
+            ("top_p", np.float32),
+            ("stream", np.uint32, 2),
+            ("stop", np.int32, _MOST_STOP_TOKENS),
+            ("forced", np.int32, dispatch),
+        ]
+    )
+
+
+def _control_of(words: Int[Array, "slots words"], dispatch: int) -> Control:
+    fields, columns, first = _control_fields(dispatch), [], 0
+    for each in (fields[name] for name in fields.names or ()):
+        last = first + each.itemsize // 4
+        column = jax.lax.bitcast_convert_type(words[:, first:last], each.base)
+        columns.append(column.reshape(len(words), *each.shape))
+        first = last
+    position, remaining, *settings, stop, forced = columns
+    return Control(position, remaining, Settings(*settings), stop, forced)
+
+
+def _words_of(decoded: Decoded) -> Int[Array, "fields slots"]:
+    token, *log_probs, valid = decoded
+    return jnp.stack([token, *(jax.lax.bitcast_convert_type(x, jnp.int32) for x in log_probs), valid.astype(jnp.int32)])
+
+
+def _columns_of(words: Int[np.ndarray, "devices dispatch fields slots"]) -> list[np.ndarray]:
+    """Returns the fields of `Decoded`, each as an array (slots of all devices, dispatch)."""
+    token, *log_probs, valid = words.transpose(2, 0, 3, 1).reshape(words.shape[2], -1, words.shape[1])
+    return [token, *(x.view(np.float32) for x in log_probs), valid.astype(bool)]
+
+
+def _filled(tokens: Sequence[int], size: int) -> list[int]:
+    return [*tokens, *[-1] * (size - len(tokens))]
 
 
 def _where(condition: Bool[Array, " rows"]) -> Callable[[Array, Array], Array]:

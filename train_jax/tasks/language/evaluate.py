@@ -15,7 +15,7 @@ from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
 from train_jax.tasks.commands import Console
 from train_jax.tasks.evaluate import EvaluateOptions, lines_of, refuse_other_options, with_chosen_weights
-from train_jax.tasks.language.commands import perplexity_of, printable, write_samples
+from train_jax.tasks.language.commands import perplexity_of, write_samples
 from train_jax.tasks.language.text_set import TextSet, open_beside
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, 
         with console.progress("samples"):
             samples = sample_texts(run, data, devices)
         if options.belongs_to_run:
-            write_samples(run.folder, run.step, samples)
-        for each in samples:  # `|` is between the prompt and the text of the model
-            console.say(f"\n--- {each.name}\n{printable(each.prompt)}|{printable(each.text)}")
+            write_samples(run.folder.samples, run.step, samples)
+        for each in samples:
+            console.say(each.shown)
     if tasks:
         console.say("")
         figures = score(run, task, tasks, console.say)

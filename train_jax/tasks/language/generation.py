@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import numpy as np
 
 from models_torch.kv_cache import positions_of
+from train_jax.core.objective import Objective
+from train_jax.core.state import TrainState
 from train_jax.errors import UserError, brief
+from train_jax.run.folder import RunFolder
 from train_jax.run.restore import Restored
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.commands import Sample
+from train_jax.task import Evaluation
+from train_jax.tasks.language.commands import Sample, write_samples
 from train_jax.tasks.language.engine import Engine, Generation, Request
 from train_jax.tasks.language.sampling import Sampling
 from train_jax.tasks.language.task import language_task
@@ -127,7 +132,7 @@ class TextModel:
         return self.engine(requests, batch_size=batch_size).complete(requests)
 
     def engine(self, requests: Sequence[Request], *, batch_size: int = 32) -> Engine:
-        """Returns an engine for these requests, with at most `batch_size` rows, but at least one on every device.
+        """Returns an engine for these requests, with `batch_size` rows or fewer, rounded up to the devices.
 
         Raises `UserError` for more tokens than the model has positions.
         """
@@ -139,52 +144,92 @@ class TextModel:
                 )
         longest = max(len(each.prompt) + each.max_tokens for each in requests)
         capacity = min(-(-longest // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE, self.positions)
-        return self.engine_of(min(len(requests), max(batch_size, self._devices.count)), capacity)
+        return self.engine_of(min(len(requests), batch_size), capacity)
 
     def engine_of(self, rows: int, capacity: int) -> Engine:
         """Returns an engine for at least this many rows of `capacity` tokens, the same number on every device."""
-        devices = self._devices.count
-        return Engine.of_run(self._run, self._devices, slots=-(-rows // devices) * devices, capacity=capacity)
+        return Engine.of_run(self._run, self._devices, rows=rows, capacity=capacity)
 
     @property
     def positions(self) -> int:
         """The largest number of tokens that the model reads. Raises `UserError` for a model without a cache."""
-        try:
-            return positions_of(self._run.objective.fn.module)
-        except ValueError as error:
-            raise UserError(f"--model {self._run.config.model}: {error}") from None
+        return cache_positions(self._run.objective.fn.module, self._run.config.model)
+
+
+def cache_positions(module: Any, model: str) -> int:
+    """Returns the largest number of tokens that a module reads. Raises `UserError` for a `--model` without a cache."""
+    try:
+        return positions_of(module)
+    except ValueError as error:
+        raise UserError(f"--model {model}: {error}") from None
 
 
 def _remedy(most: int) -> str:
     return f"at most --max-tokens {most}" if most > 0 else "a shorter prompt"
 
 
-def sample_texts(run: Restored, data: TextSet, devices: Devices) -> list[Sample]:
+@dataclasses.dataclass(frozen=True)
+class Samples(Evaluation):
+    """Texts that a model wrote."""
+
+    samples: Sequence[Sample] = ()
+
+    @property
+    def summary(self) -> str:
+        return f"{len(self.samples)} texts"
+
+    @property
+    def details(self) -> Sequence[str]:
+        return [each.shown for each in self.samples]
+
+    def record(self, folder: RunFolder, step: int) -> None:
+        for path in (folder.samples_at(step), folder.samples):
+            write_samples(path, step, self.samples)
+
+    def save(self, folder: RunFolder, split: str) -> None:
+        """Writes nothing: `record` did."""
+
+
+class Sampler:
     """Continues the beginnings of held-out documents, at equal distances, and writes texts without a prompt.
 
-    The random numbers belong to the seed 0, so that a run has the same samples each time. Returns none for a model
-    without a cache of keys and values, or with too few positions.
+    The random numbers belong to the seed 0, so that a run has the same samples each time.
     """
-    tokenizer = data.tokenizer()
-    prompts = _prompts(data.stream("test"), tokenizer.bos)
+
+    def __init__(self, objective: Objective, data: TextSet, devices: Devices):
+        """Raises `ValueError` for a model without a cache of keys and values, or with too few positions."""
+        self._objective, self._tokenizer = objective, data.tokenizer()
+        positions = positions_of(objective.fn.module)
+        self._new_tokens = min(_NEW_TOKENS, positions + 1 - _PROMPT_TOKENS)
+        if self._new_tokens < 1:
+            raise ValueError(f"the model has {positions} positions; samples need {_PROMPT_TOKENS}")
+        self._prompts = _prompts(data.stream("test"), self._tokenizer.bos)
+        capacity = _PROMPT_TOKENS + self._new_tokens
+        self._engine = Engine.of_objective(objective, devices, rows=len(self._prompts), capacity=capacity)
+
+    def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Samples:
+        self._engine.load_state(self._objective, state)
+        sampling = Sampling(temperature=0.8, top_k=50)
+        stop = (self._tokenizer.bos,)
+        requests = [
+            Request(prompt=prompt, sample=number, max_tokens=self._new_tokens, sampling=sampling, stop=stop)
+            for number, (_, prompt) in enumerate(self._prompts)
+        ]
+        texts = [self._tokenizer.decode(row.content) for row in self._engine.complete(requests)]
+        samples = [
+            Sample(name, self._tokenizer.decode(prompt[1:]), text)
+            for (name, prompt), text in zip(self._prompts, texts, strict=True)
+        ]
+        return Samples({}, samples)
+
+
+def sample_texts(run: Restored, data: TextSet, devices: Devices) -> Sequence[Sample]:
+    """Returns the samples of a run; none for a model that cannot write any."""
     try:
-        positions = positions_of(run.objective.fn.module)
+        sampler = Sampler(run.objective, data, devices)
     except ValueError:
-        return []
-    new_tokens = min(_NEW_TOKENS, positions + 1 - _PROMPT_TOKENS)
-    if new_tokens < 1:
-        return []
-    slots = -(-len(prompts) // devices.count) * devices.count
-    engine = Engine.of_run(run, devices, slots=slots, capacity=_PROMPT_TOKENS + new_tokens)
-    sampling = Sampling(temperature=0.8, top_k=50)
-    requests = [
-        Request(prompt=prompt, sample=number, max_tokens=new_tokens, sampling=sampling, stop=(tokenizer.bos,))
-        for number, (_, prompt) in enumerate(prompts)
-    ]
-    texts = (tokenizer.decode(row.content) for row in engine.complete(requests))
-    return [
-        Sample(name, tokenizer.decode(prompt[1:]), text) for (name, prompt), text in zip(prompts, texts, strict=True)
-    ]
+        return ()
+    return sampler(run.state).samples
 
 
 def _prompts(stream: TokenStream, bos: int) -> list[tuple[str, tuple[int, ...]]]:

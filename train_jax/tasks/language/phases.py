@@ -2,7 +2,8 @@
 
 A phase starts with the weights of a run and inherits its sizes, its batch, and its optimizer. Rates are those of that
 run times a factor, without warm-up, and fall linearly to 0 at the end. Factors and shares are nanochat's, of mid at
-4a87a0d, of the others at 92d63d4, https://github.com/karpathy/nanochat.
+4a87a0d, of the others at 92d63d4, https://github.com/karpathy/nanochat. The small presets for a CPU have values of
+their own, found on two cores.
 """
 
 from __future__ import annotations
@@ -29,17 +30,39 @@ class Phase:
     """Share of the steps in which the rates fall."""
     init_optimizer: bool
     """Whether the optimizer's state goes on."""
+    run: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of the run."""
+    optim: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of the optimizer, in place of those that are inherited."""
 
 
 PHASES = {
-    "mid": Phase("language", {"packing": "bestfit-pad"}, 1.0, 0.2, True),
-    "sft": Phase("language", {"packing": "bestfit-pad"}, 0.8, 0.5, True),
+    "mid": Phase("chat", {"packing": "bestfit-pad"}, 1.0, 0.2, True),
+    "sft": Phase("chat", {"packing": "bestfit-pad"}, 0.8, 0.5, True),
     "rl": Phase("rollouts", {}, 0.05, 1.0, False),
 }
+SMALL_PHASES = PHASES | {
+    "sft": dataclasses.replace(
+        PHASES["sft"],
+        fields=PHASES["sft"].fields | {"eval_problems": "spelling:128 calculator:128", "problems_every_steps": 200},
+        run={"epochs": 2.6, "eval_batch_size": 64},
+    ),
+    "rl": Phase(
+        "rollouts",
+        fields={"problems": "arithmetic,operations=3,digits=1,operators=+-:4000", "samples": 8, "max_tokens": 40},
+        rate=1.0,
+        decay_share=1.0,
+        init_optimizer=False,
+        run={"global_batch_size": 128, "steps": 150, "eval_every_steps": 0},
+        optim={"groups": (), "lr": 3e-4, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
+    ),
+}
+"""Of the presets `chat-…`, whose rollouts have 128 answers: the gradient is mostly noise, and Muon would take as long a
+step in its directions as in that of the reward."""
 
 
-def phase_run(preset: RunConfig, phase: str, source: str | None) -> RunConfig:
-    """Returns the run of a phase. `preset` has the model of the run `source`, whose other fields it inherits.
+def phase_run(name: str, preset: RunConfig, phase: str, source: str | None) -> RunConfig:
+    """Returns the run of a phase. The preset `name` has the model of the run `source`, whose other fields it inherits.
 
     Raises `UserError` for an unknown phase, and without a run of this model. `base` is the preset itself.
     """
@@ -52,20 +75,19 @@ def phase_run(preset: RunConfig, phase: str, source: str | None) -> RunConfig:
     _, run = read_run(source)
     if run.model != preset.model:
         raise UserError(f"{source} is a run of the model {run.model}, the preset has {preset.model}; name its preset")
-    changes = PHASES[phase]
+    changes = (SMALL_PHASES if name.startswith("chat-") else PHASES)[phase]
     config = with_task(run, changes.task)
     return dataclasses.replace(
         config,
         task_config=dataclasses.replace(config.task_config, **changes.fields),
-        optim=_scaled(run.optim, changes),
+        optim=_scaled(dataclasses.replace(run.optim, **changes.optim), changes),
         data_dir=run.data_dir if phase == "rl" else "data/chat",
         run_dir=f"{preset.run_dir}-{phase}",
         init_from=source,
         init_optimizer=changes.init_optimizer,
         init_only="",
-        epochs=1.0,
-        steps=0,
         keep_best="",
+        **({"epochs": 1.0, "steps": 0} | changes.run),
     )
 
 

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,17 @@ from jaxtyping import Array, Int
 from models_torch import outside, registry
 from models_torch.gpt import IGNORED_TARGET
 from models_torch.outside_language import OutsideLanguageConfig
-from models_torch.ranges import check_ranges
+from models_torch.ranges import Range
 from train_jax.core.objective import Batch, Call, LossSums, Objective
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
-from train_jax.errors import UserError
+from train_jax.errors import UserError, check_fields
 from train_jax.run.config import RunConfig
 from train_jax.run.files import write_text
 from train_jax.run.folder import RunFolder
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
-from train_jax.task import Evaluation, Task, TaskConfig
+from train_jax.task import Evaluation, Periodic, Task, TaskConfig
 from train_jax.tasks.language.batches import (
     BestFit,
     MixedRows,
@@ -60,12 +60,12 @@ class LanguageConfig(TaskConfig):
     data_weights: str = ""
     """Share of each data set in the rows, for several data sets (3,1: three quarters and one quarter); by default one
     pass over each data set takes the same number of steps."""
+    sample_every_steps: Annotated[int, Range(0, 10**9)] = 0
+    """Steps between samples during training, and at its end: texts that the model writes after the beginnings of
+    held-out documents and after nothing; 0 for none."""
 
     def __post_init__(self):
-        try:
-            check_ranges(self)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        check_fields(self)
 
 
 class LanguageTask(Task):
@@ -198,6 +198,18 @@ class LanguageTask(Task):
     def evaluator(self, objective: Objective, devices: Devices, **options: Any) -> LanguageEvaluator:
         """Returns an evaluator; `options` are those of `LanguageEvaluator`."""
         return LanguageEvaluator(self, objective, devices, **options)
+
+    def evaluations(self, objective: Objective, devices: Devices) -> list[Periodic]:
+        """Returns the evaluation of the text, and samples. Raises `UserError` for a model that cannot write any."""
+        text, every = super().evaluations(objective, devices), self._task_config.sample_every_steps
+        if not every:
+            return [*text]
+        from train_jax.tasks.language.generation import Sampler
+
+        try:
+            return [*text, Periodic(Sampler(objective, self.data, devices), every, "samples")]
+        except ValueError as error:
+            raise UserError(f"sample_every_steps {every}: {error}") from None
 
 
 def language_task(run: Restored) -> LanguageTask:

@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from tyro.conf import arg
 
-from models_torch.ranges import Range, check_ranges
-from train_jax.errors import UserError, option_error
+from models_torch.ranges import Range
+from train_jax.errors import UserError, check_options
 from train_jax.run.files import local_copy, remove_folder, whole_file, write_text
 from train_jax.run.storage import is_remote, path_of
 from train_jax.run.untrusted import DamagedError, read_whole
@@ -96,10 +96,7 @@ class TextData(TextSource):
 
     def check(self) -> None:
         """Raises `UserError` if a value is out of range."""
-        try:
-            check_ranges(self)
-        except ValueError as error:
-            raise option_error(error) from None
+        check_options(self)
 
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""

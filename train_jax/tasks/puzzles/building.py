@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt8, UInt64
 from tyro.conf import arg
 
-from models_torch.ranges import Range, check_ranges
-from train_jax.errors import UserError, option_error
+from models_torch.ranges import Range
+from train_jax.errors import UserError, check_options
 from train_jax.run.cache import cache_folder
 from train_jax.run.storage import fetch, is_remote
 from train_jax.run.untrusted import POINTER, is_lfs_pointer
@@ -43,14 +43,6 @@ MAX_PUZZLES = 10**9
 Puzzles = Annotated[int, Range(1, MAX_PUZZLES)]
 Augmentations = Annotated[int, Range(0, 10**6 - 1)]
 Seed = Annotated[int, Range(0, 2**63 - 1)]
-
-
-def check_option_ranges(options: Any) -> None:
-    """Raises `UserError` for the first field outside its declared range."""
-    try:
-        check_ranges(options)
-    except ValueError as error:
-        raise option_error(error) from None
 
 
 def reject_options(options: Any, reason: str, *names: str) -> None:
@@ -390,7 +382,7 @@ class RuleSetData:
 
     def check(self) -> None:
         """Raises `UserError` if a value is out of range or options conflict."""
-        check_option_ranges(self)
+        check_options(self)
         if self.source is None:
             reject_options(self, "needs --source", "subsample_size")
         else:

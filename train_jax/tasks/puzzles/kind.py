@@ -38,7 +38,7 @@ class PuzzleInput:
     tokens: Integer[np.ndarray, "seq"]
     solution: Integer[np.ndarray, "seq"] | None
     unique: bool = True
-    """Whether the puzzle has exactly one solution."""
+    """False if the puzzle is known to have several solutions."""
     puzzle_identifier: int | None = None
 
 

@@ -154,20 +154,20 @@ def row_keys(seed: int, numbers: Int[Array, "batch"], trajectories: Int[Array, "
     )
 
 
-def with_noise(carry: Any, keys: Any, step: Int[Array, "*batch"], noise: float) -> Any:
+def with_noise(carry: Any, keys: Any, step: Int[Array, "*batch"], noise: float | Float[Array, "batch"]) -> Any:
     """Returns the carry with normal noise added to all latents; `step` is one number, or one for each row.
 
-    Raises `UserError` if the carry has no latents.
+    `noise` is its standard deviation, one number or one for each row. Raises `UserError` if the carry has no latents.
     """
-    if not noise:
+    if isinstance(noise, int | float) and not noise:
         return carry
     if not hasattr(carry, "inner_carry"):
         raise UserError(
-            f"--noise {noise:g} is added to the latents in the field inner_carry of the carry, but the carry of this "
+            f"--noise {noise} is added to the latents in the field inner_carry of the carry, but the carry of this "
             f"model is a {type(carry).__name__} without it; use --noise 0"
         )
     latents, tree = jax.tree.flatten(carry.inner_carry)
-    steps = jnp.broadcast_to(step, keys.shape)
+    steps, scale = jnp.broadcast_to(step, keys.shape), jnp.broadcast_to(noise, keys.shape)
 
     def noisy(number: int, latent: jax.Array) -> jax.Array:
         if not jnp.issubdtype(latent.dtype, jnp.floating):
@@ -177,7 +177,8 @@ def with_noise(carry: Any, keys: Any, step: Int[Array, "*batch"], noise: float) 
             key = jax.random.fold_in(jax.random.fold_in(key, step), number)
             return jax.random.normal(key, latent.shape[1:], jnp.float32)
 
-        added = latent.astype(jnp.float32) + noise * jax.vmap(draw)(keys, steps)
+        drawn = jax.vmap(draw)(keys, steps)
+        added = latent.astype(jnp.float32) + beside(scale, drawn) * drawn
         return added.astype(latent.dtype)
 
     latents = [noisy(number, latent) for number, latent in enumerate(latents)]

@@ -14,10 +14,10 @@ import numpy as np
 import optax
 
 from models_torch import registry
-from models_torch.ranges import Range, check_ranges
+from models_torch.ranges import Range
 from train_jax.core.objective import Batch, Call, LossSums, Objective
 from train_jax.core.state import TrainState
-from train_jax.errors import UserError
+from train_jax.errors import UserError, check_fields
 from train_jax.run.config import RunConfig
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
@@ -58,10 +58,7 @@ class PuzzleConfig(TaskConfig):
     """Halting exploration at the last step; it changes linearly, starting from `arch.halt_exploration_prob`."""
 
     def __post_init__(self):
-        try:
-            check_ranges(self)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        check_fields(self)
 
 
 class PuzzleTask(Task):

@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
-from models_torch.ranges import Range, check_ranges
-from train_jax.errors import UserError, option_error
+from models_torch.ranges import Range
+from train_jax.errors import UserError, check_options
 from train_jax.tasks.language.chat.conversations import Conversation, Rendered, render
 from train_jax.tasks.language.chat.problems import Problems, Split
 from train_jax.tasks.language.chat.task_names import TaskName, task_name
@@ -51,10 +51,7 @@ class ChatData:
 
     def check(self) -> None:
         """Raises `UserError` if a value is out of range."""
-        try:
-            check_ranges(self)
-        except ValueError as error:
-            raise option_error(error) from None
+        check_options(self)
 
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""
@@ -63,10 +60,10 @@ class ChatData:
             raise UserError("nothing to build; give --source FILE or --tasks, such as --tasks arithmetic:5000 spelling")
         tokenizer = Tokenizer.load(self.tokenizer)
         names = [task_name(f"messages@{source}") for source in self.source] + [task_name(text) for text in self.tasks]
-        with new_dataset(self.output_dir, self._recipe(names, tokenizer), LAYOUT, overwrite=self.overwrite) as folder:
+        recipe = self._recipe(names, tokenizer)
+        with new_dataset(self.output_dir, recipe, LAYOUT, overwrite=self.overwrite) as folder:
             if folder is None:
                 return False
-            folder.mkdir(parents=True, exist_ok=True)
             train = [name.open("train", seed=self.seed) for name in names]
             test = [self._held_out(name, len(problems)) for name, problems in zip(names, train, strict=True)]
             questions = {question_of(each.conversation(index)) for each in test for index in range(len(each))}
@@ -74,7 +71,7 @@ class ChatData:
                 "train": self._documents("train", train, tokenizer, progress, questions),
                 "test": self._documents("test", test, tokenizer, progress, set()),
             }
-            write_documents(folder, tokenizer, self._recipe(names, tokenizer), splits)
+            write_documents(folder, tokenizer, recipe, splits)
         return True
 
     def _held_out(self, name: TaskName, trained: int) -> Problems:

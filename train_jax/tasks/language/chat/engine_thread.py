@@ -1,6 +1,8 @@
 """One thread that owns an engine: requests reach it, and their texts leave it, by queues.
 
-The thread never waits for a client: an answer whose queue is full, since nobody reads it, is cancelled.
+The thread never waits for a client: an answer whose queue is full, since nobody reads it, is cancelled. The engine has
+the weights of one checkpoint at a time. Answers begin in the order of their requests; one with another checkpoint waits
+until the answers before it have ended.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
-from train_jax.tasks.language.chat.protocol import ApiError, Call
-from train_jax.tasks.language.chat.text_stream import Piece
+from train_jax.core.state import Arrays
+from train_jax.errors import UserError
+from train_jax.serving.limits import ApiError
+from train_jax.tasks.language.chat.protocol import Call
+from train_jax.tasks.language.chat.text_stream import Piece, joined
 from train_jax.tasks.language.engine import Engine, Generation, Request
 
 _LOG = logging.getLogger(__name__)
@@ -30,8 +35,9 @@ class Part(NamedTuple):
 class Answer:
     """The texts for a request, as far as they are there; made in the event loop that reads them."""
 
-    def __init__(self, call: Call, unread: int):
-        self.call = call
+    def __init__(self, call: Call, step: int, unread: int):
+        """`step` is that of the checkpoint which answers."""
+        self.call, self.step = call, step
         self.texts = [call.new_text() for _ in call.requests]
         self.rows: list[Generation] = []
         self.taken = [0] * len(call.requests)
@@ -83,12 +89,26 @@ class Answer:
 class EngineThread:
     """Submits, steps and cancels in a thread of its own; it starts with the object."""
 
-    def __init__(self, engine: Engine, *, most_rows: int, unread: int):
-        """At most `most_rows` are computed or wait; an answer may have `unread` parts that were not read."""
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        most_rows: int,
+        unread: int,
+        step: int,
+        weights: Callable[[int], tuple[Arrays, Arrays]],
+    ):
+        """At most `most_rows` are computed or wait; an answer may have `unread` parts that were not read.
+
+        The engine has the weights of checkpoint `step`; `weights` returns those of another one.
+        """
         self.engine, self._most_rows, self._unread = engine, most_rows, unread
+        self.step, self._weights = step, weights
         self._changed = threading.Condition()
         self._new: list[Answer] = []
         self._cancelled: list[Answer] = []
+        self._waiting: deque[Answer] = deque()
+        """Answers that have not begun."""
         self._open: list[Answer] = []
         self.rows = 0
         """Rows that are computed or wait."""
@@ -98,7 +118,7 @@ class EngineThread:
 
     # ---- called by the event loop
 
-    def submit(self, call: Call) -> Answer:
+    def submit(self, call: Call, step: int) -> Answer:
         """Raises `ApiError` if too many rows wait."""
         with self._changed:
             if self.failed or self._closed:
@@ -106,7 +126,7 @@ class EngineThread:
             if self.rows + len(call.requests) > self._most_rows:
                 raise ApiError(429, f"{self.rows} answers are computed or wait; try again later", code="queue_full")
             self.rows += len(call.requests)
-            answer = Answer(call, self._unread)
+            answer = Answer(call, step, self._unread)
             self._new.append(answer)
             self._changed.notify()
         return answer
@@ -143,16 +163,34 @@ class EngineThread:
     def _obey(self) -> bool:
         """Waits until there is work, submits and cancels; returns false after `close`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._new or self._cancelled or self._closed or not self.engine.idle)
+            self._changed.wait_for(
+                lambda: self._new or self._cancelled or self._closed or self._waiting or not self.engine.idle
+            )
             if self._closed:
                 return False
             new, cancelled, self._new, self._cancelled = self._new, self._cancelled, [], []
-        for answer in new:
-            self._open.append(answer)
-            answer.rows = [self.engine.submit(request) for request in answer.call.requests]
+        self._open += new
+        self._waiting += new
         for answer in cancelled:
             self._end(answer)
+        self._begin()
         return True
+
+    def _begin(self) -> None:
+        """Submits the rows of answers, up to one that needs other weights while rows are computed."""
+        while self._waiting:
+            answer = self._waiting[0]
+            if answer.step != self.step:
+                if not self.engine.idle:
+                    return
+                try:
+                    self.engine.load(*self._weights(answer.step))
+                except UserError as error:  # such as a checkpoint that was deleted
+                    self._end(answer, ApiError(404, str(error), "model", "model_not_found"))
+                    continue
+                self.step = answer.step
+            self._waiting.popleft()
+            answer.rows = [self.engine.submit(request) for request in answer.call.requests]
 
     def _deliver(self, answer: Answer) -> None:
         for number, row in enumerate(answer.rows):
@@ -172,22 +210,25 @@ class EngineThread:
             self.engine.cancel(row)
         if row.finish is not None:
             rest = text.finish()
-            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens)
+            piece = joined([piece, rest])
             finish = answer.finishes[number] = "length" if row.finish == "length" and not text.stopped else "stop"
-        return not (piece.text or piece.tokens or finish) or answer.put(Part(number, piece, finish))
+        return not (piece.parts or piece.tokens or finish) or answer.put(Part(number, piece, finish))
 
     def _end(self, answer: Answer, error: ApiError | None = None) -> None:
         if answer in self._open:
             self._open.remove(answer)
+            if answer in self._waiting:
+                self._waiting.remove(answer)
             for row in answer.rows:
                 self.engine.cancel(row)
             with self._changed:
-                self.rows -= len(answer.rows)
+                self.rows -= len(answer.call.requests)
             answer.end(error)
 
 
-def warm_up(engine: Engine, capacity: int) -> None:
+def warm_up(engine: Engine) -> None:
     """Compiles the programs for all lengths of prompts, so that no request waits for them."""
-    for number, length in enumerate([*(1 << n for n in range(capacity.bit_length())), capacity]):
+    lengths = [*(1 << n for n in range(engine.capacity.bit_length())), engine.capacity]
+    for number, length in enumerate(lengths):
         prompt = (number,) * length  # prompts that began alike would be continued and not prefilled
         list(engine.complete([Request(prompt=prompt, max_tokens=1)]))

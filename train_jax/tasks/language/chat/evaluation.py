@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,6 @@ from train_jax.tasks.language.core_evaluation import Scorer
 from train_jax.tasks.language.engine import Generation, Request
 from train_jax.tasks.language.sampling import GREEDY, Sampling
 from train_jax.tasks.language.tokenizer import Tokenizer
-
-Complete = Callable[[Sequence[Request]], Iterator[Generation]]
-"""`Engine.complete`, or a function like it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,16 +97,14 @@ def written_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
     return stream.feed(tokens, [0.0] * len(tokens)).text + stream.finish().text
 
 
-def generative_score(complete: Complete, tokenizer: Tokenizer, problems: Problems, how: Answering) -> Score:
-    """Lets the model answer every problem `num_samples` times."""
-    rows = complete(answer_requests(tokenizer, problems, how))
+def generative_score(
+    tokenizer: Tokenizer, problems: Problems, rows: Iterable[Generation], num_samples: int = 1
+) -> Score:
+    """Returns the verdicts on answers; those to a problem, `num_samples` of them, follow each other."""
     right = [
-        problems.is_right(number // how.num_samples, written_text(tokenizer, row.tokens))
-        for number, row in enumerate(rows)
+        problems.is_right(number // num_samples, written_text(tokenizer, row.tokens)) for number, row in enumerate(rows)
     ]
-    return Score(
-        problems.baseline, [right[first : first + how.num_samples] for first in range(0, len(right), how.num_samples)]
-    )
+    return Score(problems.baseline, [right[first : first + num_samples] for first in range(0, len(right), num_samples)])
 
 
 # ---- letters

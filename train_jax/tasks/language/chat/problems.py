@@ -144,10 +144,11 @@ def said(asked: str, *answer: str | Part) -> Problem:
 
 class Arithmetic(Problems):
     """Sums, differences and products of small numbers, without the calculator, which the question says because a model
-    may learn both. With several operations, the answer has a step for each."""
+    may learn both. With several operations, the answer has a step for each, in `steps` of 100 problems, and in the
+    others it is the result alone."""
 
     name, has_tool = "arithmetic", False
-    OPTIONS: ClassVar[dict[str, Any]] = {"operations": 1, "digits": 2, "operators": "+-*"}
+    OPTIONS: ClassVar[dict[str, Any]] = {"operations": 1, "digits": 2, "operators": "+-*", "steps": 100}
     _QUESTIONS = (
         "What is {} in your head?", "Without the calculator: {}", "In your head: {} = ?", "Calculate {} in your head.",
         "How much is {}, without the calculator?",
@@ -155,12 +156,13 @@ class Arithmetic(Problems):
 
     def items(self, count: int | None) -> Sequence[str]:
         operators = self.options["operators"]
-        for name, most in (("operations", 8), ("digits", 6)):
-            if not 1 <= self.options[name] <= most:
-                raise UserError(f"{name}={self.options[name]} of arithmetic; use 1 to {most}")
+        for name, least, most in (("operations", 1, 8), ("digits", 1, 6), ("steps", 0, 100)):
+            if not least <= self.options[name] <= most:
+                raise UserError(f"{name}={self.options[name]} of arithmetic; use {least} to {most}")
         if not operators or set(operators) - set("+-*"):
             raise UserError(f"operators={operators} of arithmetic; use some of +-*")
-        rng = Random(f"arithmetic {sorted(self.options.items())} {self.split} {self.seed}")
+        asked = sorted((name, value) for name, value in self.options.items() if name != "steps")
+        rng = Random(f"arithmetic {asked} {self.split} {self.seed}")
         items: list[str] = []
         seen: set[str] = set()
         misses = 0
@@ -185,7 +187,8 @@ class Arithmetic(Problems):
         return terms[0] + "".join(f" {rng.choice(self.options['operators'])} {term}" for term in terms[1:])
 
     def make(self, item: str, rng: Random) -> Problem:
-        return said(rng.choice(self._QUESTIONS).format(item), " = ".join(_steps(item)))
+        asked, steps = rng.choice(self._QUESTIONS).format(item), _steps(item)
+        return said(asked, " = ".join(steps if rng.randrange(100) < self.options["steps"] else steps[-1:]))
 
     def is_right(self, index: int, answer_text: str) -> bool:
         """The last number of the text is the answer."""

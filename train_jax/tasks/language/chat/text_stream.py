@@ -1,13 +1,16 @@
-"""The text of a row as its tokens come: complete characters, up to the first of some strings."""
+"""The text of a row as its tokens come, and what stands apart from it, such as the calls of a tool.
+
+Text has complete characters, up to the first of some strings.
+"""
 
 from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from train_jax.tasks.language.chat.conversations import special_tokens
+from train_jax.tasks.language.chat.conversations import Part, PartType, special_tokens
 from train_jax.tasks.language.tokenizer import Tokenizer
 
 
@@ -23,9 +26,35 @@ class TokenText(NamedTuple):
 class Piece(NamedTuple):
     """What a text grows by."""
 
-    text: str
+    parts: list[Part]
+    """In their order; a part that stands apart is whole."""
     tokens: list[TokenText]
-    """The tokens that begin in it."""
+    """The tokens of the text that begin in it."""
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if part.type == "text")
+
+
+def joined(pieces: Iterable[Piece]) -> Piece:
+    """Returns pieces that follow each other as one."""
+    parts: list[Part] = []
+    tokens: list[TokenText] = []
+    for piece in pieces:
+        tokens += piece.tokens
+        for part in piece.parts:
+            if parts and parts[-1].type == part.type == "text":
+                part = Part("text", parts.pop().text + part.text)
+            parts.append(part)
+    return Piece(parts, tokens)
+
+
+class Apart(NamedTuple):
+    """Tokens that are not text."""
+
+    end: int
+    """The token that ends them."""
+    type: PartType
 
 
 class TextStream:
@@ -36,28 +65,31 @@ class TextStream:
         tokenizer: Tokenizer,
         *,
         stop: Sequence[str] = (),
-        hidden: Mapping[int, int] | None = None,
+        apart: Mapping[int, Apart] | None = None,
         shown_as: Mapping[int, str] | None = None,
     ):
         """The text has no part of a stop string.
 
         Args:
-          hidden: tokens that begin a part without text, with those that end it.
+          apart: tokens that begin a part that is no text.
           shown_as: the text of some tokens, such as special ones; these are not among the tokens of a piece.
         """
         self._tokenizer, self._stop = tokenizer, tuple(stop)
-        self._hidden, self._shown_as = hidden or {}, shown_as or {}
+        self._kinds, self._shown_as = apart or {}, shown_as or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._text, self._sent = "", 0
         self._tokens: deque[TokenText] = deque()
-        self._until: int | None = None
+        self._inside: Apart | None = None
+        self._content = b""
+        self._apart: deque[tuple[int, Part]] = deque()
+        """The parts that are no text, with the number of characters before them."""
         self.stopped = False
         """Whether a stop string was found; what follows has no text."""
 
     def feed(self, tokens: Sequence[int], log_probs: Sequence[float]) -> Piece:
         """Returns the text that is known after further tokens."""
         for token, log_prob in zip(tokens, log_probs, strict=True):
-            if not self.stopped and not self._hides(token):
+            if not self.stopped and not self._is_apart(token):
                 self._add(token, log_prob)
         return self._piece(len(self._text) - (0 if self.stopped else self._held()))
 
@@ -65,17 +97,26 @@ class TextStream:
         """Returns the rest of the text."""
         if not self.stopped:
             self._end_character()
+            self._end_apart()
         return self._piece(len(self._text))
 
-    def _hides(self, token: int) -> bool:
-        if self._until is None:
-            self._until = self._hidden.get(token)
-            if self._until is None:
+    def _is_apart(self, token: int) -> bool:
+        if self._inside is None:
+            self._inside = self._kinds.get(token)
+            if self._inside is None:
                 return False
             self._end_character()
-        elif token == self._until:
-            self._until = None
+        elif token == self._inside.end:
+            self._end_apart()
+        else:
+            self._content += self._tokenizer.bytes_of(token)
         return True
+
+    def _end_apart(self) -> None:
+        if self._inside is not None:
+            part = Part(self._inside.type, self._content.decode("utf-8", errors="replace"))
+            self._apart.append((len(self._text), part))
+            self._inside, self._content = None, b""
 
     def _add(self, token: int, log_prob: float) -> None:
         shown = self._shown_as.get(token)
@@ -107,14 +148,24 @@ class TextStream:
         return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stop)), 0)
 
     def _piece(self, end: int) -> Piece:
-        text, self._sent, tokens = self._text[self._sent : end], max(end, self._sent), []
+        parts: list[Part] = []
+        while self._apart and self._apart[0][0] <= end:
+            place, part = self._apart.popleft()
+            parts += [*self._text_until(place), part]
+        parts += self._text_until(end)
+        tokens = []
         while self._tokens and (self._tokens[0].start < end or self.stopped):
             tokens.append(self._tokens.popleft())
-        return Piece(text, tokens)
+        return Piece(parts, tokens)
+
+    def _text_until(self, end: int) -> list[Part]:
+        text, self._sent = self._text[self._sent : end], max(end, self._sent)
+        return [Part("text", text)] if text else []
 
 
 def answer_stream(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
-    """Returns the stream of an assistant's message, without calls of tools, their outputs and special tokens."""
+    """Returns the stream of an assistant's message: calls of tools and their outputs stand apart from its text."""
     special = special_tokens(tokenizer)
-    hidden = {special[f"<|{name}_start|>"]: special[f"<|{name}_end|>"] for name in ("python", "output")}
-    return TextStream(tokenizer, stop=stop, hidden=hidden, shown_as=dict.fromkeys(special.values(), ""))
+    names: dict[str, PartType] = {"python": "python", "output": "python_output"}
+    apart = {special[f"<|{name}_start|>"]: Apart(special[f"<|{name}_end|>"], kind) for name, kind in names.items()}
+    return TextStream(tokenizer, stop=stop, apart=apart, shown_as=dict.fromkeys(special.values(), ""))

@@ -19,7 +19,7 @@ import numpy as np
 from tyro.conf import arg
 
 from models_torch.ranges import Range
-from train_jax.errors import UserError
+from train_jax.errors import UserError, check_options
 from train_jax.runtime.backend import cores
 from train_jax.tasks.new_dataset import Progress, is_built, new_dataset
 from train_jax.tasks.puzzles.arc.grid import (
@@ -44,7 +44,6 @@ from train_jax.tasks.puzzles.building import (
     Augmentations,
     check_disk,
     check_memory,
-    check_option_ranges,
     split_metadata,
     write_split,
 )
@@ -106,7 +105,7 @@ class ArcData:
 
     def check(self) -> None:
         """Raises `UserError` if a value is out of range or options conflict."""
-        check_option_ranges(self)
+        check_options(self)
         if self.subsets and self.output_dir is None:
             raise UserError(
                 f"--subsets {' '.join(self.subsets)} needs --output-dir; the default folder is for the default subsets"

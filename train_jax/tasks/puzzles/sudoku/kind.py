@@ -35,6 +35,10 @@ from train_jax.tasks.puzzles.sudoku.grid import (
 from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, ratings, solve
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints, transform_tokens
 
+MOST_GUESSES = 100_000
+"""About two seconds of search for the solution of a given puzzle, which is unknown beyond them. Some puzzles with few
+givens and no solution would take minutes."""
+
 
 @dataclass(frozen=True)
 class SudokuKind(Kind):
@@ -78,12 +82,12 @@ class SudokuKind(Kind):
                 f"the Sudoku is {geometry}, expected {self.geometry} as in training; give a Sudoku of "
                 f"{self.geometry.cells} cells"
             )
-        solutions = solve(grid[None], geometry)
-        if not solutions.counts[0]:
+        solutions = solve(grid[None], geometry, most_guesses=MOST_GUESSES)
+        found, is_known = int(solutions.counts[0]), bool(solutions.guesses[0] < MOST_GUESSES)
+        if is_known and not found:
             raise UserError(f"the {geometry} Sudoku given has no solution; correct the givens")
-        unique = bool(solutions.counts[0] == 1)
-        solution = tokens_of(solutions.grids[0]) if unique else None
-        return PuzzleInput(f"{geometry} Sudoku given", self, tokens_of(grid), solution, unique)
+        solution = tokens_of(solutions.grids[0]) if is_known and found == 1 else None
+        return PuzzleInput(f"{geometry} Sudoku given", self, tokens_of(grid), solution, unique=found < 2)
 
     def values(self, tokens: Integer[np.ndarray, "*batch seq"]) -> Integer[np.ndarray, "*batch cells"]:
         return grids_of(tokens)

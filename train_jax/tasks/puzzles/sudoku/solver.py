@@ -126,8 +126,12 @@ def _pass_of_singles(
     return after, dead, complete
 
 
-def search(candidates: Candidates, geometry: Geometry, *, limit: int) -> Solutions:
+def search(
+    candidates: Candidates, geometry: Geometry, *, limit: int, most_guesses: int = np.iinfo(np.int64).max
+) -> Solutions:
     """Counts solutions up to `limit`, by singles and by guessing the lowest candidate of the most constrained cell.
+
+    A puzzle with `most_guesses` or more guesses is given up; its count is the number of solutions found before.
 
     The search is breadth-first up to the size of a block and depth-first beyond it, which bounds the memory and keeps
     the batches large.
@@ -145,7 +149,7 @@ def search(candidates: Candidates, geometry: Geometry, *, limit: int) -> Solutio
             if len(owners) > BLOCK:
                 pending.append((block[:, BLOCK:], owners[BLOCK:]))
                 block, owners = block[:, :BLOCK], owners[:BLOCK]
-            open_still = counts[owners] < limit
+            open_still = (counts[owners] < limit) & (guesses[owners] < most_guesses)
             owners = owners[open_still]
             settled = settle(block[:, open_still], geometry)
             solved_owners = owners[settled.solved_rows]
@@ -169,9 +173,9 @@ def _branch(candidates: Candidates) -> tuple[Candidates, Candidates]:
     return chosen, ruled_out
 
 
-def solve(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry, *, limit: int = 2) -> Solutions:
-    """Returns the number of solutions of every puzzle, up to `limit`, and one of them."""
-    return search(candidates_of(puzzles, geometry), geometry, limit=limit)
+def solve(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry, *, limit: int = 2, **options: int) -> Solutions:
+    """Returns the number of solutions of every puzzle, up to `limit`, and one of them; `options` are of `search`."""
+    return search(candidates_of(puzzles, geometry), geometry, limit=limit, **options)
 
 
 def ratings(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Integer[np.ndarray, "n"]:

@@ -1,0 +1,219 @@
+"""Runs models that nobody here wrote as people call them, against PyTorch, and writes a page by family.
+
+    python -m benchmarks.atlas atlas.jsonl [--every 20 --seed 0] [--zoo FOLDER] [--train] [--page docs/atlas.md]
+
+Every model is built with random numbers, its weights are perturbed, and `bridge.verify` compares outputs, gradients and
+buffers of two calls. Each model has a process and a limit. A file of results is continued where it ends.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+
+import bridge
+from benchmarks.atlas_help import HELP, Help
+from benchmarks.atlas_models import Entry, entries, import_torchvision, names_of
+
+NOISE = 0.05
+"""Of weights, so that none is zero."""
+OUTPUT, GRADIENT = 1e-4, 1e-3
+"""Tolerances."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Models against PyTorch."""
+
+    results: Annotated[Path, tyro.conf.Positional]
+    """A file of JSON lines: one for each model and mode. Models that are in it are not run again."""
+    every: int = 20
+    """Try every n-th name in the registries of transformers, timm and diffusers. 0: none of them."""
+    seed: int = 0
+    """Decides the first one."""
+    zoo: Path | None = None
+    """A folder with `build.py`, whose `builders()` maps names to (family, function that makes a model)."""
+    names: str = ""
+    """A regular expression: try these alone."""
+    train: bool = False
+    """In training mode, with PyTorch's draws replayed."""
+    with_help: bool = False
+    """Try those again that were refused and have help in `atlas_help.py`."""
+    limit: int = 150
+    """Seconds for each model."""
+    page: Path | None = None
+    """Write the page, and run nothing."""
+
+
+def attempt(entry: Entry, train: bool, help_with: Help | None = None) -> dict[str, Any]:
+    """Returns what came of one model."""
+    torch.manual_seed(0)
+    try:
+        module, args, kwargs = entry.build()
+    except Exception as error:
+        return {"status": "not built", "cause": _short(error)}
+    generator, help_with = torch.Generator().manual_seed(1), help_with or Help()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                parameter.add_(NOISE * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+        module.train(train)
+        if help_with.called:
+            module(*args, **kwargs)
+    for name, replacement in help_with.functions.items():
+        bridge.register_function(name, replacement)
+    try:
+        report = bridge.verify(module, *args, tolerance=OUTPUT, **help_with.options, **kwargs)
+    except bridge.BridgeError as error:
+        of_pytorch = str(error).startswith("PyTorch itself fails")
+        return {"status": "fails in PyTorch" if of_pytorch else "refused", "cause": str(error)}
+    except Exception as error:
+        return {"status": "raised", "cause": _short(error)}
+    beyond = [row for row in report.rows if row.verdict == "beyond tolerance"]
+    wrong = [row for row in beyond if not row.error <= (GRADIENT if "gradient" in row.kind else OUTPUT)]
+    decided = any("PyTorch is off" in row.note for row in wrong) and not any("JAX is off" in r.note for r in wrong)
+    return {
+        "status": "PyTorch is off" if decided else "different" if wrong else "right",
+        "cause": str(wrong[0]).strip() if wrong else "",
+        "ok": report.ok, "leaves": len(report.rows), "worst": report.worst.error, "beyond": len(beyond),
+        "unproved": report.count("unproved"),
+    }  # fmt: skip
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
+
+
+def in_process(function: Callable[[], dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Returns the result of a function in a process of its own, which has what is imported here."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def send() -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sender.send(function())
+
+    process = context.Process(target=send)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(limit):
+            return {"status": "over the limit", "cause": f"{limit} s"}
+        return receiver.recv()
+    except EOFError:
+        return {"status": "crashed", "cause": f"exit status {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run(options: Options) -> None:
+    """Appends a line for each model that has none."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    logging.disable(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    import_torchvision()
+    chosen = entries(options.every, options.seed, options.zoo)
+    chosen = {name: entry for name, entry in chosen.items() if re.search(options.names, name)}
+    known = {(row["name"], row["train"], row["help"]): row["status"] for row in read(options.results)}
+    done = {name for name, train, helped in known if train == options.train and helped == options.with_help}
+    for name in names_of(chosen, done):
+        if options.with_help and (name not in HELP or known.get((name, options.train, False)) != "refused"):
+            continue
+        start, help_with = time.monotonic(), HELP[name] if options.with_help else None
+        result = in_process(lambda n=name, h=help_with: attempt(chosen[n], options.train, h), options.limit)
+        row = {"name": name, "family": chosen[name].family, "train": options.train, "help": options.with_help}
+        seconds = round(time.monotonic() - start, 1)
+        with options.results.open("a") as file:
+            file.write(json.dumps(row | result | {"seconds": seconds}) + "\n")
+        print(f"{name}: {result['status']}, {seconds} s", flush=True)
+
+
+# ---- the page
+
+
+_OUT = ("not built", "fails in PyTorch")
+"""Not counted as tried."""
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The results as Markdown: a table by family, and every model that is not right with its cause."""
+    lines: list[str] = []
+    for train in (False, True):
+        mode = [row for row in rows if row["train"] == train]
+        if mode:
+            lines += ["", f"## {'Training' if train else 'Evaluation'}", "", *_table(mode), "", *_failures(mode)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    helped = {row["name"] for row in rows if row["help"] and row["status"] == "right"}
+    counts: dict[str, collections.Counter[str]] = {}
+    for row in rows:
+        if not row["help"]:
+            for family in {row["family"], row["family"].partition(",")[0], "all"}:
+                count = counts.setdefault(family, collections.Counter())
+                count[row["status"]] += 1
+                count["helped"] += row["status"] in ("right", "PyTorch is off") or row["name"] in helped
+    lines = [
+        "| family | tried | as called | with help | refused | different | PyTorch off | over the limit | not built |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for family, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0])):
+        tried = sum(number for status, number in count.items() if status not in (*_OUT, "helped"))
+        right = count["right"] + count["PyTorch is off"]
+        cells = [tried, _share(right, tried), _share(count["helped"], tried), count["refused"], count["different"]]
+        cells += [count["PyTorch is off"], count["over the limit"] + count["crashed"], sum(count[s] for s in _OUT)]
+        lines.append(f"| {family} | {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} ({100 * part / whole:.0f} %)" if whole else "0"
+
+
+def _failures(rows: list[dict[str, Any]]) -> list[str]:
+    helped = {row["name"]: row["status"] for row in rows if row["help"]}
+    lines = ["| model | came out | cause | help |", "|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: (row["family"], row["name"])):
+        if row["status"] not in ("right", "not built") and not row["help"]:
+            known = f"`{HELP[row['name']]}`: {helped[row['name']]}" if row["name"] in helped else ""
+            lines.append(f"| {row['name']} | {row['status']} | {_cell(row['cause'])} | {known.replace('|', ' or ')} |")
+    return lines
+
+
+def _cell(text: str) -> str:
+    """The first sentence of a cause, without places in files."""
+    text = re.sub(r", at \S+?([\w.]+\.py:\d+)", r", \1", text).partition(". Remedy")[0]
+    return " ".join(text.replace("|", "/").replace("<", "").split())[:260]
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = tyro.cli(Options, args=argv, description=__doc__)
+    if options.page is None:
+        return run(options)
+    text = options.page.read_text() if options.page.exists() else ""
+    head = text.partition("\n## Evaluation")[0].rstrip("\n")
+    options.page.write_text(head + "\n" + page(read(options.results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Help for models of the atlas that are refused as people call them: options, a call before, functions to replace."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclasses.dataclass(frozen=True)
+class Help:
+    """What a user would give."""
+
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Of `bridge.verify`."""
+    called: bool = False
+    """The module is called once before, in its mode and without gradients, and fills its tables."""
+    functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+    """For `bridge.register_function`."""
+
+    def __str__(self) -> str:
+        words = [
+            f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in self.options.items()
+        ]
+        words += ["called once before"] * self.called
+        return ", ".join(words + [f"functions={{{name}}}" for name in self.functions])
+
+
+def switch_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """All experts in turn, where the library takes those that have rows."""
+    out, mask = torch.zeros_like(x), chosen.permute(2, 1, 0)
+    for e in range(self.num_experts):
+        j, t = torch.where(mask[e])
+        out.index_add_(0, t, self[f"expert_{e}"](x[t]) * weights[t, j, None])
+    return out
+
+
+def nllb_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """In evaluation: dropout of single rows draws as many numbers as there are rows."""
+    mask = F.one_hot(chosen, self.num_experts)
+    return switch_experts(self, x, mask, weights) * (1 - self.moe_token_dropout)
+
+
+def dbrx_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    count, x, shape = x.shape[0], x.reshape(-1, self.hidden_size), (-1, self.ffn_hidden_size, self.hidden_size)
+    out, mask = torch.zeros_like(x), F.one_hot(chosen, self.num_experts + 1).permute(2, 1, 0)
+    for e in range(self.num_experts):
+        j, t = torch.where(mask[e])
+        parts = [weight.view(shape)[e] for weight in (self.mlp.w1, self.mlp.v1, self.mlp.w2)]
+        out.index_add_(0, t, self.mlp(x[t], *parts) * weights[t, j, None])
+    return out.view(count, -1, self.hidden_size)
+
+
+def jetmoe_router(self: Any, x: torch.Tensor) -> tuple:
+    """The sizes of the groups as a tensor."""
+    logits = self.layer(x).float()
+    best, chosen = logits.topk(self.top_k, dim=1)
+    gates = best.softmax(1).type_as(x).flatten()
+    order = chosen.flatten().sort(0).indices
+    sizes = F.one_hot(chosen.flatten(), self.num_experts).sum(0)
+    return order, order.div(self.top_k, rounding_mode="trunc"), gates[order], sizes, logits
+
+
+def jetmoe_experts(self: Any, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    return F.grouped_mm(x, self.weight.transpose(1, 2), offs=sizes.cumsum(0).to(torch.int32))
+
+
+_OF_TRANSFORMERS = "transformers.models.{0}.modeling_{0}:{1}.forward".format
+HELP: dict[str, Help] = {
+    "pyg/GCN": Help({"known_inputs": "1"}),
+    "pyg/GAT": Help({"known_inputs": "1"}),
+    "pyg/GCN const edges": Help({"static": "e"}),
+    "hf/encodec": Help({"static": r".*(padding_total|kernel_size|stride)"}),
+    "hf/wav2vec2": Help({"assume": {"": "raise"}}),
+    "hf/hubert": Help({"assume": {"": "raise"}}),
+    "hf/flaubert": Help({"assume": {"transformer": "assert"}}),
+    "hf/prophetnet": Help({"assume": {"": "assert"}}),
+    "hf/qwen2_vl": Help({"known_inputs": "image_grid_thw|input_ids|mm_token_type_ids|attention_mask"}),
+    "hf/levit": Help(called=True),
+    "timm/levit_128s": Help(called=True),
+    "x_transformers encoder alibi/glu": Help(called=True),
+    "hf/switch": Help(functions={_OF_TRANSFORMERS("switch_transformers", "SwitchTransformersExperts"): switch_experts}),
+    "hf/nllb_moe": Help(functions={_OF_TRANSFORMERS("nllb_moe", "NllbMoeExperts"): nllb_experts}),
+    "hf/dbrx": Help(functions={_OF_TRANSFORMERS("dbrx", "DbrxExperts"): dbrx_experts}),
+    "hf/jetmoe": Help(
+        functions={
+            _OF_TRANSFORMERS("jetmoe", "JetMoeTopKGating"): jetmoe_router,
+            _OF_TRANSFORMERS("jetmoe", "JetMoeParallelExperts"): jetmoe_experts,
+        }
+    ),
+}
+"""By the names of the folder of `--zoo`."""

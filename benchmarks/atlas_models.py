@@ -1,0 +1,185 @@
+"""Models for the atlas: tiny ones of transformers, timm and diffusers by the names in their registries."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+Model = tuple[nn.Module, tuple, dict[str, Any]]
+"""A module, and the arguments and keywords of a call."""
+
+
+class Entry(NamedTuple):
+    family: str
+    build: Callable[[], Model]
+
+
+def entries(every: int, seed: int, zoo: Path | None) -> dict[str, Entry]:
+    """Every n-th model of each registry, from a place that the seed decides, and those of a folder, by name."""
+    entries: dict[str, Entry] = {}
+    for registry in (_transformers, _timm, _diffusers) if every else ():
+        names = sorted(registry().items())
+        entries |= dict(names[random.Random(seed).randrange(every) :: every])
+    if zoo is not None:
+        sys.path.insert(0, str(zoo))
+        for name, (family, build) in importlib.import_module("build").builders().items():
+            entries[name] = Entry(family, build)
+    return entries
+
+
+def import_torchvision() -> None:
+    """Import torchvision also where its library of operators does not load: its models need none of them."""
+    register = torch.library.register_fake
+
+    def lenient(op: Any, *args: Any, **kwargs: Any) -> Any:
+        return (lambda f: f) if str(op).startswith("torchvision::") else register(op, *args, **kwargs)
+
+    torch.library.register_fake = lenient  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        importlib.import_module("torchvision")
+    finally:
+        torch.library.register_fake = register
+
+
+# ---- transformers
+
+_TASKS = {
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "causal",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "masked",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "seq2seq",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES": "image",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": "text",
+}
+_SMALL: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "embedding_size"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "d_ff", "n_inner", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
+    **dict.fromkeys(("head_dim", "d_kv", "attention_head_size"), 8),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_sequence_length"), 64),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    "num_key_value_heads": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "vocab_size": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0,
+    "image_size": 32, "patch_size": 8, "num_labels": 3,
+}  # fmt: skip
+
+
+def _transformers() -> dict[str, Entry]:
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    entries: dict[str, Entry] = {}
+    for mapping, task in _TASKS.items():
+        for kind, model in getattr(auto, mapping).items():
+            name = model if isinstance(model, str) else model[0]
+            entries[f"transformers/{name}"] = Entry(
+                f"transformers, {task}", lambda kind=kind, name=name, task=task: _of_transformers(kind, name, task)
+            )
+    return entries
+
+
+def _of_transformers(kind: str, name: str, task: str) -> Model:
+    import transformers
+
+    default = transformers.AutoConfig.for_model(kind)
+    config = type(default)(**{key: value for key, value in _SMALL.items() if hasattr(default, key)})
+    module = getattr(transformers, name)(config)
+    if task == "image":
+        size = config.image_size if isinstance(getattr(config, "image_size", None), int) else 32
+        channels = getattr(config, "num_channels", 3)
+        return module, (), {"pixel_values": torch.randn(2, channels, size, size), "labels": torch.tensor([0, 1])}
+    ids = torch.randint(3, 60, (2, 8))
+    labels = torch.tensor([0, 1]) if task == "text" else ids[:, :6] if task == "seq2seq" else ids.clone()
+    if task == "text":
+        ids[:, -1] = 2  # the end, by which some models find the place to classify
+    return module, (), {"input_ids": ids, "labels": labels}
+
+
+# ---- timm
+
+
+_LARGEST = 12_000_000
+"""Parameters of a model of timm that is tried: its sizes are not made smaller."""
+
+
+def _timm() -> dict[str, Entry]:
+    timm = importlib.import_module("timm")
+    return {f"timm/{name}": Entry("timm", lambda n=name: _of_timm(n)) for name in timm.list_models()}
+
+
+def _of_timm(name: str) -> Model:
+    timm = importlib.import_module("timm")
+    size = timm.models.get_pretrained_cfg(name).input_size if timm.models.is_model_pretrained(name) else (3, 224, 224)
+    side = min(size[-1], 64)
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(name, num_classes=10, img_size=side)
+        settings = {"img_size": side}
+    except (TypeError, RuntimeError, AssertionError, ValueError):
+        with torch.device("meta"):
+            model = timm.create_model(name, num_classes=10)
+        settings, side = {}, side if not hasattr(model, "patch_embed") else size[-1]
+    count = sum(p.numel() for p in model.parameters())
+    if count > _LARGEST:
+        raise ValueError(f"{count / 1e6:.0f} million parameters, more than {_LARGEST / 1e6:.0f} million")
+    return timm.create_model(name, num_classes=10, **settings), (torch.randn(2, size[0], side, side),), {}
+
+
+# ---- diffusers
+
+_SMALL_DIFFUSION: dict[str, Any] = {
+    "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "sample_size": 8,
+    "patch_size": 2, "in_channels": 4, "out_channels": 4, "norm_num_groups": 8, "layers_per_block": 1,
+    "cross_attention_dim": 32, "caption_channels": 32, "joint_attention_dim": 32, "pooled_projection_dim": 32,
+    "caption_projection_dim": 32, "text_embed_dim": 32, "hidden_size": 32, "num_embeds_ada_norm": 10,
+    "time_embed_dim": 32,
+}  # fmt: skip
+_INPUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "sample": lambda: torch.randn(2, 4, 8, 8),
+    "hidden_states": lambda: torch.randn(2, 4, 8, 8),
+    "timestep": lambda: torch.tensor([3, 7]),
+    "encoder_hidden_states": lambda: torch.randn(2, 5, 32),
+    "class_labels": lambda: torch.tensor([1, 2]),
+    "pooled_projections": lambda: torch.randn(2, 32),
+}
+
+
+def _diffusers() -> dict[str, Entry]:
+    models: Any = importlib.import_module("diffusers.models")
+    names = [name for group in models._import_structure.values() for name in group]
+    kinds = {name: kind for name, kind in ((n, getattr(models, n)) for n in names) if inspect.isclass(kind)}
+    return {
+        f"diffusers/{name}": Entry("diffusers", lambda kind=kind: _of_diffusers(kind))
+        for name, kind in kinds.items()
+        if issubclass(kind, nn.Module) and "Flax" not in name
+    }
+
+
+def _of_diffusers(kind: Any) -> Model:
+    known = inspect.signature(kind.__init__).parameters
+    settings = {key: value for key, value in _SMALL_DIFFUSION.items() if key in known}
+    if "block_out_channels" in known:
+        blocks = known["block_out_channels"].default
+        settings["block_out_channels"] = tuple(16 * (i + 1) for i in range(len(blocks)))
+    module = kind(**settings)
+    wanted = inspect.signature(module.forward).parameters.values()
+    inputs = {p.name: _INPUTS[p.name]() for p in wanted if p.name in _INPUTS}
+    return module, (), inputs
+
+
+def names_of(chosen: dict[str, Entry], done: set[str]) -> Iterator[str]:
+    """The models that were not tried yet, the families in turn, so that a run that ends early has something of all."""
+    families: dict[str, list[str]] = {}
+    for name, entry in chosen.items():
+        if name not in done:
+            families.setdefault(entry.family.partition(",")[0], []).append(name)
+    while any(families.values()):
+        yield from (names.pop(0) for names in families.values() if names)

@@ -1,0 +1,81 @@
+"""`bridge.verify` says which side is right where a leaf is beyond tolerance."""
+
+import pytest
+import torch
+from eager import Call, randn
+from torch import nn
+
+import bridge
+from bridge.tensor.tensor import BridgeTensor
+
+
+def notes(module, *args, **options):
+    """The decisions by leaf."""
+    report = bridge.verify(module, *args, steps=1, **options)
+    assert not report.ok
+    return {f"{row.kind} {row.name}": row.note for row in report.rows if row.verdict == "beyond tolerance"}
+
+
+class Wrong(torch.autograd.Function):
+    """A backward that is not the derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 7
+
+
+def wrong_in(side):
+    """The sine, whose backward is wrong on one side."""
+    return lambda x: Wrong.apply(x) if isinstance(x, BridgeTensor) == (side == "JAX") else x.sin()
+
+
+@pytest.mark.parametrize("side", ["PyTorch", "JAX"])
+def test_a_gradient_of_an_input_is_decided_by_a_finite_difference(side):
+    [note] = notes(Call(wrong_in(side)), randn(5)).values()
+    assert note.startswith(f"{side} is off: finite difference ") and "in float64 PyTorch" in note
+
+
+def test_a_gradient_of_a_parameter_in_a_later_step_with_draws():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.calls = nn.Buffer(torch.zeros(()))
+
+        def forward(self, x):
+            x = self.layer(x) + torch.randn_like(x)
+            self.calls += 1
+            return torch.where(self.calls > 1, wrong_in("PyTorch")(x), x)
+
+    report = bridge.verify(Noisy(), randn(3, 4))
+    decided = {(r.name, r.step) for r in report.rows if r.note.startswith("PyTorch is off")}
+    assert decided == {("layer.weight", 1), ("layer.bias", 1), ("0", 1)}
+
+
+@pytest.mark.parametrize("side", ["PyTorch", "JAX"])
+def test_an_output_is_decided_where_both_agree_in_float64(side):
+    def forward(x):
+        off = x.dtype == torch.float32 and isinstance(x, BridgeTensor) == (side == "JAX")
+        return x + 0.5 if off else x
+
+    assert notes(Call(forward), randn(5))["output value"].startswith(f"{side} is off: both in float64 ")
+
+
+def test_no_decision_where_nothing_agrees():
+    module = Call(lambda x: x + 0.5 * isinstance(x, BridgeTensor))
+    assert notes(module, randn(5))["output value"].startswith("undecided: both in float64 nan, PyTorch ")
+    twice = Call(lambda x: Wrong.apply(x) if isinstance(x, BridgeTensor) else Wrong.apply(x) * 2 - x.sin())
+    assert notes(twice, randn(5))["input gradient 0"].startswith("undecided: finite difference ")
+
+
+def test_no_decision_where_pytorch_fails_in_float64():
+    def forward(x):
+        assert x.dtype == torch.float32, "no float64"
+        return wrong_in("PyTorch")(x)
+
+    [note] = notes(Call(forward), randn(5)).values()
+    assert note.startswith("PyTorch fails in float64, by which it could be judged: AssertionError")

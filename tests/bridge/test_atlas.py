@@ -1,0 +1,91 @@
+"""`benchmarks.atlas`: models of registries in processes of their own, the file of results and the page."""
+
+import importlib.util
+import json
+import os
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import atlas, atlas_models
+
+
+def result(status="right", **fields):
+    return {"name": "a", "family": "f", "train": False, "help": False, "status": status, "cause": "", **fields}
+
+
+def built(module, *args):
+    return atlas_models.Entry("f", lambda: (module, args, {}))
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def test_what_came_of_a_model():
+    def fails():
+        raise ValueError("no such size")
+
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    assert atlas.attempt(built(nn.Linear(3, 2), x), True)["status"] == "right"
+    assert "asks for the value" in atlas.attempt(built(Branching(), x), False)["cause"]
+    assert atlas.attempt(built(nn.Linear(4, 2), x), False)["status"] == "fails in PyTorch"
+    unbuilt = atlas.attempt(atlas_models.Entry("f", fails), False)
+    assert unbuilt == {"status": "not built", "cause": "ValueError: no such size"}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_process_that_ends_early_or_takes_too_long():
+    assert atlas.in_process(lambda: {"status": "right"}, 30) == {"status": "right"}
+    assert atlas.in_process(lambda: os._exit(3), 30)["status"] == "crashed"
+    assert atlas.in_process(lambda: time.sleep(60) or {}, 0)["status"] == "over the limit"
+
+
+def test_a_page_by_family(tmp_path):
+    rows = [
+        result(name="right"),
+        result("refused", name="pyg/GCN", cause="a branch in the module, at /x/y/loop.py:7: `if a | b`. Remedy: none."),
+        result("right", name="pyg/GCN", help=True),
+        result("PyTorch is off", name="off", family="g"),
+        result("not built", name="unbuilt", family="g"),
+        result("refused", name="trained", train=True),
+    ]
+    path, page = tmp_path / "atlas.jsonl", tmp_path / "atlas.md"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page.write_text("# The atlas\n\ntext\n\n## Evaluation\n\nold\n")
+    atlas.main([str(path), "--page", str(page)])
+    text = page.read_text()
+    assert text.startswith("# The atlas\n\ntext\n\n## Evaluation\n") and "old" not in text
+    assert "| all | 3 | 2 (67 %) | 3 (100 %) | 1 | 0 | 1 | 0 | 1 |" in text
+    assert "| pyg/GCN | refused | a branch in the module, loop.py:7: `if a / b` | " in text
+    assert '`known_inputs="1"`: right |' in text and "unbuilt" not in text
+    assert "| all | 1 | 0 (0 %) | 0 (0 %) | 1 |" in text.partition("## Training")[2]
+
+
+def test_families_take_turns_and_what_is_done_is_left_out():
+    chosen = dict.fromkeys(("x/1", "x/2"), built(nn.Identity()))
+    chosen |= {"y/1": atlas_models.Entry("y, text", lambda: (nn.Identity(), (), {}))}
+    assert [*atlas_models.names_of(chosen, {"x/1"})] == ["x/2", "y/1"]
+
+
+SAMPLE = {
+    "transformers": ["GPT2LMHeadModel", "Qwen2ForSequenceClassification", "T5ForConditionalGeneration"],
+    "timm": ["test_vit", "test_convnext"],
+    "diffusers": ["DiTTransformer2DModel"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("package", "name"), [(package, n) for package, names in SAMPLE.items() for n in names])
+def test_a_sample(package, name, monkeypatch):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if package != "transformers":
+        atlas_models.import_torchvision()
+    entries = getattr(atlas_models, f"_{package}")()
+    came = atlas.attempt(entries[f"{package}/{name}"], False)
+    assert came["status"] == "right", came

@@ -1,0 +1,195 @@
+"""HRM-Text beside transformers and beside the published modules: weights in both layouts, outputs and gradients."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from support.published_hrm_text import build_published
+
+import bridge
+from models_torch.gpt import IGNORED_TARGET
+from models_torch.hrm_text import HRMText, HRMTextConfig, from_transformers, to_transformers
+
+TINY = {"seq_len": 12, "vocab_size": 37, "n_layers": 2, "hidden_size": 32, "num_heads": 2, "forward_dtype": "float32"}
+LENGTHS = ((3, 5), (1, 1), (2, 0))
+"""Instruction and response of the samples of a row of 12 positions."""
+DESIGNS = {
+    "hrm": {},
+    "trm": {"L_cycles": 1, "bp_steps": 2},
+    "ut": {"L_cycles": 4, "bp_steps": 2},
+    "rins": {"L_cycles": 7, "bp_steps": 4},
+    "transformer": {},
+}
+
+
+def built(seed=0, **fields):
+    torch.manual_seed(seed)
+    return HRMText(HRMTextConfig(**TINY, **fields))
+
+
+def packed(seed=0):
+    """Two equal rows of three samples: tokens, targets, and what `forward` takes of them."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(37, (12,), generator=generator)
+    targets = torch.randint(37, (12,), generator=generator)
+    positions, samples, instruction = [], [], []
+    for number, (asked, answered) in enumerate(LENGTHS):
+        positions += range(asked + answered)
+        samples += [number] * (asked + answered)
+        instruction += [True] * asked + [False] * answered
+    last_asked = torch.tensor([i + 1 == len(instruction) or not instruction[i + 1] for i in range(12)])
+    targets = torch.where(torch.tensor(instruction) & ~last_asked, IGNORED_TARGET, targets)
+    parts = {
+        "positions": torch.tensor(positions, dtype=torch.int32),
+        "samples": torch.tensor(samples, dtype=torch.int32),
+        "instruction": torch.tensor(instruction),
+    }
+    return (
+        tokens.int().expand(2, -1),
+        targets.int().expand(2, -1),
+        {name: each.expand(2, -1) for name, each in parts.items()},
+    )
+
+
+def attends_of(parts):
+    """Which positions (last axis) each position of the first row attends to, for the stand-in of FlashAttention."""
+    samples, instruction, place = parts["samples"][0], parts["instruction"][0], torch.arange(12)
+    seen = (place[:, None] >= place) | (instruction[:, None] & instruction)
+    return seen & (samples[:, None] == samples)
+
+
+def of_transformers(ours, **options):
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "HrmTextConfig"):
+        pytest.skip("transformers without HRM-Text")
+    config = ours.config
+    theirs = transformers.HrmTextForCausalLM(
+        transformers.HrmTextConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=ours.model.L_level.core.layers[0].mlp.down_proj.weight.shape[1],
+            num_hidden_layers=config.layers_per_stack,
+            num_attention_heads=config.num_heads,
+            head_dim=config.hidden_size // config.num_heads,
+            H_cycles=config.H_cycles,
+            L_cycles=config.L_cycles,
+            embedding_scale=config.hidden_size**0.5,
+            max_position_embeddings=config.seq_len,
+            **options,
+        )
+    )
+    theirs.load_state_dict(to_transformers(ours.state_dict()))
+    return theirs
+
+
+def close(mine, expected, tolerance=1e-5):
+    scale = max(float(expected.abs().max()), 1e-6)
+    assert float((mine - expected).abs().max()) <= tolerance * scale
+
+
+def test_weights_go_to_transformers_and_back():
+    ours = built()
+    state = ours.state_dict()
+    back = from_transformers(of_transformers(ours).state_dict())
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype for name in state)
+
+
+@pytest.mark.parametrize("bp_steps", [3, 4, 5])
+def test_logits_and_gradients_are_those_of_transformers(bp_steps):
+    ours = built(bp_steps=bp_steps)
+    theirs = of_transformers(ours, prefix_lm=True, L_bp_cycles=[0, bp_steps - 2])
+    tokens = torch.randint(37, (2, 12), generator=torch.Generator().manual_seed(1))
+    asked = torch.arange(12).expand(2, -1) < 5
+    direction = torch.randn(2, 12, 37, generator=torch.Generator().manual_seed(2))
+    logits = ours(tokens, instruction=asked)
+    expected = theirs(tokens, token_type_ids=asked.long(), use_cache=False).logits
+    close(logits, expected)
+    close(ours(tokens), theirs(tokens, use_cache=False).logits)
+    (logits * direction).sum().backward()
+    (expected * direction).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
+    mine = to_transformers({name: parameter.grad for name, parameter in ours.named_parameters()})
+    assert mine.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        close(mine[name], gradient)
+
+
+def test_samples_of_a_row_are_computed_as_if_alone():
+    ours = built()
+    tokens, targets, parts = packed()
+    losses = ours(tokens, targets, **parts, loss_reduction="none").unflatten(0, (2, 12))
+    first = 0
+    for asked, answered in LENGTHS:
+        own = slice(first, first + asked + answered)
+        instruction = (torch.arange(asked + answered) < asked)[None]
+        alone = ours(tokens[:1, own], targets[:1, own], instruction=instruction, loss_reduction="none")
+        torch.testing.assert_close(losses[0, own], alone, rtol=1e-5, atol=1e-5)
+        gradient = torch.autograd.grad(losses[0, own].sum(), ours.lm_head.weight, retain_graph=True)[0]
+        close(gradient, torch.autograd.grad(alone.sum(), ours.lm_head.weight)[0])
+        first += asked + answered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("design", "fields"), [*DESIGNS.items(), ("hrm", {"bp_steps": 2})], ids=str)
+def test_the_bridge_keeps_the_gradients_of_each_design(design, fields):
+    tokens, targets, parts = packed()
+    report = bridge.verify(built(design=design, **fields), tokens, targets, **parts, tolerance=1e-5)
+    assert report.ok, report
+
+
+@pytest.fixture
+def published(monkeypatch):
+    if "HRM_TEXT_DIR" not in os.environ:
+        pytest.skip("set HRM_TEXT_DIR to a checkout of HRM-Text")
+    return lambda config: build_published(monkeypatch, config)
+
+
+@pytest.mark.parametrize(
+    ("design", "fields"),
+    [*DESIGNS.items(), *(("hrm", {"bp_steps": bp_steps}) for bp_steps in (2, 3, 4))],
+    ids=str,
+)
+def test_the_published_modules_and_ours_are_the_same_model(published, design, fields):
+    ours = built(design=design, **fields)
+    theirs = published(ours.config)
+    theirs.load_state_dict(ours.state_dict())
+    assert all(torch.equal(theirs.state_dict()[name], array) for name, array in ours.state_dict().items())
+    tokens, _, parts = packed()
+    options = {"bp_steps": ours.config.bp_steps} if design == "hrm" else {}
+    x = theirs.embed_tokens(tokens[0])
+
+    def logits_of(x):
+        _, hidden = theirs.model(None, x, position_ids=parts["positions"][0], attends=attends_of(parts), **options)
+        return theirs.lm_head(hidden)
+
+    found, expected = ours(tokens, **parts), logits_of(x)
+    close(found[0], expected)
+    direction = torch.from_numpy(np.random.default_rng(0).normal(size=expected.shape).astype(np.float32))
+    (found[0] * direction).sum().backward()
+    (expected * direction).sum().backward()
+    for name, parameter in theirs.named_parameters():
+        mine = ours.get_parameter(name).grad
+        assert (mine is None) == (parameter.grad is None)  # of the embedding with two steps: all is under no_grad
+        if mine is not None:
+            close(mine, parameter.grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bp_steps", [2, 3, 4, 5])
+def test_the_bridge_keeps_the_gradients_of_the_published_module(published, bp_steps):
+    class Published(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.whole = model
+
+        def forward(self, tokens, positions, attends):
+            x = self.whole.embed_tokens(tokens)
+            _, hidden = self.whole.model(None, x, position_ids=positions, attends=attends, bp_steps=bp_steps)
+            return self.whole.lm_head(hidden)
+
+    tokens, _, parts = packed()
+    module = Published(published(built(bp_steps=bp_steps).config))
+    report = bridge.verify(module, tokens[0], parts["positions"][0], attends_of(parts), tolerance=1e-5)
+    assert report.ok, report

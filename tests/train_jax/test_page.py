@@ -1,0 +1,230 @@
+"""The page of `trm serve` in a real Chromium: on a phone and on a desk, by pointer, keyboard and screen reader."""
+
+import json
+import time
+
+import pytest
+from starlette.testclient import TestClient
+from support.browser import chromium, open_page
+from support.served import alphabet, listening, model_of
+from support.untrained_run import write_run
+from test_served_puzzles import write_sudokus
+
+from train_jax.run.restore import restore
+from train_jax.serving.app import create_app
+from train_jax.serving.gate import Gate
+from train_jax.serving.limits import Limits
+from train_jax.stages.build_data import MazeData
+from train_jax.stages.build_data import main as build_data
+from train_jax.tasks.language.chat.server import TextService
+from train_jax.tasks.puzzles.server import Player, PuzzleService
+
+LIMITS = Limits(requests_per_minute=10**6)
+
+
+def in_chromium(test):
+    reason = "no chromium; install Debian's package `chromium`"
+    return pytest.mark.slow(pytest.mark.skipif(chromium() is None, reason=reason)(test))
+
+
+ANSWERED = (
+    "document.querySelector('.answer') && "
+    "[...document.querySelectorAll('.answer')].every((each) => each.getAttribute('aria-busy') === 'false')"
+)
+SOLVED = "!document.querySelector('#solve').hidden && document.querySelector('#play').innerText === 'Play'"
+FOCUSABLE = """[...document.querySelectorAll('button, input, select, textarea, summary, [tabindex]')]
+    .filter((each) => each.checkVisibility() && each.tabIndex >= 0 && !each.disabled).length"""
+
+
+def test_the_files_come_from_here_and_load_nothing_from_elsewhere():
+    with TestClient(create_app(Gate(LIMITS, "secret"), []), base_url="http://any.host") as client:
+        for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+            response = client.get(path)
+            assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
+            assert "default-src 'none'" in response.headers["content-security-policy"]
+            assert "http://" not in response.text and "https://" not in response.text
+        assert client.get("/v1/models").status_code == 404 and client.get("/metrics").status_code == 401
+        assert "--wrong: light-dark(" in client.get("/page.css").text
+
+
+def write_mazes(folder):
+    """Writes 5x5 mazes to `folder/set`, and a run with initial weights to `folder/run`."""
+    build_data(MazeData(output_dir=folder / "set", size=5, num_train=12, num_test=4))
+    write_run(folder / "run", folder / "set", act_steps=2, step=3)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return model_of(others={5: alphabet()}, limits=LIMITS, capacity=900)
+
+
+@pytest.fixture(scope="module")
+def gate():
+    return Gate(LIMITS)
+
+
+@pytest.fixture(scope="module")
+def address(toy, gate, made_once):
+    players = [Player("four", restore(str(made_once("sudokus", write_sudokus) / "run")))]
+    players.append(Player("maze", restore(str(made_once("mazes", write_mazes) / "run"))))
+    services = [
+        TextService(gate, [toy, model_of("alphabet", alphabet(), limits=LIMITS)]),
+        PuzzleService(gate, players),
+    ]
+    with listening(create_app(gate, services)) as port:
+        yield f"http://127.0.0.1:{port}/"
+    for service in services:
+        service.close()
+
+
+@pytest.fixture(params=[390, 1280])
+def page(request, address, tmp_path):
+    with open_page(tmp_path, width=request.param) as page:
+        page.open(address)
+        page.evaluate("document.querySelector('#temperature').value = 0")
+        page.evaluate("document.querySelector('#temperature').dispatchEvent(new Event('change'))")
+        yield page
+        page.evaluate("1")  # reads what the page reported last
+        assert not page.problems and all(each.startswith((address, "data:")) for each in page.requests)
+        assert page.evaluate("document.documentElement.scrollWidth") <= request.param, "nothing is beside the screen"
+
+
+def send(page, text):
+    page.click("#message")
+    page.type(text)
+    page.press("Enter")
+
+
+def texts(page, selector):
+    return page.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.innerText)")
+
+
+@in_chromium
+def test_a_conversation(page, toy, monkeypatch):
+    send(page, "hi")
+    page.until(ANSWERED)
+    assert texts(page, ".question p") == ["hi"] and texts(page, ".tool code") == ["6*7"]
+    assert texts(page, ".tool strong") == ["42"] and texts(page, ".text > .token") == ["O", "K", "."]
+    # the probability of a token, by pointer and by keyboard
+    page.evaluate("document.querySelector('.text').focus()")
+    page.press("ArrowRight", "ArrowRight")
+    shown = page.text(".readout")
+    assert shown.startswith("“K” ") and shown.endswith(" %") and 5 < float(shown.split()[1]) < 14
+    page.click(".text > .token:last-child")
+    assert page.text(".readout").startswith("“.” ")
+    # another checkpoint answers the same question
+    step = toy.thread.engine.step
+    monkeypatch.setattr(toy.thread.engine, "step", lambda: (time.sleep(0.05), step())[1])
+    page.evaluate("document.querySelector('.answer input[type=range]').focus()")
+    page.press("ArrowRight")
+    page.until("document.querySelector('.text').innerText.startsWith('abcdefghij')")
+    assert page.evaluate("document.querySelector('.answer').getAttribute('aria-busy')") == "true"
+    page.click("#stop")
+    page.until(ANSWERED)
+    stopped = page.text(".text")
+    assert stopped in "abcdefghijklmnopqrstuvwxyz" * 40 and page.text(".speed").endswith("stopped")
+    page.until_python(lambda: toy.thread.rows == 0)
+    # two models; the stopped answer is a part of the conversation
+    page.click("#models label:nth-of-type(2) input")
+    page.click(".answer input[type=range]")
+    page.press("ArrowLeft", "ArrowLeft")
+    page.until("document.querySelector('.text').innerText.includes('OK.')")
+    send(page, "and now?")
+    page.until("document.querySelectorAll('.answer').length === 3 && " + ANSWERED)
+    assert texts(page, ".answer h3") == ["toy", "toy", "alphabet"]
+    # edits and reloads
+    page.click(".question button")
+    page.evaluate("document.querySelector('.question textarea').select()")
+    page.type("hello")
+    page.press("Enter")
+    page.until("document.querySelectorAll('.turn').length === 1 && " + ANSWERED)
+    before = texts(page, ".question p, .text")
+    assert before[0] == "hello" and len(before) == 3
+    page.reload()
+    assert texts(page, ".question p, .text") == before and page.text("#models").split() == ["Models", "toy", "alphabet"]
+    page.evaluate("document.querySelector('#theme').value = 'dark'")
+    page.click("#clear")
+    page.reload()
+    assert texts(page, ".turn") == []
+
+
+@in_chromium
+def test_a_puzzle(page):
+    page.click("#tab-puzzles")
+    page.click("#editor .cell")
+    page.press("1", "ArrowRight", "2", "ArrowDown", "ArrowDown", "9", "3", "ArrowUp", "4", "x")
+    page.click("#text-form summary")
+    assert page.evaluate("document.querySelector('#puzzle-text').value") == "12..\n.4..\n.3..\n...."
+    page.click("#several")
+    page.click("#solve")
+    page.until(SOLVED)
+    assert len(texts(page, "#boards figure")) == 4 and page.text("#step-shown") == "3 of 3"
+    assert page.evaluate("document.querySelectorAll('.halts')[3].children.length") == 3
+    assert all("ACT step 3" in text and "solved" in text for text in texts(page, "#boards figcaption"))
+    page.evaluate("document.querySelector('#step').focus()")
+    page.press("ArrowLeft", "ArrowLeft")
+    assert "ACT step 1, " in page.text("#boards figcaption")
+    page.evaluate("""document.querySelector('#editor').dispatchEvent(new ClipboardEvent("paste", {
+        bubbles: true, cancelable: true, clipboardData: (() => {
+            const data = new DataTransfer();
+            data.setData("text", "1 2 1 .\\n" + ". ".repeat(12));
+            return data;
+        })(),
+    }))""")
+    page.click("#solve")
+    page.until("!document.querySelector('#problem').hidden")
+    assert page.text("#problem") == (
+        "puzzle: the Sudoku has digit 1 more than once in row 1, expected every digit at most once; correct the givens"
+    )
+    assert len(page.problems) == 1 and "400" in page.problems.pop(), "the browser logs the refusal, nothing else"
+
+
+@in_chromium
+def test_a_maze_is_drawn(page):
+    page.click("#tab-puzzles")
+    page.evaluate("document.querySelector('#player').value = 'maze'")
+    page.evaluate("document.querySelector('#player').dispatchEvent(new Event('change'))")
+    page.click("#text-form summary")
+    boxes = "[...document.querySelectorAll('#editor .cell')].map((each) => each.getBoundingClientRect())"
+    page.evaluate("document.querySelector('#editor').scrollIntoView({block: 'center'})")
+    places = page.evaluate(f"{boxes}.map((box) => [box.x + box.width / 2, box.y + box.height / 2])")
+    page.pointer("mousePressed", *places[5], button="left", buttons=1, clickCount=1)
+    for place in places[6:9]:
+        page.pointer("mouseMoved", *place, button="left", buttons=1)
+    page.pointer("mouseReleased", *places[8], button="left", clickCount=1)
+    page.click("#editor .cell")
+    page.press("S", "ArrowUp", "g", "ArrowRight", ".")
+    text = "S....\n####.\n.....\n.....\nG...."
+    assert page.evaluate("document.querySelector('#puzzle-text').value") == text
+    page.click("#brushes label:nth-of-type(4) input")
+    page.evaluate("document.querySelectorAll('#editor .cell')[12].focus()")
+    page.press(" ")
+    assert (
+        page.evaluate("document.querySelector('#puzzle-text').value")
+        == text.replace("G", ".")[:14] + "G" + (text.replace("G", ".")[15:])
+    )
+    page.click("#solve")
+    page.until(SOLVED)
+    assert page.text("#step-shown") == "2 of 2" and len(texts(page, "#boards figure")) == 1
+    page.click("#example")
+    page.until("document.querySelector('#puzzle-text').value.includes('#')")
+
+
+@in_chromium
+def test_keyboard_and_screen_reader_reach_everything(page):
+    send(page, "hi")
+    page.until(ANSWERED)
+    for tab, expected in (
+        ("#tab-chat", {("textbox", "Message"), ("slider", "Checkpoint of toy"), ("log", "Conversation")}),
+        ("#tab-puzzles", {("group", "4x4 Sudoku"), ("textbox", "row 4, column 4"), ("button", "Solve")}),
+    ):
+        page.click(tab)
+        named = page.names_by_role()
+        controls = ("button", "textbox", "checkbox", "slider", "combobox", "spinbutton", "tab", "radio", "image")
+        assert expected <= {*named} and not [role for role, name in named if role in controls and not name.strip()]
+        page.evaluate("document.activeElement.blur(); window.reached = new Set()")
+        count = page.evaluate(FOCUSABLE)
+        for _ in range(count + 2):  # the focus also leaves the page
+            page.press("Tab")
+            page.evaluate("reached.add(document.activeElement)")
+        assert page.evaluate("reached.delete(document.body), reached.size") == count

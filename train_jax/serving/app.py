@@ -1,0 +1,74 @@
+"""The application behind `trm serve`: services, their metrics, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from train_jax.serving.gate import HANDLERS, Gate
+from train_jax.serving.page import page_routes
+
+Metric = tuple[str, str, Mapping[str, float]]
+"""The kind, a description, and the values by labels, such as `{model="run"}`."""
+
+
+class Service(Protocol):
+    """Models of one kind."""
+
+    @property
+    def routes(self) -> Sequence[Route]: ...
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]: ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether a model cannot answer any more."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def create_app(gate: Gate, services: Sequence[Service]) -> Starlette:
+    """Returns the application; its services are closed when it ends."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        for service in services:
+            await asyncio.to_thread(service.close)
+
+    async def health(_: Request) -> Response:
+        failed = any(service.failed for service in services)
+        return JSONResponse({"status": "the engine has stopped" if failed else "ok"}, 503 if failed else 200)
+
+    def metrics(_: Request) -> Response:
+        return PlainTextResponse(_text(_metrics(gate, services)), media_type="text/plain; version=0.0.4")
+
+    routes = [Route("/health", health), Route("/metrics", gate.open(metrics)), *page_routes()]
+    routes += [route for service in services for route in service.routes]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=HANDLERS)
+
+
+def _metrics(gate: Gate, services: Iterable[Service]) -> dict[str, Metric]:
+    metrics: dict[str, Metric] = {}
+    for service in services:
+        metrics |= service.metrics
+    statuses = {f'{{status="{status}"}}': count for status, count in sorted(gate.statuses.items())}
+    return metrics | {"trm_requests_total": ("counter", "requests for answers by status", statuses)}
+
+
+def _text(metrics: Mapping[str, Metric]) -> str:
+    """Returns metrics in the text format of Prometheus."""
+    lines = []
+    for name, (kind, text, samples) in metrics.items():
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{labels} {value}" for labels, value in samples.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,173 @@
+"""Requests before they are answered: access, rate and size; and the form of a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from sse_starlette import EventSourceResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from train_jax.serving.limits import ApiError, Limits
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+_SEND_SECONDS = 30
+"""A client that takes nothing for so long is gone."""
+_REMEMBERED_CLIENTS = 10_000
+
+
+class Gate:
+    """Decides which requests are answered, and counts them."""
+
+    def __init__(self, limits: Limits, token: str = ""):
+        """A request needs `token`, unless it is empty; then its host must be this one."""
+        self.limits, self.token = limits, token
+        self.statuses: Counter[int] = Counter()
+        self._times: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def open(self, answer: Callable[[Request], Response]) -> Endpoint:
+        """Returns the endpoint for a request without a body that costs nothing."""
+
+        async def endpoint(request: Request) -> Response:
+            self.check_access(request)
+            return answer(request)
+
+        return endpoint
+
+    def counted(self, answer: Callable[[Request, bytes], Awaitable[Response]]) -> Endpoint:
+        """Returns the endpoint for a request whose body is answered, within the limits."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                self.check_access(request)
+                self.check_rate(request)
+                response = await answer(request, await self._body(request))
+            except ApiError as error:
+                response = refusal(error)
+            except ClientDisconnect:
+                response = Response(status_code=499)  # nobody reads it
+            self.statuses[response.status_code] += 1
+            return response
+
+        return endpoint
+
+    def check_access(self, request: Request) -> None:
+        """Raises `ApiError` without the token, or for pages of other sites while there is none."""
+        if self.token:
+            given = request.headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode("latin-1"), f"Bearer {self.token}".encode()):
+                raise ApiError(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
+            return
+        # A page of another site may send requests to this machine, also under a name of its own.
+        host = request.headers.get("host", "")
+        if not is_loopback(_name_of(host)):
+            raise ApiError(403, "the host is another one; without a token, use 127.0.0.1 or localhost")
+        if request.headers.get("origin", f"http://{host}") != f"http://{host}":
+            raise ApiError(403, "the page is of another site; use a token")
+
+    def check_rate(self, request: Request) -> None:
+        """Raises `ApiError` for more requests in a minute than a client may have."""
+        client, now = request.client.host if request.client else "", time.monotonic()
+        times = self._times.setdefault(client, deque())
+        self._times.move_to_end(client)
+        if len(self._times) > _REMEMBERED_CLIENTS:
+            self._times.popitem(last=False)
+        while times and times[0] <= now - 60:
+            times.popleft()
+        most = self.limits.requests_per_minute
+        if len(times) >= most:
+            raise ApiError(429, f"more than {most} requests in a minute; try again later", code="rate_limit_exceeded")
+        times.append(now)
+
+    async def _body(self, request: Request) -> bytes:
+        content, limits = bytearray(), self.limits
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > limits.body_bytes:
+                        raise ApiError(413, f"the body is longer than {limits.body_bytes} bytes; send a shorter one")
+        except TimeoutError:
+            raise ApiError(408, f"the body took longer than {limits.body_seconds:g} seconds") from None
+        return bytes(content)
+
+
+def _name_of(host: str) -> str:
+    """Returns the host without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only this machine reaches the host."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# ---- responses
+
+
+def refusal(error: ApiError) -> JSONResponse:
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}}.get(error.status)
+    return JSONResponse(error.body(), error.status, headers)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return refusal(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = refusal(ApiError(error.status_code, f"{error.detail}: see `trm serve --help` for the paths"))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _server_error(request: Request, error: Exception) -> Response:
+    return refusal(ApiError(500, "the server failed; its log says why"))
+
+
+HANDLERS: Any = {ApiError: _api_error, HTTPException: _http_error, Exception: _server_error}
+
+
+def event_stream(events: AsyncGenerator[str], *, gone: Callable[[], None] = lambda: None) -> Response:
+    """Returns server-sent events. `gone` is called when the client goes, perhaps before the first event."""
+
+    async def lines() -> AsyncIterator[dict[str, str]]:
+        async with contextlib.aclosing(events):
+            async for each in events:
+                yield {"data": each}
+
+    async def closed(_: Any) -> None:
+        gone()
+
+    return EventSourceResponse(lines(), sep="\n", send_timeout=_SEND_SECONDS, client_close_handler_callable=closed)
+
+
+async def unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
+    """Returns the response; ends it if the client goes before."""
+    computed = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(request.receive())  # after the body, the next message is that the client has gone
+    try:
+        await asyncio.wait({computed, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not computed.done():
+            raise ClientDisconnect
+        return computed.result()
+    finally:
+        for task in (computed, gone):
+            task.cancel()
+        await asyncio.gather(computed, gone, return_exceptions=True)

@@ -1,0 +1,89 @@
+"""What a server accepts, how it refuses the rest, and the JSON of a request."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from models_torch.ranges import Range, check_ranges
+from train_jax.errors import brief
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass
+class ApiError(Exception):
+    """A request that is not served."""
+
+    status: int
+    message: str
+    param: str | None = None
+    """The name of the field."""
+    code: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a server accepts."""
+
+    body_bytes: Annotated[int, Range(1, 2**30)] = 256 * 1024
+    """Bytes of a request."""
+    body_seconds: Annotated[float, Range(0, 3600, low_excluded=True)] = 10.0
+    """Time in which a request has to arrive."""
+    prompt_tokens: Annotated[int, Range(1, 2**24)] = 8192
+    """Tokens of a prompt."""
+    queue: Annotated[int, Range(0, 10**6)] = 64
+    """Answers that wait for a slot, and puzzles that are solved at the same time."""
+    requests_per_minute: Annotated[int, Range(1, 10**9)] = 60
+    """Requests of a client, by its address."""
+    unread: Annotated[int, Range(1, 10**6)] = 1024
+    """Parts of a streamed answer that wait for the client; an answer with more is cancelled."""
+
+
+def read_json(content: bytes) -> dict[str, Any]:
+    """Reads the body of a request. Raises `ApiError` if it is no JSON object."""
+    try:
+        body = json.loads(content, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON ({str(error)[:100]})") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, f"the body is {brief(body)}; expected a JSON object")
+    return body
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def read_fields(kind: type[_Kind], body: Mapping[str, Any]) -> _Kind:
+    """Reads the fields of a dataclass; null is the default. Raises `ApiError` for a value out of its range."""
+    names = [each.name for each in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
+    given = {name: body[name] for name in names if body.get(name) is not None}
+    fields = kind(**given)
+    try:
+        check_ranges(fields)
+    except ValueError as error:
+        message = str(error)
+        name = message.partition(" ")[0]
+        raise ApiError(400, f"{name} is {brief(given[name])}; use{message.rpartition('; use')[2]}", name) from None
+    return fields
+
+
+def find_model(served: Mapping[str, Any], name: Any) -> Any:
+    """Returns what is served under a name, by default the first. Raises `ApiError` if there is no such name."""
+    if name is None and served:
+        return next(iter(served.values()))
+    if isinstance(name, str) and name in served:
+        return served[name]
+    if not served:
+        raise ApiError(404, "no model of this kind is served; give its run to `trm serve`", "model", "model_not_found")
+    names = ", ".join(map(repr, served))
+    raise ApiError(404, f"the model {brief(name)} is not here; use {names}", "model", "model_not_found")

@@ -1,0 +1,147 @@
+"""A chat run: a language model that is asked problems while it is trained on conversations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Annotated, Any
+
+from models_torch.ranges import Range
+from train_jax.core.objective import Objective
+from train_jax.core.state import TrainState
+from train_jax.errors import UserError
+from train_jax.run.config import RunConfig
+from train_jax.run.model import build_module
+from train_jax.runtime.devices import Devices
+from train_jax.task import Evaluation, Periodic
+from train_jax.tasks.language.chat.conversations import render_prompt, special_tokens
+from train_jax.tasks.language.chat.evaluation import Answering, answer_requests, generative_score
+from train_jax.tasks.language.chat.problems import Problems
+from train_jax.tasks.language.chat.task_names import task_name
+from train_jax.tasks.language.engine import Engine, Generation, Request
+from train_jax.tasks.language.generation import cache_positions
+from train_jax.tasks.language.sampling import Sampling
+from train_jax.tasks.language.task import LanguageConfig, LanguageTask
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatConfig(LanguageConfig):
+    """Problems that are asked during training."""
+
+    eval_problems: str = ""
+    """Problems of the test split that the model is asked during training, named as for `trm chat-eval --tasks` and
+    separated by spaces."""
+    problems_every_steps: Annotated[int, Range(0, 10**9)] = 20
+    """Steps between these evaluations; 0 for the one at the end alone."""
+    problems_limit: Annotated[int, Range(1, 10**9)] = 256
+    """Problems of each name in these evaluations; the one at the end has all."""
+    max_tokens: Annotated[int, Range(1, 10**6)] = 64
+    """Tokens of an answer, at most."""
+
+
+class ChatTask(LanguageTask):
+    """Conversations, and problems that the model is asked."""
+
+    config_class = ChatConfig
+    evaluated = (*LanguageTask.evaluated, "problems/accuracy")
+
+    def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
+        super().__init__(config, facts)
+        self.fields: ChatConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The names of the problems that are asked during training."""
+        return tuple(self.fields.eval_problems.split())
+
+    @property
+    def slots(self) -> int:
+        """The number of answers that are written at the same time."""
+        return self.config.eval_batch_size
+
+    def check(self, config: RunConfig, devices: Devices) -> None:
+        super().check(config, devices)
+        self.check_problems()
+
+    def check_problems(self) -> None:
+        """Raises `UserError` for problems that cannot be asked."""
+        for text in self.asked:
+            problems = task_name(text).problems
+            if problems.kind == "dialogue" or problems.runs_code:
+                reason = "runs programs that the model writes" if problems.runs_code else "has no right answers"
+                raise UserError(f"{text} {reason} and is not asked during training; name other problems")
+        if self.asked:
+            _ = self.engine
+
+    # ---- answers
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return self.data.tokenizer()
+
+    def opened(self) -> list[Problems]:
+        """Returns all problems that can be asked, of every split."""
+        return [self.test_problems(text) for text in self.asked]
+
+    def test_problems(self, text: str, count: int | None = None) -> Problems:
+        return task_name(text).open("test", seed=self.config.seed, count=count)
+
+    @cached_property
+    def answer_capacity(self) -> int:
+        """The positions of the longest question with an answer, at most those of a row; the last token is no input.
+
+        Raises `UserError` for a question that is longer than a row.
+        """
+        special_tokens(self.tokenizer)
+        questions = (each.conversation(index)[:-1] for each in self.opened() for index in range(len(each)))
+        longest, length = max(len(render_prompt(self.tokenizer, each)) for each in questions), self.config.arch.seq_len
+        if longest > length:
+            raise UserError(f"a problem has {longest} tokens and arch.seq_len is {length}; use a longer one")
+        return min(length, longest + self.fields.max_tokens - 1)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Raises `UserError` for a model without a cache."""
+        module = build_module(self.config, self, 1)
+        capacity = min(self.answer_capacity, cache_positions(module, self.config.model))
+        return Engine(module, Devices(runner=self.config.compute.runner), slots=self.slots, capacity=capacity)
+
+    def answers(self, requests: Iterable[Request]) -> Iterator[Generation]:
+        """Yields the answers to requests, with at most as many tokens as the engine holds."""
+        capacity = self.answer_capacity
+
+        def within(request: Request) -> Request:
+            room = capacity + 1 - len(request.prompt)
+            return dataclasses.replace(request, max_tokens=min(request.max_tokens, room))
+
+        return self.engine.complete(map(within, requests))
+
+    # ---- evaluation
+
+    @property
+    def eval_sampling(self) -> Sampling:
+        """How the model answers when it is evaluated: greedily."""
+        return Sampling(temperature=0.0)
+
+    def evaluate_problems(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
+        """Returns the share of the problems of the test split that are answered rightly, one answer to each.
+
+        With several names, `accuracy` is their mean.
+        """
+        self.engine.load(state.eval_params, state.buffers)
+        how = Answering(sampling=self.eval_sampling, max_tokens=self.fields.max_tokens)
+        figures, count = {}, 0
+        for text in self.asked:
+            problems = self.test_problems(text, limit or None)
+            rows = self.answers(answer_requests(self.tokenizer, problems, how))
+            figures[text] = generative_score(self.tokenizer, problems, rows).accuracy
+            count += len(problems)
+        metrics = {"accuracy": sum(figures.values()) / len(figures), "count": float(count)}
+        return Evaluation(metrics | (figures if len(figures) > 1 else {}))
+
+    def evaluations(self, objective: Objective, devices: Devices) -> list[Periodic]:
+        """Returns the evaluation of the text, and of the problems."""
+        text, fields = list(super().evaluations(objective, devices)), self.fields
+        asked = Periodic(self.evaluate_problems, fields.problems_every_steps, "problems", fields.problems_limit)
+        return [*text, asked] if self.asked else text
