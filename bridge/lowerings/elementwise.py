@@ -191,8 +191,14 @@ def erfcx(x):
 
 @lowers(aten.polygamma.default)
 def polygamma(n, x):
-    """`jax.lax.polygamma` is another function where `n` is zero, and wrong for numbers below -7, which give nan."""
+    """`jax.lax.polygamma` is another function where `n` is zero, and wrong for numbers below -7.
+
+    There, that of `n` = 1 is reflected, as PyTorch's is, and the others are nan.
+    """
     x = widened(x)
+    if n == 1:
+        near = jax.lax.polygamma(jnp.ones_like(x), jnp.where(x < -7, 1 - x, x))
+        return jnp.where(x < -7, jnp.square(jnp.pi / jnp.sin(jnp.pi * (x - jnp.round(x)))) - near, near)
     return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x)) if n else jax.lax.digamma(x)
 
 
