@@ -24,7 +24,7 @@ NEEDED = {"subsample_size": ["--source", "x/y"]}
 def test_every_number_has_a_range():
     assert {name for _, name in RANGES} == {
         "num_train", "num_test", "num_aug", "num_empty", "min_difficulty", "min_path", "max_path", "size",
-        "subsample_size", "seed", "workers", "examples", "vocab_size", "shard_tokens", "test_share",
+        "subsample_size", "seed", "workers", "examples", "vocab_size", "shard_tokens", "test_share", "epochs",
     }  # fmt: skip
 
 

@@ -86,7 +86,8 @@ def test_a_length_may_grow_only_where_one_is_given(place):
 
 def test_operational_fields_exist():
     fields = {field.name for field in dataclasses.fields(preset("tiny"))} | {"compute.", "optim.max_skipped_steps"}
-    assert fields >= OPERATIONAL
+    of_language = {f"task_config.{field.name}" for field in dataclasses.fields(preset("chat-tiny").task_config)}
+    assert fields | of_language >= OPERATIONAL
 
 
 def test_one_process_writes_a_local_folder(tmp_path):

@@ -10,7 +10,6 @@ from train_jax.run.config import RunConfig
 PRESETS = (
     "train_jax.tasks.puzzles.presets:PRESETS",
     "train_jax.tasks.language.presets:PRESETS",
-    "train_jax.tasks.language.instructions.presets:PRESETS",
 )
 """The presets of each task, as `package.module:NAME`: a mapping from names to `RunConfig`. Imported in this order,
 until one has the name that is asked for."""

@@ -17,6 +17,7 @@ from models_torch.gpt_2026 import GPT2026Config, has_value_embedding
 from train_jax.errors import UserError
 from train_jax.optim.config import OptimConfig, ParameterGroup
 from train_jax.run.config import ComputeConfig, RunConfig
+from train_jax.tasks.language.instructions.presets import BUILDERS
 from train_jax.tasks.language.task import LanguageConfig, Packing
 
 REFERENCE_TOKENS = 2**19
@@ -284,6 +285,7 @@ _NAMED: dict[str, Callable[[], RunConfig]] = {
     "chat-small": _small,
     "chat-tiny-2026": lambda: _chat_2026("chat-tiny-2026", 4, 128, 2, rows=16, steps=600),
 }
+_NAMED |= BUILDERS
 _RULES: dict[str, Callable[..., RunConfig]] = {"d": of_2025, "d-2026": of_2026, "chat-d": laptop}
 _BY_DEPTH = re.compile(r"(d|chat-d)(\d{1,6})(-2026)?(?:-r(\d{1,9}(?:\.\d{1,9})?))?")
 

@@ -1,6 +1,7 @@
 """Presets of HRM-Text: a small one for a CPU, and the published sizes for a slice of 32 chips."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 
 from models_torch.hrm_text import HRMTextConfig
 from train_jax.optim.config import OptimConfig
@@ -67,4 +68,8 @@ def _tiny() -> RunConfig:
     )
 
 
-PRESETS: Mapping[str, RunConfig] = {"hrm-text-tiny": _tiny()} | {f"hrm-text-{size}": _published(size) for size in SIZES}
+BUILDERS: dict[str, Callable[[], RunConfig]] = {
+    "hrm-text-tiny": _tiny,
+    **{f"hrm-text-{size}": partial(_published, size) for size in SIZES},
+}
+"""Presets by name, each built when it is asked for."""
