@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 SECONDS = 5
@@ -24,7 +25,7 @@ _HIDDEN = ("/run", "/proc", "/tmp", "/var/tmp", "/dev/shm", "/home", "/root")
 _WORK = "/run"
 
 _NEW = {"user": 0x10000000, "net": 0x40000000, "mount": 0x00020000, "pid": 0x20000000, "ipc": 0x08000000}
-_RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES = 0x4000, 0x40000, 2, 4
+_RECURSIVE, _PRIVATE, _BIND, _NO_SUID, _NO_DEVICES, _DETACH = 0x4000, 0x40000, 0x1000, 2, 4, 2
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 1
 
 
@@ -65,12 +66,32 @@ def _prepare(libc: ctypes.CDLL) -> None:
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
     size = ctypes.sizeof(attributes)
     check(libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, attributes, size), "mount_setattr")
-    needed = [Path(each).resolve() for each in (sys.prefix, sys.base_prefix, os.__file__)]
-    for folder in map(Path, _HIDDEN):
-        if folder.is_dir() and not any(each.is_relative_to(folder.resolve()) for each in needed):
-            options = f"size={FILE_BYTES}".encode()
-            check(libc.mount(b"tmpfs", bytes(folder), b"tmpfs", _NO_SUID | _NO_DEVICES, options), f"tmpfs on {folder}")
+    _hide(libc, check)
     os.chdir(_WORK)
+
+
+def _hide(libc: ctypes.CDLL, check: Callable[[int, str], None]) -> None:
+    """Mounts empty file systems over the hidden folders, and Python's own folders into them where they were there."""
+
+    def bind(source: Path, target: Path) -> None:
+        target.mkdir(parents=True, exist_ok=True)
+        check(libc.mount(bytes(source), bytes(target), None, _BIND | _RECURSIVE, None), f"{source} on {target}")
+
+    hidden = [folder for folder in map(Path, _HIDDEN) if folder.is_dir()]
+    python = {Path(each).absolute() for each in (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))}
+    places = {each for path in python for each in (path, path.resolve())}
+    inside = sorted(each for each in places if any(each.is_relative_to(folder.resolve()) for folder in hidden))
+    kept = [Path(_WORK, f".python{number}") for number in range(len(inside))]
+    for folder in hidden:  # the first one is that of the work
+        options = f"size={FILE_BYTES}".encode()
+        check(libc.mount(b"tmpfs", bytes(folder), b"tmpfs", _NO_SUID | _NO_DEVICES, options), f"tmpfs on {folder}")
+        if folder == Path(_WORK):
+            for path, place in zip(inside, kept, strict=True):
+                bind(path.resolve(), place)
+    for path, place in zip(inside, kept, strict=True):
+        bind(place, path)
+        check(libc.umount2(bytes(place), _DETACH), f"unmount {place}")
+        place.rmdir()
 
 
 def _limit(seconds: int) -> None:
