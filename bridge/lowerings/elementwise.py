@@ -197,8 +197,9 @@ def polygamma(n, x):
     """
     x = widened(x)
     if n == 1:
+        far = jnp.where(x < -7, x, 0.5)  # finite in the branch that is not taken, whose gradient would be nan
         near = jax.lax.polygamma(jnp.ones_like(x), jnp.where(x < -7, 1 - x, x))
-        return jnp.where(x < -7, jnp.square(jnp.pi / jnp.sin(jnp.pi * (x - jnp.round(x)))) - near, near)
+        return jnp.where(x < -7, jnp.square(jnp.pi / jnp.sin(jnp.pi * (far - jnp.round(far)))) - near, near)
     return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x)) if n else jax.lax.digamma(x)
 
 

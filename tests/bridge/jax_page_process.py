@@ -8,16 +8,12 @@ Each section has a namespace and a folder of its own. OUT has what its blocks pr
 import contextlib
 import io
 import json
-import os
 import re
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 PAGE = Path(__file__).parents[2] / "docs" / "jax.md"
 
 

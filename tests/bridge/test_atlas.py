@@ -72,7 +72,7 @@ def test_families_take_turns_and_what_is_done_is_left_out():
 
 
 SAMPLE = {
-    "transformers": ["GPT2LMHeadModel", "Qwen2ForSequenceClassification", "T5ForConditionalGeneration"],
+    "transformers": ["GPT2LMHeadModel", "Qwen2ForSequenceClassification", "BertForMaskedLM"],
     "timm": ["test_vit", "test_convnext"],
     "diffusers": ["DiTTransformer2DModel"],
 }
