@@ -156,6 +156,7 @@ def test_the_beginning_of_the_names_serves_as_source_where_a_folder_is_ambiguous
     build(tmp_path / "set", files / "arc-agi")
 
 
+@pytest.mark.slow
 def test_the_command_line_builds_and_says_what_is_in_it(tmp_path, source):
     command = [sys.executable, "-m", "train_jax", "build-data", "arc", "--source", str(source), "--num-aug", "3"]
     where = ["--output-dir", str(tmp_path / "set")]

@@ -164,6 +164,7 @@ def gradients(fused, recompute="", **fields):
     return text, narrow, text_and_gradients(fn, x, jnp.float32)[1]
 
 
+@pytest.mark.slow
 def test_blocks_of_a_model():
     text, ours, _ = gradients(True)
     _, theirs, exact = gradients(False)
@@ -175,6 +176,7 @@ def test_blocks_of_a_model():
     assert sorted(results) == [1, 2, 5], "the pass without gradients keeps nothing"
 
 
+@pytest.mark.slow
 def test_recomputed_blocks():
     text, ours, _ = gradients(True, recompute=r"level\.layers\.\d+")
     _, theirs, _ = gradients(True)

@@ -231,6 +231,7 @@ def trm(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_builds_helps_and_fails_in_one_line(tmp_path, public_rows):
     built = trm("sudoku", "--size", "4", "--num-train", "20", "--num-test", "5", "--output-dir", str(tmp_path / "set"))
     assert (built.returncode, built.stderr) == (0, "")

@@ -139,7 +139,8 @@ def test_blocks_of_a_model(mlp_t):
     assert sorted(of_pass) == sorted([1, 3, 4, *[1, 2, 3] * mlp_t])
 
 
-@pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mlp_t", [True, False])
 def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
     module, x = small(mlp_t=mlp_t)
 

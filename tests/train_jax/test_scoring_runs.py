@@ -181,6 +181,7 @@ def test_predictions_that_unpack_to_too_much_are_not_unpacked(tmp_path, monkeypa
     assert "contains no predictions (134," in message and "bytes unpacked, expected at most 1,048,576" in message
 
 
+@pytest.mark.slow
 def test_without_public_solutions_an_evaluation_has_no_accuracy(tmp_path, capsys):
     rng = np.random.RandomState(0)
     challenges = {name: random_puzzle(rng)[0] for name in ("a", "b")}
