@@ -59,7 +59,7 @@ def test_small_presets_have_an_rl_of_their_own(base):
     argv = ["chat-tiny", "--phase", "rl", "--init-from", f"{base}/run", "--data-dir", f"{base}/set"]
     config = parse_run(argv, prog="trm train", description="")[1]
     assert (config.optim.optimizer, config.optim.groups, config.global_batch_size) == ("adamw", (), 128)
-    assert config.steps == 150 and config.task_config.samples == 8 and config.arch == phase(base, "rl").arch
+    assert config.steps == 300 and config.task_config.samples == 8 and config.arch == phase(base, "rl").arch
 
 
 def test_the_optimizer_s_state_goes_on_and_its_schedules_begin_anew(base):

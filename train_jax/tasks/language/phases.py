@@ -53,7 +53,7 @@ SMALL_PHASES = PHASES | {
         rate=1.0,
         decay_share=1.0,
         init_optimizer=False,
-        run={"global_batch_size": 128, "steps": 150, "eval_every_steps": 0},
+        run={"global_batch_size": 128, "steps": 300, "eval_every_steps": 0},
         optim={"groups": (), "lr": 3e-4, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
     ),
 }
