@@ -182,14 +182,11 @@ def as_constant(value: Any, otherwise: str) -> str:
     call = current()
     if call is None:
         return otherwise
-    buffers, whole = (
-        depends_on(value, call.buffers),
-        [t.value for t in call.inputs if t.dtype in (*_INTEGERS, torch.bool)],
-    )
-    if not buffers and depends_on(value, {**call.buffers, **{str(i): array for i, array in enumerate(whole)}}):
-        return f"{_KNOWN_REMEDY}; otherwise {otherwise}"
+    buffers = depends_on(value, call.buffers)
     if not buffers:
-        return otherwise
+        whole = {str(i): t.value for i, t in enumerate(call.inputs) if t.dtype in (*_INTEGERS, torch.bool)}
+        known = depends_on(value, {**call.buffers, **whole})
+        return f"{_KNOWN_REMEDY}; otherwise {otherwise}" if known else otherwise
     # Those of all layers, which have a number in their names.
     patterns = dict.fromkeys(re.sub(r"\b\d+\b", r"\\d+", name.replace(".", r"\.")) for name in buffers)
     option = f'bridge.export(module, static=r"{"|".join(patterns)}")'

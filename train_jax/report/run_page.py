@@ -7,8 +7,9 @@ import json
 import re
 import statistics
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -20,6 +21,9 @@ from train_jax.run.events import Goodput, read_goodput
 from train_jax.run.folder import RunFolder, read_run
 from train_jax.run.tracking import read_metrics
 from train_jax.tasks.language.commands import ExportCheck, Sample, perplexity_of, printable, read_samples
+
+if TYPE_CHECKING:
+    from train_jax.report.phase_scores import PhaseTable
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
 """Fields of an architecture that the data set and the devices determine; their values in config.json are not used."""
@@ -112,8 +116,6 @@ def configuration(config: RunConfig, sized_by_data: set[str] = SIZED_BY_DATA) ->
 
 def language_page(files: RunFiles) -> str:
     """Renders the report of a run of a language model."""
-    from train_jax.report.phase_scores import phase_table  # reads the files of other runs by this module
-
     test, core = files.held_out_by("bits_per_byte"), read_json(files.folder.evaluation("core"))
     samples = [Sample(each.name, printable(each.prompt), printable(each.text)) for each in read_samples(files.folder)]
     seq_len = files.config.arch.seq_len
@@ -129,7 +131,7 @@ def language_page(files: RunFiles) -> str:
         tokens_seen=files.steps * files.config.global_batch_size * seq_len,
         compressed=_compressed(test),
         samples=samples,
-        phases=phase_table(files),
+        phases=files.phases,
         core=core,
         core_rows=_core_rows(core, files),
         check=None if files.export_check is None else ExportCheck(**files.export_check),
@@ -176,6 +178,13 @@ class RunFiles:
     """Where the wall time went; None for runs of older versions."""
     price_per_hour: float = 0.0
     """Of the machines; 0 if costs are not shown."""
+
+    @cached_property
+    def phases(self) -> PhaseTable | None:
+        """The phases of a chat model, of which the files of each are read; None for a run that is no phase."""
+        from train_jax.report.phase_scores import phase_table  # which reads the files of other runs by this module
+
+        return phase_table(self)
 
     @property
     def title(self) -> str:

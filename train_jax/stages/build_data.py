@@ -55,6 +55,14 @@ COMMANDS = {
 }
 
 
+SUMMARIES = {
+    TextData: text_building.build_summary,
+    ChatData: text_building.build_summary,
+    InstructionData: instruction_summary,
+}
+"""What is said of a data set, of kinds other than puzzles."""
+
+
 def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | InstructionData | Inspect) -> None:
     config.check()
     started = time.monotonic()
@@ -74,8 +82,7 @@ def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | Instruc
     else:
         with progress_of() as progress:
             built = config.build(progress)
-        summary = text_building.build_summary if isinstance(config, (TextData, ChatData)) else build_summary
-        summary = instruction_summary if isinstance(config, InstructionData) else summary
+        summary = SUMMARIES.get(type(config), build_summary)
         print(summary(path_of(config.directory), built, time.monotonic() - started))
 
 

@@ -9,7 +9,7 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.report.phase_scores import markdown_path, phase_table
+from train_jax.report.phase_scores import markdown_path
 from train_jax.report.run_page import read_run_files
 from train_jax.run.files import write_text
 from train_jax.run.storage import is_folder
@@ -47,7 +47,7 @@ def main(config: Report) -> None:
     drawing = None if config.picture is None else commands.picture(files)
     write_text(files.folder.report, commands.page(files))
     print(f"report: {files.folder.report}")
-    if (phases := phase_table(files)) is not None:
+    if (phases := files.phases) is not None:
         write_text(markdown_path(files), phases.markdown())
         print(f"phases: {markdown_path(files)}")
     if config.picture is not None and drawing is not None:

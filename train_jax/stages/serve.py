@@ -22,6 +22,7 @@ from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
 from train_jax.serving.limits import Limits
 from train_jax.tasks.language.chat.engine_thread import warm_up
+from train_jax.tasks.language.engine import weights_of
 from train_jax.tasks.language.generation import TextModel
 from train_jax.tasks.puzzles.task import PuzzleTask
 
@@ -143,7 +144,7 @@ def _model(config: Serve, name: str, run_dir: str, run: Restored) -> Any:
 
 def _weights(run_dir: str, step: int) -> tuple[Arrays, Arrays]:
     run = restore(run_dir, step=step)
-    return run.objective.params | run.state.eval_params, run.objective.buffers | run.state.buffers
+    return weights_of(run.objective, run.state)
 
 
 def cli(argv: list[str]) -> None:

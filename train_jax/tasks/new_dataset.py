@@ -10,10 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train_jax.errors import StorageError, UserError, brief
+from train_jax.errors import StorageError, UserError, brief, check_options
 from train_jax.run.cache import scratch_folder
 from train_jax.run.files import remove_folder, upload_folder
 from train_jax.run.storage import is_remote, path_of
+
+
+class OutputOptions:
+    """What builders have in common whose options have an `output_dir`."""
+
+    output_dir: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.output_dir
+
+    def check(self) -> None:
+        """Raises `UserError` if a value is out of range."""
+        check_options(self)
 
 
 @dataclass(frozen=True)

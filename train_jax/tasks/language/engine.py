@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -201,7 +201,7 @@ class Engine:
 
     def load_state(self, objective: Objective, state: TrainState) -> None:
         """Uses the averaged weights of a state from now on; see `load`."""
-        self.load(objective.params | state.eval_params, objective.buffers | state.buffers)
+        self.load(*weights_of(objective, state))
 
     def load(self, params: Arrays, buffers: Arrays) -> None:
         """Uses these weights, by the names of the module, from now on; forgets the tokens of free slots.
@@ -515,6 +515,12 @@ class Engine:
         return self._decode, (*weights, *sharded)
 
 
+def weights_of(objective: Objective, state: TrainState) -> tuple[Arrays, Arrays]:
+    """Returns the averaged parameters and the buffers of a state, by the names of the module, for `Engine.load`."""
+    return objective.params | state.eval_params, objective.buffers | state.buffers
+
+
+@lru_cache
 def _control_fields(dispatch: int) -> np.dtype:
     """One record of 32-bit words for each row: a transfer to the device costs more than what is in it."""
     return np.dtype(

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike
 from tyro.conf import arg
 
 from models_torch.ranges import Range
-from train_jax.errors import UserError, check_options
+from train_jax.errors import UserError
 from train_jax.run.files import local_copy, remove_folder, whole_file, write_text
 from train_jax.run.storage import is_remote, path_of
 from train_jax.run.untrusted import DamagedError, read_whole
@@ -54,7 +54,7 @@ from train_jax.tasks.language.text_set import (
     token_dtype,
 )
 from train_jax.tasks.language.tokenizer import Tokenizer
-from train_jax.tasks.new_dataset import Progress, new_dataset
+from train_jax.tasks.new_dataset import OutputOptions, Progress, new_dataset
 
 PART_BYTES = 2**26
 _CHARACTERS_AT_ONCE = 2**22
@@ -67,7 +67,7 @@ _COMPRESSED_BYTES = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextData(TextSource):
+class TextData(OutputOptions, TextSource):
     """Token shards of documents, with a tokenizer that is trained on the train split or given.
 
     A data set with the same options is kept."""
@@ -89,14 +89,6 @@ class TextData(TextSource):
     """N/M: encode only part N of M, on one of M machines; the same command without --part makes the data set."""
     license: str = ""
     """Licence of the documents, to be recorded; of the standard library it is known."""
-
-    @property
-    def directory(self) -> Path:
-        return self.output_dir
-
-    def check(self) -> None:
-        """Raises `UserError` if a value is out of range."""
-        check_options(self)
 
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -83,13 +83,10 @@ class Player:
             "step": self._run.step,
         }
 
-    @cached_property
-    def _data_dir(self) -> str:
-        return data_dirs(self._run.config.data_dir)[0]
-
     def example(self, index: int) -> str:
         """Returns a puzzle of the test set as text. Raises `UserError` if the data set is not there."""
-        drawing, values = self.kind.drawing, self.kind.values(from_test_set(self._data_dir, index).tokens)
+        puzzle = from_test_set(data_dirs(self._run.config.data_dir)[0], index)
+        drawing, values = self.kind.drawing, self.kind.values(puzzle.tokens)
         characters = [drawing.character(value).replace(" ", ".") for value in values.tolist()]
         rows = range(0, len(characters), drawing.cols)
         return "\n".join("".join(characters[first : first + drawing.cols]) for first in rows)

@@ -9,18 +9,18 @@ from random import Random
 from typing import Annotated, Any
 
 from models_torch.ranges import Range
-from train_jax.errors import UserError, check_options
+from train_jax.errors import UserError
 from train_jax.tasks.language.chat.conversations import Conversation, Rendered, render
 from train_jax.tasks.language.chat.problems import Problems, Split
 from train_jax.tasks.language.chat.task_names import TaskName, task_name
 from train_jax.tasks.language.text_building import write_documents
 from train_jax.tasks.language.text_set import LAYOUT
 from train_jax.tasks.language.tokenizer import Tokenizer
-from train_jax.tasks.new_dataset import Progress, new_dataset
+from train_jax.tasks.new_dataset import OutputOptions, Progress, new_dataset
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatData:
+class ChatData(OutputOptions):
     """Conversations of files, and problems with their answers, in a random order.
 
     Tasks: arithmetic, calculator, spelling, counting, identity, and with packages glosses and smalltalk; with a folder,
@@ -44,14 +44,6 @@ class ChatData:
     """Seed of the problems and of the order."""
     license: str = ""
     """Licence of the sources, to be recorded; those of the tasks are known."""
-
-    @property
-    def directory(self) -> Path:
-        return self.output_dir
-
-    def check(self) -> None:
-        """Raises `UserError` if a value is out of range."""
-        check_options(self)
 
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from models_torch.ranges import Range
-from train_jax.errors import UserError, check_options
+from train_jax.errors import UserError
 from train_jax.run.files import write_text
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, read_whole
@@ -20,7 +20,7 @@ from train_jax.tasks.language.chat.task_names import task_name
 from train_jax.tasks.language.documents import is_test, list_files
 from train_jax.tasks.language.instructions.data import PLACES, InstructionSet
 from train_jax.tasks.language.tokenizer import JSON_NAME, RANKS_NAME, Tokenizer
-from train_jax.tasks.new_dataset import Layout, Progress, new_dataset
+from train_jax.tasks.new_dataset import Layout, OutputOptions, Progress, new_dataset
 
 RECIPE = "recipe.json"
 LARGEST_RECIPE = 2**24
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstructionData:
+class InstructionData(OutputOptions):
     """Instructions and responses of files or tasks, for HRM-Text, in its published layout.
 
     A sample is the tokens of --boq, its condition, the instruction and --eoq, then the response and --eoa. Samples with
@@ -68,14 +68,6 @@ class InstructionData:
     conditions: str = "direct=<|assistant_start|>,cot=<|python_start|>,noisy=<|python_end|>,synth=<|output_start|>"
     """Special token of each condition."""
 
-    @property
-    def directory(self) -> Path:
-        return self.output_dir
-
-    def check(self) -> None:
-        """Raises `UserError` if a value is out of range."""
-        check_options(self)
-
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""
         self.check()
@@ -97,12 +89,15 @@ class InstructionData:
             write_text(folder / RECIPE, json.dumps({"recipe": recipe}, indent=1))
         return True
 
+    @property
+    def _condition_tokens(self) -> dict[str, str]:
+        pairs = (pair.partition("=") for pair in self.conditions.split(","))
+        return {condition: token for condition, _, token in pairs}
+
     def _specials(self, tokenizer: Tokenizer) -> dict[str, int]:
         """Returns the ids of the special tokens by name: boq, eoq, eoa and the conditions."""
         names = {"boq": self.boq, "eoq": self.eoq, "eoa": self.eoa}
-        for pair in self.conditions.split(","):
-            condition, _, token = pair.partition("=")
-            names[f"condition {condition}"] = token
+        names |= {f"condition {condition}": token for condition, token in self._condition_tokens.items()}
         for name, token in names.items():
             if token not in tokenizer.specials:
                 known = ", ".join(tokenizer.specials)
@@ -159,8 +154,7 @@ class InstructionData:
             (folder / f"epoch_{epoch}").mkdir()
             for column, name in enumerate(PLACES):
                 np.save(folder / f"epoch_{epoch}" / f"{name}.npy", table[order, column])
-        mapping = dict(pair.split("=", 1) for pair in self.conditions.split(","))
-        info = {"boq": self.boq, "eoq": self.eoq, "eoa": self.eoa, "condition_mapping": mapping}
+        info = {"boq": self.boq, "eoq": self.eoq, "eoa": self.eoa, "condition_mapping": self._condition_tokens}
         metadata = {
             "tokenizer_info": info | {"tokenizer_path": ".", "vocab_size": tokenizer.vocab_size},
             "vocab_size": None,

@@ -20,7 +20,6 @@ import json
 import threading
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -57,6 +56,7 @@ class InstructionSet:
 
     def __init__(self, directory: str):
         self.directory = directory
+        self._last: tuple[int, Samples] | None = None
         folder = path_of(directory)
         try:
             self.metadata = json.loads(read_whole(folder / "metadata.json", largest_bytes=_LARGEST_METADATA))
@@ -76,12 +76,18 @@ class InstructionSet:
             raise UserError(f"{directory} has {self.epochs} epochs, expected at least one; build the data set again")
 
     def epoch(self, number: int) -> Samples:
-        """Returns the samples of an epoch; after the last one follows the first one."""
-        samples = Samples(*(self._array(f"epoch_{number % self.epochs}/{place}.npy") for place in PLACES))
+        """Returns the samples of an epoch; after the last one follows the first one. The last that was read is kept."""
+        number, last = number % self.epochs, self._last
+        if last is None or last[0] != number:
+            last = self._last = number, self._read(number)
+        return last[1]
+
+    def _read(self, number: int) -> Samples:
+        samples = Samples(*(self._array(f"epoch_{number}/{place}.npy") for place in PLACES))
         ends = (samples.inst_start + samples.inst_len, samples.resp_start + samples.resp_len)
         shortest = min((int(each.min(initial=1)) for each in (samples.inst_len, samples.resp_len)), default=1)
         if shortest < 1 or any(int(end.max(initial=0)) > len(self.tokens) for end in ends):
-            raise UserError(f"{self.directory}/epoch_{number % self.epochs} is not valid; build the data set again")
+            raise UserError(f"{self.directory}/epoch_{number} is not valid; build the data set again")
         return samples
 
     def take(self, start: int, count: int) -> np.ndarray:
@@ -162,13 +168,7 @@ class PackedSteps:
         step with free rows."""
         self._data, self._rows, self._seq_len, self._drop_last = data, rows, seq_len, drop_last
         self._found: list[Step] = []
-        self._samples: tuple[int, Samples] = (-1, data.epoch(0))
         self._lock = threading.Lock()
-
-    def samples(self, epoch: int) -> Samples:
-        if self._samples[0] != epoch:
-            self._samples = epoch, self._data.epoch(epoch)
-        return self._samples[1]
 
     def at(self, step: int) -> Step:
         """Raises `UserError` if an epoch does not have the samples of a step."""
@@ -189,7 +189,7 @@ class PackedSteps:
 
     def _within(self, epoch: int, first: int) -> Step | None:
         """Returns the step that begins with a sample, None at the end of the epoch."""
-        lengths = self.samples(epoch).lengths
+        lengths = self._data.epoch(epoch).lengths
         if first >= len(lengths):
             return None
         count = count_fitting(lengths[first : first + self._rows * self._seq_len], self._rows, self._seq_len)
@@ -200,7 +200,7 @@ class PackedSteps:
         """Returns the rows of shard `(index, count)`: `inputs`, `targets`, `positions` and `samples`, int32, and
         `instruction`, bool, all (rows, seq_len)."""
         chosen, (index, count) = self.at(step), shard
-        places = self.samples(chosen.epoch)
+        places = self._data.epoch(chosen.epoch)
         rows = assign(places.lengths[chosen.first : chosen.first + chosen.count], self._rows)
         own = rows[index * self._rows // count : (index + 1) * self._rows // count]
         batches = [self._row(places, [chosen.first + n for n in row], target_only) for row in own]
@@ -231,8 +231,3 @@ class PackedSteps:
             row["instruction"][first : first + len(asked)] = True
             first += len(tokens) - 1
         return row
-
-
-def facts_of(data: InstructionSet) -> dict[str, Any]:
-    """Returns what a run needs of the data set without its files."""
-    return {"vocab_size": data.vocab_size}

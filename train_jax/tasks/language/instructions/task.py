@@ -29,7 +29,7 @@ from train_jax.run.storage import path_of
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.task import Evaluation, Task, TaskConfig
-from train_jax.tasks.language.instructions.data import InstructionSet, PackedSteps, facts_of
+from train_jax.tasks.language.instructions.data import InstructionSet, PackedSteps
 
 _HASHED = 2**20
 
@@ -79,7 +79,7 @@ class InstructionTask(Task):
         """If `facts` are given (from a run folder), the data set is opened only when it is needed."""
         super().__init__(config, facts)
         self._task_config: InstructionConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
-        self.sizes = {"vocab_size": int((facts or facts_of(self.data))["vocab_size"])}
+        self.sizes = {"vocab_size": self.data.vocab_size if facts is None else int(facts["vocab_size"])}
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -221,12 +221,10 @@ class InstructionEvaluator:
         state = self._devices.replicate(state)
         sums: dict[str, float] = {}
         done, step = 0, 0
-        while (found := self._steps.at(step)).epoch == 0 and not (limit and done >= limit):
-            metrics, _ = self._step(state, self._devices.shard(self._devices.split_batch(self._batch(step))))
+        while (taken := self._steps.at(step)).epoch == 0 and not (limit and done >= limit):
+            batch = self._steps.batch(step, process_shard())
+            metrics, _ = self._step(state, self._devices.shard(self._devices.split_batch(batch)))
             for name, value in self._devices.to_host(metrics).items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-            done, step = done + found.count, step + 1
+            done, step = done + taken.count, step + 1
         return Evaluation(figures_of(sums) | {"count": float(done)})
-
-    def _batch(self, step: int) -> dict[str, np.ndarray]:
-        return self._steps.batch(step, process_shard())
