@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from models_torch.ranges import Range
 from train_jax.errors import UserError
@@ -17,6 +17,8 @@ from train_jax.tasks.language.text_building import write_documents
 from train_jax.tasks.language.text_set import LAYOUT
 from train_jax.tasks.language.tokenizer import Tokenizer
 from train_jax.tasks.new_dataset import OutputOptions, Progress, new_dataset
+
+_Sized = TypeVar("_Sized", bound=Sized)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,7 @@ class ChatData(OutputOptions):
         self, split: Split, problems: list[Problems], tokenizer: Tokenizer, progress: Progress, left_out: set[str]
     ) -> Iterator[Rendered]:
         """Yields conversations in a random order, without those whose question is one of `left_out`."""
-        places = [(each, index) for each in problems for index in range(len(each))]
-        Random(f"{split} {self.seed}").shuffle(places)
+        places = mixed(split, problems, seed=self.seed)
         for number, (each, index) in enumerate(places):
             progress(f"{split} conversations", number, len(places))
             conversation = each.conversation(index)
@@ -88,6 +89,13 @@ class ChatData(OutputOptions):
         options = {name: getattr(self, name) for name in ("source", "tasks", "test_share", "seed")}
         licenses = {name.text: name.problems.license or self.license for name in names}
         return options | {"licenses": licenses, "tokenizer_sha256": tokenizer.sha256}
+
+
+def mixed(split: Split, problems: Sequence[_Sized], *, seed: int) -> list[tuple[_Sized, int]]:
+    """Returns each problem once, in a random order: whose it is, and its number."""
+    places = [(each, index) for each in problems for index in range(len(each))]
+    Random(f"{split} {seed}").shuffle(places)
+    return places
 
 
 def question_of(conversation: Conversation) -> str:
