@@ -15,7 +15,6 @@ from support.served import LIMITS, SLOTS, alphabet, listening, model_of, until
 
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
-from train_jax.tasks.language.chat.engine_thread import warm_up
 from train_jax.tasks.language.chat.server import TextService
 from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
 
@@ -28,7 +27,7 @@ GREEDY = {"temperature": 0}
 @pytest.fixture(scope="module")
 def model():
     model = model_of(others={5: alphabet(), 7: None})
-    warm_up(model.thread.engine)
+    model.thread.engine.warm_up(range(1, model.thread.engine.capacity + 1))
     return model
 
 

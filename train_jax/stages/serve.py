@@ -21,7 +21,6 @@ from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
 from train_jax.serving.limits import Limits
-from train_jax.tasks.language.chat.engine_thread import warm_up
 from train_jax.tasks.language.engine import weights_of
 from train_jax.tasks.language.generation import TextModel
 from train_jax.tasks.puzzles.task import PuzzleTask
@@ -137,7 +136,7 @@ def _model(config: Serve, name: str, run_dir: str, run: Restored) -> Any:
     engine = model.engine_of(config.slots, min(config.context_tokens, model.positions))
     sizes = f"{engine.slots} answers at a time, {engine.capacity} tokens each"
     print(f"{name} at step {model.step}: {sizes}; compiling", flush=True)
-    warm_up(engine)
+    engine.warm_up(range(1, engine.capacity + 1))
     checkpoints = {step: partial(_weights, run_dir, step) for step in complete_steps(run.folder.checkpoints)}
     return Model(name, engine, model.tokenizer, limits=config, step=run.step, checkpoints=checkpoints)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from models_torch.ranges import Range
 from train_jax.core.objective import Objective
-from train_jax.core.state import TrainState
+from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module
@@ -49,6 +49,7 @@ class ChatTask(LanguageTask):
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         super().__init__(config, facts)
         self.fields: ChatConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
+        self._is_compiled = False
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -88,14 +89,19 @@ class ChatTask(LanguageTask):
         return task_name(text).open("test", seed=self.config.seed, count=count)
 
     @cached_property
+    def question_lengths(self) -> set[int]:
+        """The numbers of tokens of all questions."""
+        special_tokens(self.tokenizer)
+        questions = (each.conversation(index)[:-1] for each in self.opened() for index in range(len(each)))
+        return {len(render_prompt(self.tokenizer, each)) for each in questions}
+
+    @cached_property
     def answer_capacity(self) -> int:
         """The positions of the longest question with an answer, at most those of a row; the last token is no input.
 
         Raises `UserError` for a question that is longer than a row.
         """
-        special_tokens(self.tokenizer)
-        questions = (each.conversation(index)[:-1] for each in self.opened() for index in range(len(each)))
-        longest, length = max(len(render_prompt(self.tokenizer, each)) for each in questions), self.config.arch.seq_len
+        longest, length = max(self.question_lengths), self.config.arch.seq_len
         if longest > length:
             raise UserError(f"a problem has {longest} tokens and arch.seq_len is {length}; use a longer one")
         return min(length, longest + self.fields.max_tokens - 1)
@@ -106,6 +112,14 @@ class ChatTask(LanguageTask):
         module = build_module(self.config, self, 1)
         capacity = min(self.answer_capacity, cache_positions(module, self.config.model))
         return Engine(module, Devices(runner=self.config.compute.runner), slots=self.slots, capacity=capacity)
+
+    def load(self, params: Arrays, buffers: Arrays) -> None:
+        """Gives the engine its weights; the first time, compiles its programs for all questions."""
+        self.engine.load(params, buffers)
+        if not self._is_compiled:
+            self._is_compiled = True
+            self.engine.warm_up(self.question_lengths)
+            self.engine.load(params, buffers)  # forgets the prompts
 
     def answers(self, requests: Iterable[Request]) -> Iterator[Generation]:
         """Yields the answers to requests, with at most as many tokens as the engine holds."""
@@ -129,7 +143,7 @@ class ChatTask(LanguageTask):
 
         With several names, `accuracy` is their mean.
         """
-        self.engine.load(state.eval_params, state.buffers)
+        self.load(state.eval_params, state.buffers)
         how = Answering(sampling=self.eval_sampling, max_tokens=self.fields.max_tokens)
         figures, count = {}, 0
         for text in self.asked:
