@@ -32,7 +32,7 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 SIZES = {
     "seq_len": 48, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 16, "samples": 8,
     "eval_batch_size": 2, "max_tokens": 8, "problems": "arithmetic,digits=1", "problems_limit": 4, "pass_samples": 4,
-    "problems_every_steps": 2, "eval_every_steps": 0, "log_every_steps": 1, "wandb": "disabled",
+    "problems_samples": 2, "problems_every_steps": 2, "eval_every_steps": 0, "log_every_steps": 1, "wandb": "disabled",
 }  # fmt: skip
 TOKENIZER = Tokenizer({bytes([number]): number for number in range(256)})
 
@@ -132,6 +132,11 @@ def test_a_run_continues_bit_for_bit_and_reports(config, tmp_path, monkeypatch, 
     logged = [record for record in records if "train/reward" in record]
     assert len(logged) == 4 and all(record["train/log_prob_difference"] <= 1e-5 for record in logged)
     assert any(0 < record["train/reward"] < 1 for record in logged)
+    asked = [record for record in records if "eval/problems/accuracy" in record]
+    assert [record["step"] for record in asked] == [2, 4] and all(
+        record["eval/problems/pass@2"] > record["eval/problems/accuracy"] == record["eval/problems/chat_core"] > 0
+        for record in asked
+    )
     part = dataclasses.replace(whole, run_dir=str(tmp_path / "part"), steps=2)
     train(part)
     train(dataclasses.replace(part, steps=4))
