@@ -62,9 +62,8 @@ class Serve(Limits):
 
 def main(config: Serve) -> None:
     try:
-        import uvicorn
-
         from train_jax.serving.app import create_app
+        from train_jax.serving.connection import server_of
         from train_jax.serving.gate import Gate, is_loopback
     except ImportError as error:
         raise UserError(
@@ -83,9 +82,7 @@ def main(config: Serve) -> None:
         host, port = listening.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"page: {address}/\nserving at {address}/v1", flush=True)
-        # Without proxy headers, since a client could choose its address by them.
-        options: dict[str, Any] = {"log_level": "warning", "access_log": False, "proxy_headers": False}
-        uvicorn.Server(uvicorn.Config(app, **options, timeout_graceful_shutdown=5)).run(sockets=[listening])
+        server_of(app, config, timeout_graceful_shutdown=5).run(sockets=[listening])
 
 
 def _listening(config: Serve) -> socket.socket:
