@@ -1,9 +1,12 @@
 """Problems that are generated: their answers, their splits, and their names on a command line."""
 
 import hashlib
+import inspect
 import json
+import sys
 
 import pytest
+from support import made_gym
 from support.made_wordnet import MEANINGS, make_wordnet
 
 from train_jax.errors import UserError
@@ -148,6 +151,56 @@ def test_small_talk_ends_with_an_answer(tmp_path):
         task_name(f"smalltalk@{tmp_path}").open("train")
 
 
+GYM = "reasoning-gym,set=sums"
+
+
+@pytest.fixture
+def gym(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", made_gym.module({"sums": made_gym.Sums}))
+
+
+@pytest.mark.usefixtures("gym")
+def test_a_problem_of_the_package_is_judged_by_its_verifier(monkeypatch):
+    train, test = (task_name(f"{GYM}:100").open(split, seed=2) for split in ("train", "test"))
+    asked = [{each.conversation(index)[0].text for index in range(len(each))} for each in (train, test)]
+    assert [len(each) for each in asked] == [100, 100] and not asked[0] & asked[1]
+    few = task_name(f"{GYM},limit=40:60")
+    assert len(few.open("train")) == 60 and 0 < len(few.open("test")) < 20, "training items come again"
+    right = train.conversation(3)[1].text
+    verdicts = {text: train.is_right(3, text) for text in (right, f" {right}.0\n", "fail", "", f"{right}1")}
+    assert list(verdicts.values()) == [True, True, False, False, False]
+    # a verifier that may execute what the model wrote is not asked
+    monkeypatch.setattr(inspect, "getsource", lambda module: "x = eval(answer)" if module is made_gym else "")
+    train = task_name(f"{GYM}:100").open("train", seed=2)
+    assert train.is_right(3, right) and not train.is_right(3, f"{right}.0")
+
+
+@pytest.mark.usefixtures("gym")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("reasoning-gym", "reasoning-gym,set=chain_sum cannot be made (Dataset 'chain_sum' not registered); correct"),
+        (f"{GYM},limit=0", "cannot be made (limit must be positive)"),
+        (f"{GYM},limit=a", "cannot be made ('>' not supported"),
+        (f"{GYM},more=1", "cannot be made (Sums.__init__() got an unexpected keyword argument 'more')"),
+        (f"{GYM},more", "unknown option 'more'"),
+    ],
+)
+def test_what_the_package_does_not_know_is_one_line(text, message):
+    with pytest.raises(UserError) as error:
+        task_name(text).open("train")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["chain_sum,max_terms=3", "spell_backward", "mini_sudoku", "countdown"])
+def test_data_sets_of_the_package_itself(name):
+    pytest.importorskip("reasoning_gym")
+    problems = task_name(f"reasoning-gym,set={name}:5").open("test")
+    assert len(problems) == 5 and problems._executes == (name == "countdown")
+    for index in range(5):
+        assert problems.is_right(index, problems.conversation(index)[1].text) and not problems.is_right(index, "?")
+
+
 MISTAKES = {
     "arithmatic": "unknown task 'arithmatic'; use one of arithmetic, ",
     "arithmetic,digit=2": "unknown option 'digit'; the task has operations=1, digits=2, operators=+-*",
@@ -170,9 +223,17 @@ def test_a_wrong_name_is_one_line(text):
     assert MISTAKES[text] in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "package"), [("glosses", "lexical-server"), ("smalltalk", "trm-bridge[chat]")])
+@pytest.mark.parametrize(
+    ("text", "package"),
+    [
+        ("glosses", "lexical-server"),
+        ("smalltalk", "trm-bridge[chat]"),
+        ("reasoning-gym", "trm-bridge[reasoning]"),
+    ],
+)
 def test_a_task_without_its_package_says_what_to_install(text, package, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(UserError) as error:
         task_name(text).open("train")
     assert "pip install" in str(error.value) and package in str(error.value)

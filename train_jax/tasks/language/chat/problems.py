@@ -68,6 +68,8 @@ class Problems(ABC):
     """Whether `is_right` executes what the model wrote."""
     OPTIONS: ClassVar[dict[str, Any]] = {}
     """Names and default values."""
+    takes_any_option: ClassVar[bool] = False
+    """Whether there are further options: whole numbers and texts."""
 
     def __init__(self, split: Split, *, seed: int = 0, count: int | None = None, folder: str = "", **options: Any):
         """Makes or reads the items.
