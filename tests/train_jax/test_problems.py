@@ -13,9 +13,18 @@ from train_jax.errors import UserError
 from train_jax.tasks.language.chat.calculator import calculate
 from train_jax.tasks.language.chat.conversations import to_json
 from train_jax.tasks.language.chat.problems import words
+from train_jax.tasks.language.chat.sudoku import Sudoku, solve, solved_grids
 from train_jax.tasks.language.chat.task_names import TASKS, task_name
 
-GENERATED = ("arithmetic", "arithmetic,operations=3,digits=1", "calculator", "spelling", "counting", "identity")
+GENERATED = (
+    "arithmetic",
+    "arithmetic,operations=3,digits=1",
+    "calculator",
+    "sudoku",
+    "spelling",
+    "counting",
+    "identity",
+)
 
 
 def conversations(text, split, **fields):
@@ -105,6 +114,22 @@ def test_each_step_of_an_expression_has_its_value():
     for talk in conversations("arithmetic,operations=4:50", "train"):
         steps = talk[1].text.split(" = ")
         assert len(steps) == 4 and len({calculate(step) for step in steps}) == 1, talk
+
+
+def test_a_sudoku_has_one_solution_which_its_call_has_and_splits_share_none():
+    assert len({*solved_grids()}) == 288
+    asked = {}
+    for split in ("train", "test"):
+        talks = conversations("sudoku,empty=9:300", split)
+        calls = [next(part.text for part in talk[1].parts if part.type == "python") for talk in talks]
+        for talk, call in zip(talks, calls, strict=True):
+            givens, answer = call.removeprefix('sudoku("').removesuffix('")'), talk[1].text
+            assert givens in talk[0].text and givens.count(".") == 9 and calculate(call, Sudoku.functions) == answer
+            agreeing = [a == b for a, b in zip(givens, answer, strict=True) if a != "."]
+            assert all(agreeing) and answer.replace("|", "") in solved_grids()
+        asked[split] = {*calls}
+    assert len(asked["train"]) == len(asked["test"]) == 300 and not asked["train"] & asked["test"]
+    assert solve("." * 16) is solve("1") is solve("11" + "." * 14) is None
 
 
 def test_a_share_of_the_answers_is_the_result_alone():
@@ -209,6 +234,7 @@ MISTAKES = {
     "arithmetic,digits=7": "digits=7 of arithmetic; use 1 to 6",
     "arithmetic,steps=101": "steps=101 of arithmetic; use 0 to 100",
     "arithmetic,operators=/": "operators=/ of arithmetic; use some of +-*",
+    "sudoku,empty=11": "empty=11 of sudoku; use 1 to 10",
     "arithmetic:0": "expected at least one problem",
     "identity,name": "name=, expected a value such as name=Tiny",
     "glosses@/nowhere": "/nowhere has no file index.noun; run `pip install",

@@ -31,7 +31,8 @@ class Serve(Limits):
     """Serve language models and puzzle models: a web page at /, OpenAI's interface at /v1, /health and /metrics.
 
     Only this machine reaches the server, unless --host is another address; then requests need a token, which is the
-    value of an environment variable. The calculator answers the calls of the model. Nothing is written to disk.
+    value of an environment variable. The calculator answers the calls of language models, and the first Sudoku model
+    the calls of `sudoku("…")`. Nothing is written to disk.
     """
 
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -110,7 +111,9 @@ def open_services(config: Serve, gate: Any) -> Sequence[Any]:
             players[-1].warm_up()
         else:
             models.append(_model(config, name, run_dir, run))
-    return [TextService(gate, models), PuzzleService(gate, players)]
+    sudokus = [player.solution for player in players if player.kind.key.startswith("sudoku")]
+    functions = {"sudoku": sudokus[0]} if sudokus else {}
+    return [TextService(gate, models, functions), PuzzleService(gate, players)]
 
 
 def _names(config: Serve) -> dict[str, str]:

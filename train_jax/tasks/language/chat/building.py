@@ -25,9 +25,9 @@ _Sized = TypeVar("_Sized", bound=Sized)
 class ChatData(OutputOptions):
     """Conversations of files, and problems with their answers, in a random order.
 
-    Tasks: arithmetic, calculator, spelling, counting, identity, and with packages glosses, smalltalk, reasoning-gym; with a
-    folder, such as gsm8k@FOLDER, messages, smoltalk, gsm8k, arc-easy, arc-challenge, mmlu. A count follows a colon,
-    options a comma: arithmetic,operations=2:5000. A data set with the same options is kept."""
+    Tasks: arithmetic, calculator, sudoku, spelling, counting, identity, and with packages glosses, smalltalk and
+    reasoning-gym; with a folder, such as gsm8k@FOLDER, messages, smoltalk, gsm8k, arc-easy, arc-challenge, mmlu. A
+    count follows a colon, options a comma: arithmetic,operations=2:5000. A data set with the same options is kept."""
 
     source: tuple[str, ...] = ()
     """Conversations: .jsonl or .parquet files with messages, or folders of them, also gs://bucket/…; hf://OWNER/NAME is

@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from train_jax.errors import UserError
-from train_jax.tasks.language.chat import problems, published, reasoning
+from train_jax.tasks.language.chat import problems, published, reasoning, sudoku
 from train_jax.tasks.language.chat.problems import Problems, Split
 
 TASKS: dict[str, type[Problems]] = {
@@ -15,6 +15,7 @@ TASKS: dict[str, type[Problems]] = {
         *(problems.Arithmetic, problems.Calculator, problems.Spelling, problems.Counting, problems.Glosses),
         *(problems.Identity, problems.SmallTalk, published.Messages, published.SmolTalk, published.GSM8K),
         *(published.ArcEasy, published.ArcChallenge, published.MMLU, published.HumanEval, reasoning.ReasoningGym),
+        sudoku.Sudoku,
     )
 }
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
