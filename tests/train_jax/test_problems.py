@@ -116,15 +116,16 @@ def test_each_step_of_an_expression_has_its_value():
         assert len(steps) == 4 and len({calculate(step) for step in steps}) == 1, talk
 
 
-def test_a_sudoku_has_one_solution_which_its_call_has_and_splits_share_none():
+@pytest.mark.parametrize("empty", [9, 1])
+def test_a_sudoku_has_one_solution_which_its_call_has_and_splits_share_none(empty):
     assert len({*solved_grids()}) == 288
     asked = {}
     for split in ("train", "test"):
-        talks = conversations("sudoku,empty=9:300", split)
+        talks = conversations(f"sudoku,empty={empty}:300", split)
         calls = [next(part.text for part in talk[1].parts if part.type == "python") for talk in talks]
         for talk, call in zip(talks, calls, strict=True):
             givens, answer = call.removeprefix('sudoku("').removesuffix('")'), talk[1].text
-            assert givens in talk[0].text and givens.count(".") == 9 and calculate(call, Sudoku.functions) == answer
+            assert givens in talk[0].text and givens.count(".") == empty and calculate(call, Sudoku.functions) == answer
             agreeing = [a == b for a, b in zip(givens, answer, strict=True) if a != "."]
             assert all(agreeing) and answer.replace("|", "") in solved_grids()
         asked[split] = {*calls}
