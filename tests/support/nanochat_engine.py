@@ -3,17 +3,14 @@
 NANOCHAT_DIR=/path/to/nanochat python -m support.nanochat_engine
 """
 
-import os
 import sys
-import types
-from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
 import bridge
 from models_torch.kv_cache import StaticCache
+from support.published_tests import run_published
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.engine import Engine, Request
 from train_jax.tasks.language.sampling import Sampling
@@ -79,8 +76,4 @@ class AdaptedEngine:
 
 
 if __name__ == "__main__":
-    nanochat, engine = types.ModuleType("nanochat"), types.ModuleType("nanochat.engine")
-    engine.KVCache, engine.Engine = KVCache, AdaptedEngine
-    sys.modules |= {"nanochat": nanochat, "nanochat.engine": engine}
-    tests = Path(os.environ["NANOCHAT_DIR"]) / "tests" / "test_engine.py"
-    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-c", os.devnull, "-rs", str(tests)]))
+    sys.exit(run_published("test_engine", {"nanochat.engine": {"KVCache": KVCache, "Engine": AdaptedEngine}}))

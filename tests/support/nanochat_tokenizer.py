@@ -5,10 +5,6 @@ NANOCHAT_DIR=/path/to/nanochat python -m support.nanochat_tokenizer
 
 import os
 import sys
-import types
-from pathlib import Path
-
-import pytest
 
 sys.path.insert(0, os.environ["NANOCHAT_DIR"])
 
@@ -16,6 +12,7 @@ import tiktoken
 from nanochat.tokenizer import RustBPETokenizer
 
 from support.made_conversations import made_conversations
+from support.published_tests import run_published
 from train_jax.tasks.language.chat.conversations import parse_conversation, render, render_prompt
 from train_jax.tasks.language.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN, train_tokenizer
 
@@ -69,8 +66,5 @@ if __name__ == "__main__":
             completed += 1
             assert ours.render_for_completion(record) == published.render_for_completion(record)
     print(f"{len(records)} conversations, {completed} prompts")
-    module = types.ModuleType("nanochat.tokenizer")
-    module.RustBPETokenizer, module.SPECIAL_TOKENS = Adapted, SPECIAL_TOKENS
-    sys.modules["nanochat.tokenizer"] = module
-    tests = Path(os.environ["NANOCHAT_DIR"]) / "tests" / "test_tokenizer.py"
-    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-c", os.devnull, "-rs", str(tests)]))
+    names = {"RustBPETokenizer": Adapted, "SPECIAL_TOKENS": SPECIAL_TOKENS}
+    sys.exit(run_published("test_tokenizer", {"nanochat.tokenizer": names}))

@@ -6,7 +6,6 @@ from support.served import listening, model_of
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
 from train_jax.serving.limits import Limits
-from train_jax.tasks.language.chat.engine_thread import warm_up
 from train_jax.tasks.language.chat.server import TextService
 
 QUEUE, CAPACITY = 24, 2048
@@ -14,7 +13,7 @@ QUEUE, CAPACITY = 24, 2048
 if __name__ == "__main__":
     limits = Limits(requests_per_minute=10**6, queue=QUEUE)
     model, gate = model_of(capacity=CAPACITY, limits=limits), Gate(limits)
-    warm_up(model.thread.engine)
+    model.thread.engine.warm_up(range(1, model.thread.engine.capacity + 1))
     with listening(create_app(gate, [TextService(gate, [model])])) as port:
         print(port, flush=True)
         time.sleep(3600)

@@ -6,13 +6,13 @@ import threading
 from functools import partial
 
 import torch
-import uvicorn
 
 import bridge
 from support.scripted_model import BYTES, Scripted, token_of
 from support.small_gpt import engine_of
 from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
+from train_jax.serving.connection import server_of
 from train_jax.serving.limits import Limits
 from train_jax.tasks.language.chat.server import Model
 
@@ -48,9 +48,9 @@ def _weights(step, module):
 
 
 @contextlib.contextmanager
-def listening(app):
+def listening(app, limits=LIMITS):
     """The port of an application behind a real server."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    server = server_of(app, limits, port=0, lifespan="off")
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

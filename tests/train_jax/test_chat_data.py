@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from train_jax.__main__ import main as trm
-from train_jax.tasks.language.chat.building import ChatData, question_of
+from train_jax.tasks.language.chat.building import ChatData, mixed, question_of
 from train_jax.tasks.language.chat.task_names import task_name
 from train_jax.tasks.language.text_set import TextSet
 from train_jax.tasks.language.tokenizer import Tokenizer
@@ -86,6 +86,15 @@ def test_no_question_of_the_test_split_is_in_the_train_split(tmp_path, tokenizer
     ]
     assert questions <= asked[1] and not asked[0] & asked[1]
     assert question_of(held_out.conversation(0)) in asked[1]
+
+
+def test_a_mixture_has_each_problem_once_and_is_no_sequence():
+    """The cases of nanochat's tests at 92d63d4."""
+    tasks = ["abc", "defgh", "abc"]
+    places = mixed("train", tasks, seed=0)
+    assert sorted(places) == sorted((task, number) for task in tasks for number in range(len(task)))
+    assert [task[number] for task, number in places] == list("dchcbbeaagf") and places == mixed("train", tasks, seed=0)
+    assert places != mixed("train", tasks, seed=1) and places != mixed("test", tasks, seed=0)
 
 
 def test_the_build_is_a_function_of_its_options(tmp_path, tokenizer, source):

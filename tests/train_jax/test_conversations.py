@@ -141,6 +141,14 @@ def test_the_calculator(expression):
     assert calculate(expression) == EXPRESSIONS[expression]
 
 
+def test_functions_of_the_calculator():
+    functions = {"half": lambda text: text[: len(text) // 2] or None}
+    expected = {"half('abcd')": "ab", ' half("a")': None, "half(1)": None, "half('a', 'b')": None, "whole('a')": None}
+    assert {call: calculate(call, functions) for call in expected} == expected
+    assert calculate("half('abcd') + 1", functions) is calculate("half('abcd')") is None
+    assert calculate("1 + 2", functions) == "3"
+
+
 def test_the_output_of_a_call_follows_it():
     respond = tool_of(BYTES)
     special = BYTES.specials

@@ -1,18 +1,30 @@
 """Problems that are generated: their answers, their splits, and their names on a command line."""
 
 import hashlib
+import inspect
 import json
+import sys
 
 import pytest
+from support import made_gym
 from support.made_wordnet import MEANINGS, make_wordnet
 
 from train_jax.errors import UserError
 from train_jax.tasks.language.chat.calculator import calculate
 from train_jax.tasks.language.chat.conversations import to_json
 from train_jax.tasks.language.chat.problems import words
+from train_jax.tasks.language.chat.sudoku import Sudoku, solve, solved_grids
 from train_jax.tasks.language.chat.task_names import TASKS, task_name
 
-GENERATED = ("arithmetic", "arithmetic,operations=3,digits=1", "calculator", "spelling", "counting", "identity")
+GENERATED = (
+    "arithmetic",
+    "arithmetic,operations=3,digits=1",
+    "calculator",
+    "sudoku",
+    "spelling",
+    "counting",
+    "identity",
+)
 
 
 def conversations(text, split, **fields):
@@ -104,6 +116,23 @@ def test_each_step_of_an_expression_has_its_value():
         assert len(steps) == 4 and len({calculate(step) for step in steps}) == 1, talk
 
 
+@pytest.mark.parametrize("empty", [9, 1])
+def test_a_sudoku_has_one_solution_which_its_call_has_and_splits_share_none(empty):
+    assert len({*solved_grids()}) == 288
+    asked = {}
+    for split in ("train", "test"):
+        talks = conversations(f"sudoku,empty={empty}:300", split)
+        calls = [next(part.text for part in talk[1].parts if part.type == "python") for talk in talks]
+        for talk, call in zip(talks, calls, strict=True):
+            givens, answer = call.removeprefix('sudoku("').removesuffix('")'), talk[1].text
+            assert givens in talk[0].text and givens.count(".") == empty and calculate(call, Sudoku.functions) == answer
+            agreeing = [a == b for a, b in zip(givens, answer, strict=True) if a != "."]
+            assert all(agreeing) and answer.replace("|", "") in solved_grids()
+        asked[split] = {*calls}
+    assert len(asked["train"]) == len(asked["test"]) == 300 and not asked["train"] & asked["test"]
+    assert solve("." * 16) is solve("1") is solve("11" + "." * 14) is None
+
+
 def test_a_share_of_the_answers_is_the_result_alone():
     """Of the same questions, which are as good with steps as without."""
     name = "arithmetic,operations=3,digits=1"
@@ -148,6 +177,56 @@ def test_small_talk_ends_with_an_answer(tmp_path):
         task_name(f"smalltalk@{tmp_path}").open("train")
 
 
+GYM = "reasoning-gym,set=sums"
+
+
+@pytest.fixture
+def gym(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", made_gym.module({"sums": made_gym.Sums}))
+
+
+@pytest.mark.usefixtures("gym")
+def test_a_problem_of_the_package_is_judged_by_its_verifier(monkeypatch):
+    train, test = (task_name(f"{GYM}:100").open(split, seed=2) for split in ("train", "test"))
+    asked = [{each.conversation(index)[0].text for index in range(len(each))} for each in (train, test)]
+    assert [len(each) for each in asked] == [100, 100] and not asked[0] & asked[1]
+    few = task_name(f"{GYM},limit=40:60")
+    assert len(few.open("train")) == 60 and 0 < len(few.open("test")) < 20, "training items come again"
+    right = train.conversation(3)[1].text
+    verdicts = {text: train.is_right(3, text) for text in (right, f" {right}.0\n", "fail", "", f"{right}1")}
+    assert list(verdicts.values()) == [True, True, False, False, False]
+    # a verifier that may execute what the model wrote is not asked
+    monkeypatch.setattr(inspect, "getsource", lambda module: "x = eval(answer)" if module is made_gym else "")
+    train = task_name(f"{GYM}:100").open("train", seed=2)
+    assert train.is_right(3, right) and not train.is_right(3, f"{right}.0")
+
+
+@pytest.mark.usefixtures("gym")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("reasoning-gym", "reasoning-gym,set=chain_sum cannot be made (Dataset 'chain_sum' not registered); correct"),
+        (f"{GYM},limit=0", "cannot be made (limit must be positive)"),
+        (f"{GYM},limit=a", "cannot be made ('>' not supported"),
+        (f"{GYM},more=1", "cannot be made (Sums.__init__() got an unexpected keyword argument 'more')"),
+        (f"{GYM},more", "unknown option 'more'"),
+    ],
+)
+def test_what_the_package_does_not_know_is_one_line(text, message):
+    with pytest.raises(UserError) as error:
+        task_name(text).open("train")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["chain_sum,max_terms=3", "spell_backward", "mini_sudoku", "countdown"])
+def test_data_sets_of_the_package_itself(name):
+    pytest.importorskip("reasoning_gym")
+    problems = task_name(f"reasoning-gym,set={name}:5").open("test")
+    assert len(problems) == 5 and problems._executes == (name == "countdown")
+    for index in range(5):
+        assert problems.is_right(index, problems.conversation(index)[1].text) and not problems.is_right(index, "?")
+
+
 MISTAKES = {
     "arithmatic": "unknown task 'arithmatic'; use one of arithmetic, ",
     "arithmetic,digit=2": "unknown option 'digit'; the task has operations=1, digits=2, operators=+-*",
@@ -156,6 +235,7 @@ MISTAKES = {
     "arithmetic,digits=7": "digits=7 of arithmetic; use 1 to 6",
     "arithmetic,steps=101": "steps=101 of arithmetic; use 0 to 100",
     "arithmetic,operators=/": "operators=/ of arithmetic; use some of +-*",
+    "sudoku,empty=11": "empty=11 of sudoku; use 1 to 10",
     "arithmetic:0": "expected at least one problem",
     "identity,name": "name=, expected a value such as name=Tiny",
     "glosses@/nowhere": "/nowhere has no file index.noun; run `pip install",
@@ -170,9 +250,17 @@ def test_a_wrong_name_is_one_line(text):
     assert MISTAKES[text] in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "package"), [("glosses", "lexical-server"), ("smalltalk", "trm-bridge[chat]")])
+@pytest.mark.parametrize(
+    ("text", "package"),
+    [
+        ("glosses", "lexical-server"),
+        ("smalltalk", "trm-bridge[chat]"),
+        ("reasoning-gym", "trm-bridge[reasoning]"),
+    ],
+)
 def test_a_task_without_its_package_says_what_to_install(text, package, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(UserError) as error:
         task_name(text).open("train")
     assert "pip install" in str(error.value) and package in str(error.value)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from support.markers import slow_unless
 from support.presets import with_fields
+from support.processes import run_processes
+from support.scripts import run_script, script
 from support.small_gpt import small_gpt
 from support.untrained_run import write_run_of
 
@@ -30,7 +32,7 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 SIZES = {
     "seq_len": 48, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 16, "samples": 8,
     "eval_batch_size": 2, "max_tokens": 8, "problems": "arithmetic,digits=1", "problems_limit": 4, "pass_samples": 4,
-    "problems_every_steps": 2, "eval_every_steps": 0, "log_every_steps": 1, "wandb": "disabled",
+    "problems_samples": 2, "problems_every_steps": 2, "eval_every_steps": 0, "log_every_steps": 1, "wandb": "disabled",
 }  # fmt: skip
 TOKENIZER = Tokenizer({bytes([number]): number for number in range(256)})
 
@@ -130,11 +132,36 @@ def test_a_run_continues_bit_for_bit_and_reports(config, tmp_path, monkeypatch, 
     logged = [record for record in records if "train/reward" in record]
     assert len(logged) == 4 and all(record["train/log_prob_difference"] <= 1e-5 for record in logged)
     assert any(0 < record["train/reward"] < 1 for record in logged)
+    asked = [record for record in records if "eval/problems/accuracy" in record]
+    assert [record["step"] for record in asked] == [2, 4] and all(
+        record["eval/problems/pass@2"] > record["eval/problems/accuracy"] == record["eval/problems/chat_core"] > 0
+        for record in asked
+    )
     part = dataclasses.replace(whole, run_dir=str(tmp_path / "part"), steps=2)
     train(part)
     train(dataclasses.replace(part, steps=4))
     for item in ("model", "optimizer"):
         jax.tree.map(np.testing.assert_array_equal, *(saved(tmp_path / name)[item] for name in ("whole", "part")))
+
+
+@pytest.mark.slow
+def test_a_step_is_the_same_on_eight_devices_and_two_processes_and_compiles_once(config, tmp_path):
+    """The questions of the second step are longer than those of the first one."""
+    run_script("rollouts_on_devices", config.data_dir, tmp_path, 8)
+    statuses, texts = run_processes([script("rollouts_on_devices", config.data_dir, tmp_path, 4)] * 2)
+    assert statuses == [0, 0], texts
+    one, *others = (np.load(tmp_path / f"{name}.npz") for name in ("1", "8", "process 0", "process 1"))
+    answers = [name for name in one if name.startswith("answers ")]
+    gradients = [name for name in one if name.endswith(".weight")]
+    largest = max(np.abs(one[name]).max() for name in gradients)
+    assert len(answers) == 4 and len(gradients) == 8 and largest > 1e-3 and set(one["answers reward"]) == {0, 1}
+    for other in others:
+        for name in ("answers inputs", "answers targets", "answers reward"):
+            np.testing.assert_array_equal(other[name], one[name])
+        np.testing.assert_allclose(other["answers log_probs"], one["answers log_probs"], atol=1e-5)
+        for name in gradients:
+            np.testing.assert_allclose(other[name], one[name], rtol=0, atol=1e-5 * largest)
+    assert all(each["difference"] <= 1e-5 and not len(each["compiled"]) for each in (one, *others))
 
 
 def saved(run_dir):

@@ -53,6 +53,7 @@ def test_a_port_in_use(run_dir, capsys):
 
 def test_without_the_packages(run_dir, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "train_jax.serving.connection", raising=False)
     assert trm(["serve", run_dir]) == 2
     line = "trm: this command needs the package uvicorn; install it with `pip install 'trm-bridge[serve]'`\n"
     assert capsys.readouterr().err == line

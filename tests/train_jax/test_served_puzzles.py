@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
+from support.scripted_model import BYTES
 from support.untrained_run import write_run
 
 from train_jax.errors import UserError
@@ -17,13 +18,15 @@ from train_jax.serving.gate import Gate
 from train_jax.serving.limits import Limits
 from train_jax.stages.build_data import SudokuData
 from train_jax.stages.build_data import main as build_data
+from train_jax.stages.serve import Serve, open_services
+from train_jax.tasks.language.chat.protocol import read_chat
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.scan import make_trajectory_step
 from train_jax.tasks.puzzles.server import TRAJECTORIES, Player, PuzzleService
 from train_jax.tasks.puzzles.solving import solve
 from train_jax.tasks.puzzles.stepping import Stepper
-from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
+from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size, grids_of
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
 STEPS = 3
@@ -88,6 +91,26 @@ def test_trajectories_have_the_noise_of_an_evaluation(run, inputs, stepper):
     _, facts = step(devices.replicate(run.state), batch)
     np.testing.assert_allclose(logits[:, 1:], np.asarray(facts["logits"])[0][:, 1:], rtol=1e-5)
     assert len({*logits[-1].tolist()}) == TRAJECTORIES
+
+
+@pytest.mark.slow
+def test_a_language_model_calls_the_first_sudoku_model(run, monkeypatch):
+    monkeypatch.setattr(Player, "warm_up", lambda self: None)
+    monkeypatch.setattr("train_jax.stages.serve.restore", lambda *args, **options: run)
+    texts, puzzles = open_services(Serve(("a", "b")), Gate(Limits()))
+    expected = solve(run, puzzles.players["a"].kind.parse(PUZZLE).tokens)
+    answer = "|".join("".join(map(str, row)) for row in grids_of(expected.answers)[0].reshape(4, 4)).replace("0", ".")
+    assert len({*answer}) > 2
+    hello = {"messages": [{"role": "user", "content": "hi"}]}
+    call = read_chat(hello, BYTES, longest=80, capacity=96, functions=texts._functions)
+    special = BYTES.specials
+
+    def output(text):
+        tokens = [special["<|python_start|>"], *f'sudoku("{text}")'.encode(), special["<|python_end|>"]]
+        return call.requests[0].respond(tokens)
+
+    assert output(PUZZLE) == [special["<|output_start|>"], *answer.encode(), special["<|output_end|>"]]
+    assert output("1" * 16) == output("x") == output("." * 81) == []
 
 
 def events_of(response):

@@ -3,7 +3,9 @@
 import asyncio
 import dataclasses
 import json
+import logging
 import random
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +17,6 @@ from support.served import LIMITS, SLOTS, alphabet, listening, model_of, until
 
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
-from train_jax.tasks.language.chat.engine_thread import warm_up
 from train_jax.tasks.language.chat.server import TextService
 from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
 
@@ -28,7 +29,7 @@ GREEDY = {"temperature": 0}
 @pytest.fixture(scope="module")
 def model():
     model = model_of(others={5: alphabet(), 7: None})
-    warm_up(model.thread.engine)
+    model.thread.engine.warm_up(range(1, model.thread.engine.capacity + 1))
     return model
 
 
@@ -467,6 +468,32 @@ def test_an_engine_that_fails_is_said(monkeypatch, caplog):
             assert response.status_code == 503 and response.json()["error"]["type"] == "server_error"
         assert client.get("/health").status_code == 503
     assert "ZeroDivisionError" in caplog.text
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+HEADS = {"nothing": [], "a half": [GET], "a half after a request": [GET + b"\r\n", GET], "no request": [b"\0" * 99]}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_request_that_does_not_begin_in_time_is_ended(client, slow, monkeypatch, name):
+    """An answer that takes longer is not. Nothing is logged."""
+    logged = []
+    monkeypatch.setattr(logging.StreamHandler, "emit", lambda self, record: logged.append(record))
+    body = json.dumps(GREEDY | {"prompt": "a", "max_tokens": 90, "stream": True}).encode()
+    with listening(client.app, dataclasses.replace(LIMITS, body_seconds=0.2)) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as waits:
+            for part in HEADS[name]:
+                waits.sendall(part)
+                time.sleep(0.02)
+            begun = time.monotonic()
+            while waits.recv(4096):
+                pass
+            assert time.monotonic() - begun < 2
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as answered:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: "
+            answered.sendall(head + f"{len(body)}\r\n\r\n".encode() + body)
+            text = b"".join(iter(lambda: answered.recv(4096), b""))
+    assert text.count(b"data: ") > 10 and b"[DONE]" in text and not logged
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class Limits:
     body_bytes: Annotated[int, Range(1, 2**30)] = 256 * 1024
     """Bytes of a request."""
     body_seconds: Annotated[float, Range(0, 3600, low_excluded=True)] = 10.0
-    """Time in which a request has to arrive."""
+    """Time in which the head of a request has to arrive, and its body."""
     prompt_tokens: Annotated[int, Range(1, 2**24)] = 8192
     """Tokens of a prompt."""
     queue: Annotated[int, Range(0, 10**6)] = 64

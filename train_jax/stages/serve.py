@@ -21,7 +21,6 @@ from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
 from train_jax.serving.limits import Limits
-from train_jax.tasks.language.chat.engine_thread import warm_up
 from train_jax.tasks.language.engine import weights_of
 from train_jax.tasks.language.generation import TextModel
 from train_jax.tasks.puzzles.task import PuzzleTask
@@ -32,7 +31,8 @@ class Serve(Limits):
     """Serve language models and puzzle models: a web page at /, OpenAI's interface at /v1, /health and /metrics.
 
     Only this machine reaches the server, unless --host is another address; then requests need a token, which is the
-    value of an environment variable. The calculator answers the calls of the model. Nothing is written to disk.
+    value of an environment variable. The calculator answers the calls of language models, and the first Sudoku model
+    the calls of `sudoku("…")`. Nothing is written to disk.
     """
 
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -63,9 +63,8 @@ class Serve(Limits):
 
 def main(config: Serve) -> None:
     try:
-        import uvicorn
-
         from train_jax.serving.app import create_app
+        from train_jax.serving.connection import server_of
         from train_jax.serving.gate import Gate, is_loopback
     except ImportError as error:
         raise UserError(
@@ -84,9 +83,7 @@ def main(config: Serve) -> None:
         host, port = listening.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"page: {address}/\nserving at {address}/v1", flush=True)
-        # Without proxy headers, since a client could choose its address by them.
-        options: dict[str, Any] = {"log_level": "warning", "access_log": False, "proxy_headers": False}
-        uvicorn.Server(uvicorn.Config(app, **options, timeout_graceful_shutdown=5)).run(sockets=[listening])
+        server_of(app, config, timeout_graceful_shutdown=5).run(sockets=[listening])
 
 
 def _listening(config: Serve) -> socket.socket:
@@ -114,7 +111,9 @@ def open_services(config: Serve, gate: Any) -> Sequence[Any]:
             players[-1].warm_up()
         else:
             models.append(_model(config, name, run_dir, run))
-    return [TextService(gate, models), PuzzleService(gate, players)]
+    sudokus = [player.solution for player in players if player.kind.key.startswith("sudoku")]
+    functions = {"sudoku": sudokus[0]} if sudokus else {}
+    return [TextService(gate, models, functions), PuzzleService(gate, players)]
 
 
 def _names(config: Serve) -> dict[str, str]:
@@ -137,7 +136,7 @@ def _model(config: Serve, name: str, run_dir: str, run: Restored) -> Any:
     engine = model.engine_of(config.slots, min(config.context_tokens, model.positions))
     sizes = f"{engine.slots} answers at a time, {engine.capacity} tokens each"
     print(f"{name} at step {model.step}: {sizes}; compiling", flush=True)
-    warm_up(engine)
+    engine.warm_up(range(1, engine.capacity + 1))
     checkpoints = {step: partial(_weights, run_dir, step) for step in complete_steps(run.folder.checkpoints)}
     return Model(name, engine, model.tokenizer, limits=config, step=run.step, checkpoints=checkpoints)
 

@@ -347,7 +347,7 @@ function contents({ parts, tokens }) {
 }
 
 function toolCard(expression, output) {
-  const card = element("figure", { class: "tool" }, element("figcaption", {}, "Calculator"));
+  const card = element("figure", { class: "tool" }, element("figcaption", {}, /^\s*sudoku\(/.test(expression ?? "") ? "Sudoku model" : "Calculator"));
   if (expression !== null) card.append(element("code", {}, expression));
   if (output !== null) card.append(" = ", element("strong", {}, output));
   return card;

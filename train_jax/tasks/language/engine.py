@@ -273,6 +273,12 @@ class Engine:
                 self.step()
             yield row
 
+    def warm_up(self, lengths: Iterable[int]) -> None:
+        """Compiles the programs for prompts of these lengths."""
+        for number, length in enumerate(sorted(set(map(self._padded, lengths)))):
+            prompt = (number,) * length  # prompts that began alike would be continued and not prefilled
+            list(self.complete([Request(prompt=prompt, max_tokens=1)]))
+
     def stream(self, request: Request) -> Iterator[int]:
         """Yields the tokens after a prompt as they come, without the one that ends the row."""
         row, sent = self.submit(request), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,16 @@ class Player:
         rows = 1 if fields.trajectories == 1 else TRAJECTORIES
         return self._stepper.steps(puzzle.tokens, trajectories=rows, noise=fields.noise, seed=fields.seed)
 
+    def solution(self, text: str) -> str | None:
+        """Returns the answer to a puzzle after the last ACT step, its lines separated by `|`; None for another text."""
+        try:
+            puzzle = self.kind.parse(text)
+        except UserError:
+            return None
+        steps = self._stepper.steps(puzzle.tokens)
+        answers = next(itertools.islice(steps, self.act_steps - 1, None))
+        return "|".join(self._lines(answers.tokens[0]))
+
     def describe(self) -> dict[str, Any]:
         drawing = self.kind.drawing
         return {
@@ -86,10 +97,13 @@ class Player:
     def example(self, index: int) -> str:
         """Returns a puzzle of the test set as text. Raises `UserError` if the data set is not there."""
         puzzle = from_test_set(data_dirs(self._run.config.data_dir)[0], index)
-        drawing, values = self.kind.drawing, self.kind.values(puzzle.tokens)
+        return "\n".join(self._lines(puzzle.tokens))
+
+    def _lines(self, tokens: np.ndarray) -> list[str]:
+        drawing, values = self.kind.drawing, self.kind.values(tokens)
         characters = [drawing.character(value).replace(" ", ".") for value in values.tolist()]
         rows = range(0, len(characters), drawing.cols)
-        return "\n".join("".join(characters[first : first + drawing.cols]) for first in rows)
+        return ["".join(characters[first : first + drawing.cols]) for first in rows]
 
 
 class PuzzleService:

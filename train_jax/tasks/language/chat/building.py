@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from models_torch.ranges import Range
 from train_jax.errors import UserError
@@ -18,14 +18,16 @@ from train_jax.tasks.language.text_set import LAYOUT
 from train_jax.tasks.language.tokenizer import Tokenizer
 from train_jax.tasks.new_dataset import OutputOptions, Progress, new_dataset
 
+_Sized = TypeVar("_Sized", bound=Sized)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChatData(OutputOptions):
     """Conversations of files, and problems with their answers, in a random order.
 
-    Tasks: arithmetic, calculator, spelling, counting, identity, and with packages glosses and smalltalk; with a folder,
-    such as gsm8k@FOLDER, messages, smoltalk, gsm8k, arc-easy, arc-challenge, mmlu. A count follows a colon, options a
-    comma: arithmetic,operations=2:5000. A data set with the same options is kept."""
+    Tasks: arithmetic, calculator, sudoku, spelling, counting, identity, and with packages glosses, smalltalk and
+    reasoning-gym; with a folder, such as gsm8k@FOLDER, messages, smoltalk, gsm8k, arc-easy, arc-challenge, mmlu. A
+    count follows a colon, options a comma: arithmetic,operations=2:5000. A data set with the same options is kept."""
 
     source: tuple[str, ...] = ()
     """Conversations: .jsonl or .parquet files with messages, or folders of them, also gs://bucket/…; hf://OWNER/NAME is
@@ -76,8 +78,7 @@ class ChatData(OutputOptions):
         self, split: Split, problems: list[Problems], tokenizer: Tokenizer, progress: Progress, left_out: set[str]
     ) -> Iterator[Rendered]:
         """Yields conversations in a random order, without those whose question is one of `left_out`."""
-        places = [(each, index) for each in problems for index in range(len(each))]
-        Random(f"{split} {self.seed}").shuffle(places)
+        places = mixed(split, problems, seed=self.seed)
         for number, (each, index) in enumerate(places):
             progress(f"{split} conversations", number, len(places))
             conversation = each.conversation(index)
@@ -88,6 +89,13 @@ class ChatData(OutputOptions):
         options = {name: getattr(self, name) for name in ("source", "tasks", "test_share", "seed")}
         licenses = {name.text: name.problems.license or self.license for name in names}
         return options | {"licenses": licenses, "tokenizer_sha256": tokenizer.sha256}
+
+
+def mixed(split: Split, problems: Sequence[_Sized], *, seed: int) -> list[tuple[_Sized, int]]:
+    """Returns each problem once, in a random order: whose it is, and its number."""
+    places = [(each, index) for each in problems for index in range(len(each))]
+    Random(f"{split} {seed}").shuffle(places)
+    return places
 
 
 def question_of(conversation: Conversation) -> str:

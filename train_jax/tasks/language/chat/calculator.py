@@ -1,4 +1,4 @@
-"""A calculator for language models: arithmetic, and how often a text contains another one.
+"""A calculator for language models: arithmetic, how often a text contains another one, and functions of a text.
 
 An expression is read as syntax and computed by the few operations below; nothing is executed.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from train_jax.tasks.language.chat.conversations import special_tokens
 from train_jax.tasks.language.tokenizer import Tokenizer
+
+Functions = Mapping[str, Callable[[str], str | None]]
+"""Functions of a text, by their names in a call; None is no output."""
 
 _LONGEST = 200
 _LARGEST_DIGITS = 60
@@ -27,10 +30,11 @@ _BINARY = {
 _UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
-def calculate(expression: str) -> str | None:
+def calculate(expression: str, functions: Functions | None = None) -> str | None:
     """Returns the value of an expression as Python writes it, or None for what the calculator does not compute.
 
-    It knows `+ - * / // %`, parentheses, numbers, in which commas are left out, and `"text".count("part")`.
+    It knows `+ - * / // %`, parentheses, numbers, in which commas are left out, `"text".count("part")`, and calls such
+    as `name("text")` of `functions`.
     """
     expression = expression.strip()
     if not expression or len(expression) > _LONGEST:
@@ -38,9 +42,13 @@ def calculate(expression: str) -> str | None:
     if not any(quote in expression for quote in "\"'"):
         expression = expression.replace(",", "")
     try:
-        value = _value(ast.parse(expression, mode="eval").body)
+        node = ast.parse(expression, mode="eval").body
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=str() as text)], keywords=[]):
+                return (functions or {})[name](text)
+        value = _value(node)
         return str(value) if math.isfinite(value) and abs(value) < 10**_LARGEST_DIGITS else None
-    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError, MemoryError):
         return None
 
 
@@ -61,17 +69,17 @@ def _value(node: ast.expr) -> int | float:
     raise ValueError(f"the calculator does not know {type(node).__name__}")
 
 
-def answer_ends(tokenizer: Tokenizer, *, has_tool: bool = True) -> dict[str, Any]:
+def answer_ends(tokenizer: Tokenizer, *, has_tool: bool = True, functions: Functions | None = None) -> dict[str, Any]:
     """Returns the fields of a `Request` for an assistant's message: its last tokens, and the calculator for its calls.
 
     Without the calculator, a call ends the message.
     """
     special = special_tokens(tokenizer)
     stop = (special["<|assistant_end|>"], tokenizer.bos, special["<|python_end|>"])
-    return {"stop": stop, "respond": tool_of(tokenizer) if has_tool else None}
+    return {"stop": stop, "respond": tool_of(tokenizer, functions) if has_tool else None}
 
 
-def tool_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], list[int] | None]:
+def tool_of(tokenizer: Tokenizer, functions: Functions | None = None) -> Callable[[Sequence[int]], list[int] | None]:
     """Returns a function for `Request.respond`: after a call of Python, the tokens of its output.
 
     It returns no tokens after a call that the calculator does not compute, and None after another stop token.
@@ -85,7 +93,7 @@ def tool_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], list[int] | None]
         if start not in tokens:
             return []
         last = len(tokens) - 1 - list(reversed(tokens)).index(start)
-        value = calculate(tokenizer.decode(tokens[last + 1 : -1]))
+        value = calculate(tokenizer.decode(tokens[last + 1 : -1]), functions)
         if value is None:
             return []
         return [special["<|output_start|>"], *tokenizer.encode(value), special["<|output_end|>"]]

@@ -19,7 +19,7 @@ from train_jax.errors import UserError
 from train_jax.serving.limits import ApiError
 from train_jax.tasks.language.chat.protocol import Call
 from train_jax.tasks.language.chat.text_stream import Piece, joined
-from train_jax.tasks.language.engine import Engine, Generation, Request
+from train_jax.tasks.language.engine import Engine, Generation
 
 _LOG = logging.getLogger(__name__)
 
@@ -224,11 +224,3 @@ class EngineThread:
             with self._changed:
                 self.rows -= len(answer.call.requests)
             answer.end(error)
-
-
-def warm_up(engine: Engine) -> None:
-    """Compiles the programs for all lengths of prompts, so that no request waits for them."""
-    lengths = [*(1 << n for n in range(engine.capacity.bit_length())), engine.capacity]
-    for number, length in enumerate(lengths):
-        prompt = (number,) * length  # prompts that began alike would be continued and not prefilled
-        list(engine.complete([Request(prompt=prompt, max_tokens=1)]))

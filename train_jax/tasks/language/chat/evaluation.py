@@ -81,7 +81,7 @@ def answer_request(tokenizer: Tokenizer, problems: Problems, index: int, how: An
         sampling=how.sampling,
         seed=how.seed,
         sample=sample,
-        **answer_ends(tokenizer, has_tool=problems.has_tool),
+        **answer_ends(tokenizer, has_tool=problems.has_tool, functions=problems.functions),
     )
 
 

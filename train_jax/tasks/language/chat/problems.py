@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from train_jax.errors import UserError
 from train_jax.run.storage import path_of
-from train_jax.tasks.language.chat.calculator import calculate
+from train_jax.tasks.language.chat.calculator import Functions, calculate
 from train_jax.tasks.language.chat.conversations import (
     Conversation,
     Part,
@@ -64,10 +64,14 @@ class Problems(ABC):
     """Of what the problems are made from."""
     has_tool: ClassVar[bool] = True
     """Whether the calculator answers the calls of the model."""
+    functions: ClassVar[Functions] = {}
+    """What the calculator knows besides arithmetic."""
     runs_code: ClassVar[bool] = False
     """Whether `is_right` executes what the model wrote."""
     OPTIONS: ClassVar[dict[str, Any]] = {}
     """Names and default values."""
+    takes_any_option: ClassVar[bool] = False
+    """Whether there are further options: whole numbers and texts."""
 
     def __init__(self, split: Split, *, seed: int = 0, count: int | None = None, folder: str = "", **options: Any):
         """Makes or reads the items.

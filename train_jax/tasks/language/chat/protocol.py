@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from models_torch.ranges import Range
 from train_jax.errors import UserError, brief
 from train_jax.serving.limits import ApiError, read_fields
-from train_jax.tasks.language.chat.calculator import answer_ends
+from train_jax.tasks.language.chat.calculator import Functions, answer_ends
 from train_jax.tasks.language.chat.conversations import parse_conversation, render_prompt
 from train_jax.tasks.language.chat.text_stream import Piece, TextStream, TokenText, answer_stream, joined
 from train_jax.tasks.language.engine import Request
@@ -93,8 +93,10 @@ class Call:
 # ---- requests
 
 
-def read_chat(body: dict[str, Any], tokenizer: Tokenizer, *, longest: int, capacity: int) -> Call:
-    """Reads a request for the next message of a conversation.
+def read_chat(
+    body: dict[str, Any], tokenizer: Tokenizer, *, longest: int, capacity: int, functions: Functions | None = None
+) -> Call:
+    """Reads a request for the next message of a conversation, whose calls may be of `functions`.
 
     Raises `ApiError` for wrong fields, a prompt of more than `longest` tokens, and for more than `capacity` tokens with
     the answer.
@@ -114,7 +116,7 @@ def read_chat(body: dict[str, Any], tokenizer: Tokenizer, *, longest: int, capac
         most, name = fields.max_tokens, "max_tokens"
     most = _room("messages", name, prompt, most, longest, capacity)
     stop = _stop_strings(body.get("stop"))
-    requests = _requests([(prompt, most)], fields, answer_ends(tokenizer))
+    requests = _requests([(prompt, most)], fields, answer_ends(tokenizer, functions=functions))
     return Call(
         CHAT,
         requests,

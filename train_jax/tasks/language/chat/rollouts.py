@@ -126,7 +126,7 @@ class RolloutTask(ChatTask):
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
         assert state is not None, "the answers depend on the weights"
-        self.engine.load(state.params, state.buffers)
+        self.load(state.params, state.buffers)
         numbers, samples = self._questions(step), self.fields.samples
         rows = list(self.answers(self._requests(step, numbers)))
         texts = (written_text(self.tokenizer, row.tokens) for row in rows)

@@ -20,6 +20,7 @@ from train_jax.core.state import Arrays
 from train_jax.serving.app import Metric
 from train_jax.serving.gate import Gate, event_stream, unless_gone
 from train_jax.serving.limits import ApiError, Limits, find_model, read_json
+from train_jax.tasks.language.chat.calculator import Functions
 from train_jax.tasks.language.chat.engine_thread import Answer, EngineThread
 from train_jax.tasks.language.chat.protocol import (
     Call,
@@ -93,17 +94,19 @@ _METRICS = {
 class TextService:
     """Language models by their names; the first one answers requests that name none."""
 
-    def __init__(self, gate: Gate, models: Iterable[Model]):
+    def __init__(self, gate: Gate, models: Iterable[Model], functions: Functions | None = None):
+        """`functions` are what models may call in a chat besides arithmetic."""
+        self._functions = functions
         self.models = {model.name: model for model in models}
         self._gate, self._created = gate, int(time.time())
 
     @property
     def routes(self) -> Sequence[Route]:
-        gate = self._gate
+        gate, read = self._gate, partial(read_chat, functions=self._functions)
         return [
             Route("/v1/models", gate.open(self._list)),
             Route("/v1/models/{name:path}", gate.open(self._describe)),
-            Route("/v1/chat/completions", gate.counted(partial(self._answer, read_chat)), methods=["POST"]),
+            Route("/v1/chat/completions", gate.counted(partial(self._answer, read)), methods=["POST"]),
             Route("/v1/completions", gate.counted(partial(self._answer, read_completion)), methods=["POST"]),
         ]
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from statistics import mean
 from typing import Annotated, Any
 
 from models_torch.ranges import Range
 from train_jax.core.objective import Objective
-from train_jax.core.state import TrainState
+from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module
 from train_jax.runtime.devices import Devices
 from train_jax.task import Evaluation, Periodic
 from train_jax.tasks.language.chat.conversations import render_prompt, special_tokens
-from train_jax.tasks.language.chat.evaluation import Answering, answer_requests, generative_score
+from train_jax.tasks.language.chat.evaluation import Answering, Score, answer_requests, chat_core, generative_score
 from train_jax.tasks.language.chat.problems import Problems
 from train_jax.tasks.language.chat.task_names import task_name
 from train_jax.tasks.language.engine import Engine, Generation, Request
@@ -36,6 +37,8 @@ class ChatConfig(LanguageConfig):
     """Steps between these evaluations; 0 for the one at the end alone."""
     problems_limit: Annotated[int, Range(1, 10**9)] = 256
     """Problems of each name in these evaluations; the one at the end has all."""
+    problems_samples: Annotated[int, Range(1, 10**4)] = 1
+    """Answers to each problem in these evaluations. Several are drawn at temperature 1, and there is also pass@k."""
     max_tokens: Annotated[int, Range(1, 10**6)] = 64
     """Tokens of an answer, at most."""
 
@@ -49,6 +52,7 @@ class ChatTask(LanguageTask):
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         super().__init__(config, facts)
         self.fields: ChatConfig = config.task_config  # pyright: ignore[reportAttributeAccessIssue]
+        self._is_compiled = False
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -88,14 +92,19 @@ class ChatTask(LanguageTask):
         return task_name(text).open("test", seed=self.config.seed, count=count)
 
     @cached_property
+    def question_lengths(self) -> set[int]:
+        """The numbers of tokens of all questions."""
+        special_tokens(self.tokenizer)
+        questions = (each.conversation(index)[:-1] for each in self.opened() for index in range(len(each)))
+        return {len(render_prompt(self.tokenizer, each)) for each in questions}
+
+    @cached_property
     def answer_capacity(self) -> int:
         """The positions of the longest question with an answer, at most those of a row; the last token is no input.
 
         Raises `UserError` for a question that is longer than a row.
         """
-        special_tokens(self.tokenizer)
-        questions = (each.conversation(index)[:-1] for each in self.opened() for index in range(len(each)))
-        longest, length = max(len(render_prompt(self.tokenizer, each)) for each in questions), self.config.arch.seq_len
+        longest, length = max(self.question_lengths), self.config.arch.seq_len
         if longest > length:
             raise UserError(f"a problem has {longest} tokens and arch.seq_len is {length}; use a longer one")
         return min(length, longest + self.fields.max_tokens - 1)
@@ -106,6 +115,14 @@ class ChatTask(LanguageTask):
         module = build_module(self.config, self, 1)
         capacity = min(self.answer_capacity, cache_positions(module, self.config.model))
         return Engine(module, Devices(runner=self.config.compute.runner), slots=self.slots, capacity=capacity)
+
+    def load(self, params: Arrays, buffers: Arrays) -> None:
+        """Gives the engine its weights; the first time, compiles its programs for all questions."""
+        self.engine.load(params, buffers)
+        if not self._is_compiled:
+            self._is_compiled = True
+            self.engine.warm_up(self.question_lengths)
+            self.engine.load(params, buffers)  # forgets the prompts
 
     def answers(self, requests: Iterable[Request]) -> Iterator[Generation]:
         """Yields the answers to requests, with at most as many tokens as the engine holds."""
@@ -121,24 +138,28 @@ class ChatTask(LanguageTask):
 
     @property
     def eval_sampling(self) -> Sampling:
-        """How the model answers when it is evaluated: greedily."""
-        return Sampling(temperature=0.0)
+        """How the model answers when it is evaluated: greedily, if there is one answer to each problem."""
+        return Sampling(temperature=0.0 if self.fields.problems_samples == 1 else 1.0)
 
     def evaluate_problems(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
-        """Returns the share of the problems of the test split that are answered rightly, one answer to each.
+        """Returns the share of right answers to the problems of the test split, and ChatCORE.
 
-        With several names, `accuracy` is their mean.
+        With several names, `accuracy` and pass@k are their means. All answers are texts, of letters, too.
         """
-        self.engine.load(state.eval_params, state.buffers)
-        how = Answering(sampling=self.eval_sampling, max_tokens=self.fields.max_tokens)
-        figures, count = {}, 0
+        self.load(state.eval_params, state.buffers)
+        samples = self.fields.problems_samples
+        how = Answering(num_samples=samples, sampling=self.eval_sampling, max_tokens=self.fields.max_tokens)
+        scores: dict[str, Score] = {}
         for text in self.asked:
             problems = self.test_problems(text, limit or None)
             rows = self.answers(answer_requests(self.tokenizer, problems, how))
-            figures[text] = generative_score(self.tokenizer, problems, rows).accuracy
-            count += len(problems)
-        metrics = {"accuracy": sum(figures.values()) / len(figures), "count": float(count)}
-        return Evaluation(metrics | (figures if len(figures) > 1 else {}))
+            scores[text] = generative_score(self.tokenizer, problems, rows, samples)
+        each = scores.values()
+        metrics = {"accuracy": mean(score.accuracy for score in each), "chat_core": chat_core(each)}
+        metrics |= {f"pass@{samples}": mean(score.pass_at(samples) for score in each)} if samples > 1 else {}
+        metrics["count"] = float(sum(len(score.verdicts) for score in each))
+        names = {name: score.accuracy for name, score in scores.items()}
+        return Evaluation(metrics | (names if len(names) > 1 else {}))
 
     def evaluations(self, objective: Objective, devices: Devices) -> list[Periodic]:
         """Returns the evaluation of the text, and of the problems."""

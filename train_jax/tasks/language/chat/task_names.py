@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from train_jax.errors import UserError
-from train_jax.tasks.language.chat import problems, published
+from train_jax.tasks.language.chat import problems, published, reasoning, sudoku
 from train_jax.tasks.language.chat.problems import Problems, Split
 
 TASKS: dict[str, type[Problems]] = {
@@ -14,9 +14,11 @@ TASKS: dict[str, type[Problems]] = {
     for task in (
         *(problems.Arithmetic, problems.Calculator, problems.Spelling, problems.Counting, problems.Glosses),
         *(problems.Identity, problems.SmallTalk, published.Messages, published.SmolTalk, published.GSM8K),
-        *(published.ArcEasy, published.ArcChallenge, published.MMLU, published.HumanEval),
+        *(published.ArcEasy, published.ArcChallenge, published.MMLU, published.HumanEval, reasoning.ReasoningGym),
+        sudoku.Sudoku,
     )
 }
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _WITH_COUNT = re.compile(r"(.*):(\d+)", re.DOTALL)
 
 
@@ -56,6 +58,8 @@ def task_name(text: str) -> TaskName:
 
 def _option(task: type[Problems], option: str, text: str) -> tuple[str, Any]:
     name, _, value = option.partition("=")
+    if name and value and task.takes_any_option and name not in task.OPTIONS:
+        return name, int(value) if _WHOLE.fullmatch(value) else value
     if name not in task.OPTIONS:
         known = ", ".join(f"{each}={default}" for each, default in task.OPTIONS.items()) or "no options"
         raise UserError(f"--tasks {text}: unknown option {name!r}; the task has {known}")

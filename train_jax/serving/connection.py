@@ -1,0 +1,60 @@
+"""How `trm serve` listens: what a connection may do before there is a request."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from train_jax.serving.limits import Limits
+
+
+class Connection(H11Protocol):
+    """Ends a connection whose client begins a request and does not send the rest of its head: uvicorn has no limit."""
+
+    def __init__(self, *args: Any, head_seconds: float, **options: Any):
+        super().__init__(*args, **options)
+        self._head_seconds, self._timer = head_seconds, None
+
+    @property
+    def _waits(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._limit()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._limit()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop()
+
+    def _limit(self) -> None:
+        if not self._waits:
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self._head_seconds, self._end)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        self._timer = None
+        if self._waits:
+            self.transport.close()
+
+
+def server_of(app: Any, limits: Limits, **options: Any) -> uvicorn.Server:
+    """Returns the server of an application. What clients do wrong is answered and not logged."""
+    # Without proxy headers, since a client could choose its address by them.
+    common: dict[str, Any] = {"log_level": "error", "access_log": False, "proxy_headers": False, "ws": "none"}
+    protocol: Any = partial(Connection, head_seconds=limits.body_seconds)
+    return uvicorn.Server(uvicorn.Config(app, http=protocol, **(common | options)))
