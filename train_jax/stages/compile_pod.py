@@ -35,8 +35,11 @@ from train_jax.runtime.compilation import save_program
 from train_jax.start import Training
 from train_jax.task import Task, task_class
 from train_jax.tasks.language.engine import Engine
+from train_jax.tasks.language.instructions.task import UnbuiltInstructions
 from train_jax.tasks.language.task import UnbuiltText
 from train_jax.tasks.puzzles.task import UnbuiltPuzzles
+
+_UNBUILT = {"language": UnbuiltText, "instructions": UnbuiltInstructions}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +113,8 @@ def _compiled(options: CompilePod, training: Training) -> Compiled:
             raise ValueError(f"--capacity is {options.capacity}, the model has {positions_of(module)} positions")
     except ValueError as error:
         raise UserError(f"--step decode: {error}") from None
-    sizes = {"slots": options.rows, "capacity": options.capacity, "tokens_per_dispatch": 1}
-    program, arguments = Engine(module, training.devices, **sizes).decode_program(objective.params, objective.buffers)
+    engine = Engine(module, training.devices, slots=options.rows, capacity=options.capacity, tokens_per_dispatch=1)
+    program, arguments = engine.decode_program(objective.params, objective.buffers)
     return compile_program(program, arguments)
 
 
@@ -152,8 +155,8 @@ def _batch_sizes(text: str) -> list[int]:
 def _task(options: CompilePod, config: RunConfig) -> Task:
     """The task of the run with its data sets, or without them for puzzles and text that are not built."""
     built = all(Path(folder).exists() for folder in config.data_dir.split(","))
-    if config.task == "language" and not built:
-        return UnbuiltText(config)
+    if config.task in _UNBUILT and not built:
+        return _UNBUILT[config.task](config)
     if config.task != "puzzles" or (built and not options.kind):
         return task_class(config.task)(config)
     return UnbuiltPuzzles(config, options.kind, options.puzzle_identifiers, recipes())
