@@ -239,9 +239,8 @@ def _mask_of_rows(attn_mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
 
 
 def _masked_by_rows(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, interpret: bool) -> jax.Array:
-    """A query without a key has zeros, as in PyTorch; the kernel would give it an average, so it attends to itself."""
+    """A query without a key has zeros, as in PyTorch; the kernel gives it an average."""
     empty = ~mask.any(-1)
-    mask = mask | (empty[:, :, None] & jnp.eye(mask.shape[-1], dtype=bool))
     out = _in_default_precision(jax.vmap(_kernel_of_masks(mask.shape[-1], interpret)))(query, key, value, mask)
     return jnp.where(empty[:, None, :, None], 0, out)
 

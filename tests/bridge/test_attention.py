@@ -299,11 +299,11 @@ def prefix_masks():
 
 @pytest.mark.parametrize("case", slow_unless(["samples of a row"].__contains__, ["samples of a row", "one for all"]))
 def test_masks_that_are_data_are_as_exact_as_in_the_plain_path(case):
-    """One query has no key: its values are zeros, and nothing of it has a gradient."""
-    masks = prefix_masks()
+    """One query of the first row has no key, and none of the last row has any: their values are zeros."""
+    masks = np.concatenate([prefix_masks(), np.zeros((1, LENGTH, LENGTH), bool)])
     masks[0, 3] = False
     masks = masks[:, None] if case == "samples of a row" else masks[0]
-    given = [jnp.concatenate([each, each[:, ::-1]]) for each in arrays()]
+    given = [jnp.concatenate([each, each[:, ::-1], each]) for each in arrays()]
     cotangent = np.random.default_rng(1).normal(size=given[0].shape).astype(np.float32)
 
     @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -318,6 +318,7 @@ def test_masks_that_are_data_are_as_exact_as_in_the_plain_path(case):
     exact, plain = (computed(attention, dtype, masks) for dtype in (jnp.float32, jnp.bfloat16))
     fused = computed(INTERPRETED, jnp.bfloat16, masks)
     assert not np.any(fused[0][0, :, 3]) and not np.any(exact[0][0, :, 3])
+    assert case == "one for all" or not np.any(fused[0][2])
     for ours, theirs, right in zip(
         *(map(lambda x: np.asarray(x, np.float32), each) for each in (fused, plain, exact)), strict=True
     ):

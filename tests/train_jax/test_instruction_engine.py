@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 
+import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
@@ -19,7 +20,9 @@ from train_jax.run.presets import preset
 from train_jax.run.restore import restore
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
+from train_jax.stages.chat import _SHOWN_AS
 from train_jax.stages.serve import Serve, open_services
+from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
 from train_jax.tasks.language.generation import TextModel, with_cycles
 from train_jax.tasks.language.huggingface import write_folder
 from train_jax.tasks.language.sampling import Sampling
@@ -59,13 +62,15 @@ def model(run):
 
 
 def greedy(module, prompt):
-    """The most probable tokens after an instruction, each from a forward pass over the whole row."""
-    row = list(prompt)
+    """The most probable tokens after an instruction and their log-probabilities, by passes over the whole row."""
+    row, log_probs = list(prompt), []
     for _ in range(TOKENS):
         instruction = (torch.arange(len(row)) < len(prompt))[None]
         with torch.no_grad():
-            row.append(int(module(torch.tensor([row]), instruction=instruction)[0, -1].argmax()))
-    return row[len(prompt) :]
+            log_prob, token = module(torch.tensor([row]), instruction=instruction)[0, -1].log_softmax(-1).max(-1)
+        row.append(int(token))
+        log_probs.append(float(log_prob))
+    return row[len(prompt) :], log_probs
 
 
 def module_of(run):
@@ -102,11 +107,13 @@ def asked_of(model, texts):
 def test_the_engine_reads_an_instruction_both_ways(run, model):
     """The last one begins with a prompt and what followed it, whose keys and values are not those of an instruction."""
     first = asked_of(model, ["1 + 1 ="])
-    longer = dataclasses.replace(first[0], prompt=(*first[0].prompt, *greedy(module_of(run), first[0].prompt)))
+    longer = dataclasses.replace(first[0], prompt=(*first[0].prompt, *greedy(module_of(run), first[0].prompt)[0]))
     requests = [*first, *asked_of(model, ["12 + 1 ="]), *first, longer]
     module = module_of(run)
     for request, row in zip(requests, model.complete(requests, batch_size=1), strict=True):
-        assert row.tokens == greedy(module, request.prompt)[: len(row.tokens)]
+        tokens, log_probs = greedy(module, request.prompt)
+        assert row.tokens == tokens[: len(row.tokens)]
+        np.testing.assert_allclose(row.log_probs, log_probs[: len(row.tokens)], atol=1e-5)
         assert len(row.tokens) == TOKENS or row.finish == "stop"
 
 
@@ -116,19 +123,24 @@ def test_more_cycles_have_the_same_weights(run, model):
     assert longer.config.arch.H_cycles == 4 and with_cycles(run, 0) is run
     (request,) = asked_of(model, ["7 + 1 ="])
     (row,) = TextModel(longer).complete([request])
-    assert row.tokens == greedy(module_of(longer), request.prompt)[: len(row.tokens)]
+    assert row.tokens == greedy(module_of(longer), request.prompt)[0][: len(row.tokens)]
     other = dataclasses.replace(run, config=with_fields(run.config, {"design": "transformer"}))
     with pytest.raises(UserError, match="--cycles 3: a transformer has no cycles"):
         with_cycles(other, 3)
 
 
+def text_of(stream, tokens):
+    return stream.feed(tokens, [0.0] * len(tokens)).text + stream.finish().text
+
+
 @pytest.mark.slow
 def test_the_commands(run_dir, run, model, capsys, monkeypatch):
-    module, texts = module_of(run), ["3 + 1 =", "4 + 1 ="]
+    module, tokenizer, texts = module_of(run), model.tokenizer, ["3 + 1 =", "4 + 1 ="]
+    shown_as = {number: _SHOWN_AS.get(name, "") for name, number in tokenizer.specials.items()}
     expected = []
     for request in asked_of(model, texts):
-        tokens = greedy(module, request.prompt)
-        cut = tokens.index(model.tokenizer.stop) if model.tokenizer.stop in tokens else len(tokens)
+        tokens, _ = greedy(module, request.prompt)
+        cut = tokens.index(tokenizer.stop) if tokenizer.stop in tokens else len(tokens)
         expected.append(tokens[:cut])
     options = ["--temperature", "0", "--max-tokens", str(TOKENS)]
     capsys.readouterr()
@@ -146,9 +158,9 @@ def test_the_commands(run_dir, run, model, capsys, monkeypatch):
             messages = {"messages": [{"role": "user", "content": text}]}
             answer = client.post("/v1/chat/completions", json=body | messages).json()["choices"][0]
             plain = client.post("/v1/completions", json=body | {"prompt": text}).json()["choices"][0]
-            shown = model.tokenizer.decode(token for token in tokens if token not in model.tokenizer.specials.values())
-            assert answer["message"]["content"] == shown and shown in said
-            assert plain["text"] == model.tokenizer.decode(tokens)
+            assert answer["message"]["content"] == text_of(answer_stream(tokenizer, ()), tokens)
+            assert plain["text"] == text_of(TextStream(tokenizer), tokens)
+            assert text_of(TextStream(tokenizer, shown_as=shown_as), tokens) in said
 
 
 @pytest.mark.slow
