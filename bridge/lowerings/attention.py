@@ -311,7 +311,7 @@ def _kernel_of_masks(length: int, interpret: bool) -> Callable[..., Any]:
     """Returns splash attention over `(heads, length, width)` with a mask `(length, length)` as an argument."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
-    sizes = _sizes(length, *_MASKED_BLOCKS)
+    sizes = _sizes(length, _MASKED_BLOCK, _MASKED_BLOCK, _MASKED_BLOCK)
 
     def call(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> Any:
         # One mask serves all heads.
@@ -323,8 +323,8 @@ def _kernel_of_masks(length: int, interpret: bool) -> Callable[..., Any]:
     return call
 
 
-_MASKED_BLOCKS = (1024, 1024, 1024)
-"""Largest blocks of queries, and of keys in the forward and backward pass: masks are in the memory of the kernel."""
+_MASKED_BLOCK = 896
+"""Largest block of queries and of keys: masks of 1024 x 1024 do not fit the memory of a kernel on v4."""
 
 
 def _sizes(length: int, queries: int, forward_keys: int, backward_keys: int) -> Any:
