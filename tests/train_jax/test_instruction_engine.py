@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,7 +121,8 @@ def test_the_engine_reads_an_instruction_both_ways(run, model):
 @pytest.mark.slow
 def test_more_cycles_have_the_same_weights(run, model):
     longer = with_cycles(run, 4)
-    assert longer.config.arch.H_cycles == 4 and with_cycles(run, 0) is run
+    arch: Any = longer.config.arch
+    assert arch.H_cycles == 4 and with_cycles(run, 0) is run
     (request,) = asked_of(model, ["7 + 1 ="])
     (row,) = TextModel(longer).complete([request])
     assert row.tokens == greedy(module_of(longer), request.prompt)[0][: len(row.tokens)]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import bridge
 from models_torch.hrm_text import HRMTextConfig, to_transformers
@@ -101,7 +100,7 @@ def write_folder(run: Restored, folder: Path) -> Iterator[Path]:
         yield folder / name
 
 
-def _renamed(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nanochat's weights by the names of transformers."""
     renamed = {}
     for name, weight in state.items():
@@ -147,7 +146,7 @@ def _config(arch: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _hrm_config(arch: HRMTextConfig, tokenizer: Tokenizer, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def _hrm_config(arch: HRMTextConfig, tokenizer: Tokenizer, weights: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "architectures": ["HrmTextForCausalLM"],
         "model_type": "hrm_text",
