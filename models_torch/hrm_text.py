@@ -16,9 +16,10 @@ References:
 
 # ruff: noqa: N815 (H_cycles is the field's name)
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,13 @@ class HRMTextConfig(ModelConfig):
     def layers_per_stack(self) -> int:
         return self.n_layers // (2 if self.design in TWO_STACKS else 1)
 
+    def with_cycles(self, cycles: int) -> "HRMTextConfig":
+        """Returns the configuration that thinks longer or shorter with the same weights. Raises ValueError if none."""
+        if self.design == "transformer":
+            raise ValueError("a transformer has no cycles; leave them out")
+        field = "H_cycles" if self.design in ("hrm", "trm") else "L_cycles"
+        return replace(self, **{field: cycles})
+
 
 class Context(NamedTuple):
     """What every block of a call needs."""
@@ -85,6 +93,10 @@ class Context(NamedTuple):
     cos_sin: CosSin
     attends: Bool[Tensor, "batch 1 seq seq"] | None
     """Which positions each position attends to; None for those before it."""
+    cache: Any = None
+    """Keys and values of earlier calls, with the method `insert_kv` of nanochat's cache."""
+    slots: Iterator[int] = iter(())
+    """Their numbers: each application of a layer has its own, in the order of computation."""
 
 
 class Attention(nn.Module):
@@ -100,12 +112,15 @@ class Attention(nn.Module):
         heads = self.gqkv_proj(x).unflatten(-1, (4, self.num_heads, -1))
         gate, query, key, value = heads.unbind(-3)
         query, key = (rotate(each.chunk(2, dim=-1), context.cos_sin) for each in (query, key))
+        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+        if context.cache is not None:
+            key, value = context.cache.insert_kv(next(context.slots), key, value)
         attended = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
+            query,
+            key,
+            value,
             attn_mask=context.attends,
-            is_causal=context.attends is None,
+            is_causal=context.attends is None and query.shape[2] > 1,  # one position sees all that there are
         )
         return self.o_proj((torch.sigmoid(gate) * attended.transpose(1, 2)).flatten(-2))
 
@@ -233,6 +248,10 @@ class HRMText(nn.Module):
         self.lm_head = CastLinear(config.hidden_size, config.vocab_size)
         self.rotary_emb = RotaryEmbedding(config.hidden_size // config.num_heads, config.seq_len, config.rope_theta)
 
+    @property
+    def max_positions(self) -> int:
+        return self.config.seq_len
+
     def forward(
         self,
         tokens: Int[Tensor, "batch seq"],
@@ -241,17 +260,21 @@ class HRMText(nn.Module):
         positions: Int[Tensor, "batch seq"] | None = None,
         samples: Int[Tensor, "batch seq"] | None = None,
         instruction: Bool[Tensor, "batch seq"] | None = None,
+        kv_cache: Any = None,
         loss_reduction: str = "mean",
     ) -> Tensor:
         """Returns logits (batch, seq, vocab_size), or with `targets` the cross-entropy, both in float32.
 
         `positions` are those inside a sample, by default those in the row. `samples` numbers the samples of a row.
-        Positions where `instruction` holds attend to each other in both directions. `loss_reduction` is that of
-        `F.cross_entropy`; "none" returns batch * seq losses, 0 where a target is -1.
+        Positions where `instruction` holds attend to each other in both directions. `kv_cache` is empty, or `tokens`
+        is one more token of a row. `loss_reduction` is that of `F.cross_entropy`; "none" returns batch * seq losses, 0
+        where a target is -1.
         """
         cos, sin = self.rotary_emb()
-        chosen = slice(tokens.shape[1]) if positions is None else positions.long()
-        context = Context((cos[chosen], sin[chosen]), _attends(samples, instruction))
+        first = 0 if kv_cache is None else kv_cache.get_pos()
+        chosen = slice(first, first + tokens.shape[1]) if positions is None else positions.long()
+        attends = _attends(samples, instruction)
+        context = Context((cos[chosen], sin[chosen]), attends, kv_cache, itertools.count())
         x = self.config.hidden_size**0.5 * self.embed_tokens(tokens)
         logits = at_least_float32(self.lm_head(self.model(x, context)))
         if targets is None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 Logits = Float[Tensor, "batch seq vocab_size"]
@@ -142,13 +142,18 @@ class CachedModel(nn.Module):
         self.model = model
 
     def prefill(
-        self, idx: Int[Tensor, "batch seq"], last: Int[Tensor, "batch 1"], capacity: int
+        self,
+        idx: Int[Tensor, "batch seq"],
+        last: Int[Tensor, "batch 1"],
+        capacity: int,
+        instruction: Bool[Tensor, "batch seq"] | None = None,
     ) -> tuple[Logits, Buffers]:
         """Returns the logits of prompts, and buffers for `capacity` tokens with their keys and values.
 
-        `last` is the last token of each prompt, after which `idx` may be padded.
+        `last` is the last token of each prompt, after which `idx` may be padded. `instruction` is for models whose
+        prompts are read in both directions: where they are.
         """
-        logits, cache = self._call(idx)
+        logits, cache = self._call(idx, **({} if instruction is None else {"instruction": instruction}))
         previous = None
         if cache.prev_embedding is not None:  # that of the padding; of the other results, XLA computes none
             previous = self._call(last)[1].prev_embedding
@@ -157,10 +162,10 @@ class CachedModel(nn.Module):
         keys, values = ([F.pad(pair[side], padding) for pair in pairs] for side in (0, 1))
         return logits, Buffers(keys, values, previous)
 
-    def _call(self, idx: Int[Tensor, "batch seq"]) -> tuple[Logits, PromptCache]:
+    def _call(self, idx: Int[Tensor, "batch seq"], **options: Tensor) -> tuple[Logits, PromptCache]:
         seqlens = torch.zeros(idx.shape[0], dtype=torch.int32, device=idx.device)
         cache = PromptCache(self.model, seqlens, idx.shape[1])
-        return self.model(idx, kv_cache=cache), cache
+        return self.model(idx, kv_cache=cache, **options), cache
 
     def decode(
         self, idx: Int[Tensor, "batch 1"], buffers: Buffers, position: Int[Tensor, ""], capacity: int
@@ -178,10 +183,15 @@ class CachedCausalLM(CachedModel):
     """A causal language model of Hugging Face, whose layers all keep every token."""
 
     def prefill(
-        self, idx: Int[Tensor, "batch seq"], last: Int[Tensor, "batch 1"], capacity: int
+        self,
+        idx: Int[Tensor, "batch seq"],
+        last: Int[Tensor, "batch 1"],
+        capacity: int,
+        instruction: Bool[Tensor, "batch seq"] | None = None,
     ) -> tuple[Logits, Buffers]:
+        options = {} if instruction is None else {"token_type_ids": instruction.int()}
         cache = importlib.import_module("transformers.cache_utils").DynamicCache()
-        logits = self.model(idx, past_key_values=cache, use_cache=True).logits
+        logits = self.model(idx, past_key_values=cache, use_cache=True, **options).logits
         padding = 0, 0, 0, capacity - idx.shape[1]
         keys, values = ([F.pad(getattr(layer, side), padding) for layer in cache.layers] for side in ("keys", "values"))
         return logits, Buffers(keys, values, None)

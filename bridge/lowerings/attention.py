@@ -212,9 +212,10 @@ def fused_attention(
 ):
     """`aten::scaled_dot_product_attention` by JAX's splash attention, for programs that run on a TPU.
 
-    It serves causal attention, and masks that are constants with at least one key for each query. Query, key and value
-    are bfloat16 arrays `(batch, heads, length, width)` of one length; length and width are multiples of 128. The
-    backward pass computes the scores again from the logarithms of their sums. Every other attention is that of the
+    It serves causal attention, masks that are constants with at least one key for each query, and boolean masks of the
+    data, `(length, length)` or `(batch, 1, length, length)`, of which it leaves out the blocks without a key. Query,
+    key and value are bfloat16 arrays `(batch, heads, length, width)` of one length, a multiple of 128 like the width.
+    The backward pass computes the scores again from the logarithms of their sums. Every other attention is that of the
     bridge's own lowering, its reference. `interpret` runs the kernel on any machine, slowly.
 
     The kernel has a gradient, but no `jvp` and no gradient of the gradient. It takes the scaled query in bfloat16, so a
@@ -223,14 +224,35 @@ def fused_attention(
     References:
       jax.experimental.pallas.ops.tpu.splash_attention
     """
-    allowed = None if dropout_p or not _fits(query, key, value) else _allowed(attn_mask, is_causal, query.shape[-2])
-    if allowed is None:
+    fits = not dropout_p and _fits(query, key, value)
+    allowed = _allowed(attn_mask, is_causal, query.shape[-2]) if fits else None
+    of_rows = _mask_of_rows(attn_mask, query.shape) if fits and allowed is None and not is_causal else None
+    if allowed is None and of_rows is None:
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if key.shape[1] != query.shape[1]:
         key, value = (repeated(each, query.shape[1] // each.shape[1]) for each in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     query = (query.astype(jnp.float32) * scale).astype(query.dtype)
+    if allowed is None:
+        assert of_rows is not None
+        return _masked_by_rows(query, key, value, of_rows, interpret)
     return _in_default_precision(jax.vmap(_kernel(allowed, query.shape[1], interpret)))(query, key, value)
+
+
+def _mask_of_rows(attn_mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
+    """Returns the mask of each row, `(batch, length, length)`, if it is the same for all heads; None if it is not."""
+    batch, _, length, _ = shape
+    known = (length, length), (1, 1, length, length), (batch, 1, length, length)
+    if attn_mask is None or attn_mask.dtype != bool or attn_mask.shape not in known:
+        return None
+    return jnp.broadcast_to(jnp.reshape(attn_mask, (-1, length, length)), (batch, length, length))
+
+
+def _masked_by_rows(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, interpret: bool) -> jax.Array:
+    """A query without a key has zeros, as in PyTorch; the kernel gives it an average."""
+    empty = ~mask.any(-1)
+    out = _in_default_precision(jax.vmap(_kernel_of_masks(mask.shape[-1], interpret)))(query, key, value, mask)
+    return jnp.where(empty[:, None, :, None], 0, out)
 
 
 def _in_default_precision(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -271,7 +293,7 @@ def _fits(query: jax.Array, key: jax.Array, value: jax.Array) -> bool:
 
 
 def _allowed(attn_mask: Any, is_causal: bool, length: int) -> np.ndarray | None:
-    """Returns which keys each query attends to; None for a mask that the kernel does not serve."""
+    """Returns which keys each query attends to; None for a mask that is not a constant for all rows."""
     causal = np.tri(length, dtype=bool)
     if attn_mask is None:
         return causal if is_causal else None
@@ -289,18 +311,43 @@ def _kernel(allowed: np.ndarray, heads: int, interpret: bool) -> Callable[..., A
 
     length = len(allowed)
     mask = masks.CausalMask(allowed.shape) if (allowed == np.tri(length)).all() else masks.NumpyMask(allowed)
-    rows, forward_keys, backward_keys = (_block(length, most) for most in (1024, 1024, 2048))
-    sizes = splash.BlockSizes(
-        block_q=rows,
+    return splash.make_splash_mha_single_device(
+        masks.MultiHeadMask([mask] * heads), block_sizes=_sizes(length, 1024, 1024, 2048), interpret=interpret
+    )
+
+
+def _kernel_of_masks(length: int, interpret: bool) -> Callable[..., Any]:
+    """Returns splash attention over `(heads, length, width)` with a mask `(length, length)` as an argument."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    sizes = _sizes(length, _MASKED_BLOCK, _MASKED_BLOCK, _MASKED_BLOCK)
+
+    def call(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> Any:
+        # One mask serves all heads.
+        kernel = splash.make_splash_mha_single_device(mask[None], block_sizes=sizes, interpret=interpret)
+        for name in ("fwd_mask_info", "dkv_mask_info"):  # its flag is an array, on which the kernel branches
+            setattr(kernel, name, getattr(kernel, name)._replace(is_dynamic_mask=None))
+        return kernel(query, key, value)
+
+    return call
+
+
+_MASKED_BLOCK = 896
+"""Largest block of queries and of keys: masks of 1024 x 1024 do not fit the memory of a kernel on v4."""
+
+
+def _sizes(length: int, queries: int, forward_keys: int, backward_keys: int) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    queries, forward_keys, backward_keys = (_block(length, most) for most in (queries, forward_keys, backward_keys))
+    return splash.BlockSizes(
+        block_q=queries,
         block_kv=forward_keys,
         block_kv_compute=_block(forward_keys, 512),
-        block_q_dkv=rows,
+        block_q_dkv=queries,
         block_kv_dkv=backward_keys,  # with several, gradients of the query are written for each and summed
         block_kv_dkv_compute=_block(backward_keys, 512),
         use_fused_bwd_kernel=True,
-    )
-    return splash.make_splash_mha_single_device(
-        masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
     )
 
 

@@ -89,6 +89,6 @@ def test_the_command(run, tmp_path, capsys):
     assert trm(["export", str(run.folder.path), "--format", "huggingface", "--output", str(tmp_path / "folder")]) == 0
     assert f"{tmp_path}/folder/config.json: 0.0 MB" in capsys.readouterr().out
     other = dataclasses.replace(run, config=dataclasses.replace(run.config, model="gpt_2026", arch=GPT2026Config()))
-    with pytest.raises(UserError, match="no class for --model gpt_2026: its NanoChatForCausalLM is --model gpt; use "):
+    with pytest.raises(UserError, match="gpt_2026: its NanoChatForCausalLM is --model gpt, its HrmText"):
         next(write_folder(other, tmp_path / "other"))
     assert not (tmp_path / "other").exists()

@@ -7,8 +7,11 @@ from pathlib import Path
 from train_jax.experiments.table import recipes
 from train_jax.run.config import RunConfig
 from train_jax.task import Task, task_class
+from train_jax.tasks.language.instructions.task import UnbuiltInstructions
 from train_jax.tasks.language.task import UnbuiltText
 from train_jax.tasks.puzzles.task import UnbuiltPuzzles
+
+_UNBUILT = {"language": UnbuiltText, "instructions": UnbuiltInstructions}
 
 
 def is_built(config: RunConfig) -> bool:
@@ -21,8 +24,8 @@ def task_of(config: RunConfig, kind: str = "", puzzle_identifiers: int = 1) -> T
 
     `kind` and `puzzle_identifiers` are those of `UnbuiltPuzzles`.
     """
-    if config.task == "language" and not is_built(config):
-        return UnbuiltText(config)
+    if config.task in _UNBUILT and not is_built(config):
+        return _UNBUILT[config.task](config)
     if config.task != "puzzles" or (is_built(config) and not kind):
         return task_class(config.task)(config)
     return UnbuiltPuzzles(config, kind, puzzle_identifiers, recipes())

@@ -131,7 +131,11 @@ class Restored:
 
     def in_float32(self) -> Restored:
         """Returns the same run with `forward_dtype` float32."""
-        config = dataclasses.replace(self.config, arch=dataclasses.replace(self.config.arch, forward_dtype="float32"))
+        return self.with_arch(dataclasses.replace(self.config.arch, forward_dtype="float32"))
+
+    def with_arch(self, arch: Any) -> Restored:
+        """Returns the run with another configuration of the model, which has the same weights."""
+        config = dataclasses.replace(self.config, arch=arch)
         task = task_class(config.task)(config, self.task.facts)
         objective = build_objective(config, task, 1)
         buffers = {name: array.astype(objective.buffers[name].dtype) for name, array in self.state.buffers.items()}

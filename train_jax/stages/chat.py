@@ -21,7 +21,7 @@ from train_jax.tasks.language.chat.calculator import answer_ends
 from train_jax.tasks.language.chat.conversations import render_prompt, special_tokens, user
 from train_jax.tasks.language.chat.text_stream import TextStream
 from train_jax.tasks.language.engine import Engine, Request
-from train_jax.tasks.language.generation import TextModel
+from train_jax.tasks.language.generation import TextModel, with_cycles
 from train_jax.tasks.language.sampling import Sampling
 
 _SHOWN_AS = {"<|python_start|>": "[", "<|python_end|>": "]", "<|output_start|>": "[= ", "<|output_end|>": "]"}
@@ -32,7 +32,8 @@ _COMMANDS = "/clear begins a new conversation, /exit ends"
 class Chat:
     """Talk to a language model that was trained on conversations; one line is one message.
 
-    Calls of the calculator appear as [12*3][= 36]. The model reads the whole conversation. /clear begins a new one;
+    Calls of the calculator appear as [12*3][= 36]. The model reads the whole conversation,
+    but one that was trained on instructions each message alone. /clear begins a new one;
     Ctrl-C stops an answer, and Ctrl-D or /exit ends. Messages may come from a pipe.
     """
 
@@ -50,6 +51,8 @@ class Chat:
     """Draw from the most probable tokens that together have this probability."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the random numbers."""
+    cycles: Annotated[int, Range(0, 1024)] = 0
+    """Cycles of HRM-Text, with the same weights; 0 as in training."""
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     platform: Platform = "auto"
@@ -77,7 +80,7 @@ class Session:
         Raises `UserError` for a text that is not valid UTF-8, and if the conversation is too long.
         """
         turn = render_prompt(self._tokenizer, (user(text),))
-        prompt = (*self.tokens, *turn[1:]) if self.tokens else turn
+        prompt = (*self.tokens, *turn[1:]) if self.tokens and not self._tokenizer.instructions else turn
         room = self._capacity + 1 - len(prompt)
         if room < 1:
             raise UserError(
@@ -107,7 +110,8 @@ class Session:
 
 def main(config: Chat) -> None:
     use_on_one_host(config.platform)
-    session = Session(TextModel(restore(config.run_dir, step=config.step), config.data_dir, Devices(1)), config)
+    run = with_cycles(restore(config.run_dir, step=config.step), config.cycles)
+    session = Session(TextModel(run, config.data_dir, Devices(1)), config)
     if sys.stdin.isatty():
         print(f"{config.run_dir}: {_COMMANDS}")
     for text in _messages():

@@ -33,7 +33,7 @@ from train_jax.tasks.language.chat.execution import passes
 from train_jax.tasks.language.chat.problems import Problems
 from train_jax.tasks.language.chat.task_names import task_name
 from train_jax.tasks.language.core_evaluation import DeviceScorer, positions_of_run
-from train_jax.tasks.language.generation import TextModel
+from train_jax.tasks.language.generation import TextModel, with_cycles
 from train_jax.tasks.language.sampling import Sampling
 
 
@@ -64,6 +64,8 @@ class ChatEval:
     """Seed of the problems and of the random numbers."""
     batch_size: Annotated[int, Range(1, 10**6)] = 32
     """Answers that are computed at the same time, on all devices together, at most."""
+    cycles: Annotated[int, Range(0, 1024)] = 0
+    """Cycles of HRM-Text, with the same weights; 0 as in training."""
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     allow_code: bool = False
@@ -81,7 +83,7 @@ def main(config: ChatEval) -> None:
         raise UserError(f"--num-samples {config.num_samples} are equal at --temperature 0; use --temperature 1")
     opened = _open(config)
     use_on_one_host(config.platform)
-    run = restore(config.run_dir, step=config.step)
+    run = with_cycles(restore(config.run_dir, step=config.step), config.cycles)
     print(f"{run.folder.path} at step {run.step}, {run.weights}:")
     print(f"  {'task':<40} {'items':>7} {'accuracy':>9} {'centered':>9}")
     scores: dict[str, Score] = {}

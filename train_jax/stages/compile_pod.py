@@ -110,8 +110,8 @@ def _compiled(options: CompilePod, training: Training) -> Compiled:
             raise ValueError(f"--capacity is {options.capacity}, the model has {positions_of(module)} positions")
     except ValueError as error:
         raise UserError(f"--step decode: {error}") from None
-    sizes = {"slots": options.rows, "capacity": options.capacity, "tokens_per_dispatch": 1}
-    program, arguments = Engine(module, training.devices, **sizes).decode_program(objective.params, objective.buffers)
+    engine = Engine(module, training.devices, slots=options.rows, capacity=options.capacity, tokens_per_dispatch=1)
+    program, arguments = engine.decode_program(objective.params, objective.buffers)
     return compile_program(program, arguments)
 
 

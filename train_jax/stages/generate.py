@@ -14,7 +14,7 @@ from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.engine import Request
-from train_jax.tasks.language.generation import TextModel, read_prompts
+from train_jax.tasks.language.generation import TextModel, read_prompts, with_cycles
 from train_jax.tasks.language.sampling import Sampling
 
 
@@ -22,8 +22,9 @@ from train_jax.tasks.language.sampling import Sampling
 class Generate:
     """Continue prompts with the averaged weights of a language model, until <|bos|> or --max-tokens.
 
-    Every prompt starts after <|bos|>. The random numbers of a token depend on --seed, the prompt, the number of the
-    sample and the position, so a sample is the same alone, among other prompts and on other devices, up to rounding.
+    Every prompt starts after <|bos|>; a model that was trained on instructions reads it as one, and responds. The
+    random numbers of a token depend on --seed, the prompt, the number of the sample and the position, so a sample is
+    the same alone, among other prompts and on other devices, up to rounding.
     """
 
     run_dir: Annotated[str, tyro.conf.Positional]
@@ -46,6 +47,8 @@ class Generate:
     """Draw from the most probable tokens that together have this probability."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the random numbers."""
+    cycles: Annotated[int, Range(0, 1024)] = 0
+    """Cycles of HRM-Text, with the same weights; 0 as in training."""
     batch_size: Annotated[int, Range(1, 10**6)] = 32
     """Samples that are computed at the same time, on all devices together, at most."""
     devices: Annotated[int, Range(0, 10**6)] = 1
@@ -63,7 +66,8 @@ def main(config: Generate) -> None:
     if not texts:
         raise UserError("no prompt; give --prompt TEXT or --prompts-file FILE; --prompt '' is an empty one")
     use_on_one_host(config.platform)
-    model = TextModel(restore(config.run_dir, step=config.step), config.data_dir, Devices(config.devices))
+    run = with_cycles(restore(config.run_dir, step=config.step), config.cycles)
+    model = TextModel(run, config.data_dir, Devices(config.devices))
     sampling = Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     requests = model.requests(
         texts, num_samples=config.num_samples, max_tokens=config.max_tokens, sampling=sampling, seed=config.seed
@@ -77,10 +81,15 @@ def main(config: Generate) -> None:
 def _print_stream(model: TextModel, prompt: str, request: Request) -> None:
     """Prints the tokens of the only sample as they come."""
     tokens = model.engine([request]).stream(request)
-    print(prompt, end="", flush=True)
+    print(prompt, end=_between(model), flush=True)
     for text in model.tokenizer.decode_stream(tokens):
         print(text, end="", flush=True)
     print()
+
+
+def _between(model: TextModel) -> str:
+    """What is printed between a prompt and what follows: a response is a text of its own."""
+    return "\n" if model.tokenizer.instructions else ""
 
 
 def _print_samples(config: Generate, model: TextModel, prompts: list[str], requests: list[Request]) -> None:
@@ -90,10 +99,8 @@ def _print_samples(config: Generate, model: TextModel, prompts: list[str], reque
             record = {"prompt": prompt, "sample": row.request.sample, "text": text, "tokens": row.content}
             print(json.dumps(record | {"finish": row.finish}, ensure_ascii=False), flush=True)
         else:
-            print(
-                f"--- prompt {number // config.num_samples + 1}, sample {row.request.sample + 1}\n{prompt}{text}",
-                flush=True,
-            )
+            place = f"--- prompt {number // config.num_samples + 1}, sample {row.request.sample + 1}"
+            print(f"{place}\n{prompt}{_between(model)}{text}", flush=True)
 
 
 def cli(argv: list[str]) -> None:

@@ -22,7 +22,7 @@ from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
 from train_jax.serving.limits import Limits
 from train_jax.tasks.language.engine import weights_of
-from train_jax.tasks.language.generation import TextModel
+from train_jax.tasks.language.generation import TextModel, with_cycles
 from train_jax.tasks.puzzles.task import PuzzleTask
 
 
@@ -53,6 +53,8 @@ class Serve(Limits):
     """Answers that are computed at the same time, on all devices together."""
     context_tokens: Annotated[int, Range(16, 2**24)] = 10240
     """Tokens of a prompt and its answer, at most; no more than the model has positions."""
+    cycles: Annotated[int, Range(0, 1024)] = 0
+    """Cycles of HRM-Text, with the same weights; 0 as in training."""
     devices: Annotated[int, Range(0, 10**6)] = 1
     """Number of devices of this machine; 0 for all."""
     data_dir: str | None = None
@@ -104,7 +106,7 @@ def open_services(config: Serve, gate: Any) -> Sequence[Any]:
 
     models, players = [], []
     for name, run_dir in _names(config).items():
-        run = restore(run_dir, step=config.step)
+        run = with_cycles(restore(run_dir, step=config.step), config.cycles)
         if isinstance(run.task, PuzzleTask):
             players.append(Player(name, run))
             print(f"{name} at step {run.step}: {players[-1].kind.name}s; compiling", flush=True)

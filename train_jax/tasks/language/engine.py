@@ -169,6 +169,7 @@ class Engine:
         slots: int,
         capacity: int,
         tokens_per_dispatch: int = 8,
+        both_ways: bool = False,
     ):
         """`module` has a cache that `cached_model` knows.
 
@@ -176,10 +177,13 @@ class Engine:
           slots: rows at the same time, on all devices together.
           capacity: tokens in a row's cache; a prompt and what follows it have at most one more.
           tokens_per_dispatch: tokens of a row between two looks at whether it ended.
+          both_ways: the tokens of a prompt attend to each other in both directions, so that a longer one has nothing in
+            common with it.
 
         Raises `UserError` if the slots do not divide over the devices.
         """
         self._devices, self._capacity, self._dispatch = devices, capacity, tokens_per_dispatch
+        self._both_ways = both_ways
         self._local_slots = devices.local_batch_size(slots)
         self._fn = bridge.export(cached_model(module))
         self._queue: deque[Generation] = deque()
@@ -187,17 +191,19 @@ class Engine:
         self.counts = Counts()
 
     @classmethod
-    def of_run(cls, run: Restored, devices: Devices, *, rows: int, capacity: int) -> Engine:
+    def of_run(cls, run: Restored, devices: Devices, *, rows: int, capacity: int, both_ways: bool = False) -> Engine:
         """Returns the engine of a run with its averaged weights, for at least this many rows at the same time."""
-        engine = cls.of_objective(run.objective, devices, rows=rows, capacity=capacity)
+        engine = cls.of_objective(run.objective, devices, rows=rows, capacity=capacity, both_ways=both_ways)
         engine.load_state(run.objective, run.state)
         return engine
 
     @classmethod
-    def of_objective(cls, objective: Objective, devices: Devices, *, rows: int, capacity: int) -> Engine:
+    def of_objective(
+        cls, objective: Objective, devices: Devices, *, rows: int, capacity: int, both_ways: bool = False
+    ) -> Engine:
         """Returns an engine without weights, for at least this many rows at the same time."""
         slots = -(-rows // devices.count) * devices.count
-        return cls(objective.fn.module, devices, slots=slots, capacity=capacity)
+        return cls(objective.fn.module, devices, slots=slots, capacity=capacity, both_ways=both_ways)
 
     def load_state(self, objective: Objective, state: TrainState) -> None:
         """Uses the averaged weights of a state from now on; see `load`."""
@@ -312,16 +318,20 @@ class Engine:
         while free and self._queue:
             row = self._queue.popleft()
             prompt = row.request.prompt
-            number = max(free, key=lambda n: _continues(self._slots[n].kept, prompt))
+            number = max(free, key=lambda n: self._continued(self._slots[n].kept, prompt))
             free.remove(number)
             slot = self._slots[number]
-            if not _continues(slot.kept, prompt):
+            if not self._continued(slot.kept, prompt):
                 slot.kept = list(prompt)
                 started.append((number, prompt))
             slot.row, slot.pending = row, deque(prompt[len(slot.kept) :])
             slot.stream = stream_key(row.request.seed, prompt, row.request.sample)
             slot.unreported = len(slot.pending)
         self._prefill_all(started)
+
+    def _continued(self, kept: Sequence[int], prompt: Sequence[int]) -> int:
+        """Returns how many tokens of a slot a prompt continues."""
+        return 0 if self._both_ways else _continues(kept, prompt)
 
     def _prefill_all(self, started: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Computes prompts and writes them to slots; a device computes a prompt of several of its slots once."""
@@ -471,6 +481,7 @@ class Engine:
 
     def _prefilled(self, params: Arrays, buffers: Arrays, tokens: Array, lengths: Array) -> State:
         last = lengths[:, None] - 1
+        instruction: dict[str, Any] = {"instruction": jnp.arange(tokens.shape[1]) <= last} if self._both_ways else {}
         (logits, cache), _ = self._fn(
             params,
             buffers,
@@ -479,6 +490,7 @@ class Engine:
             self._capacity,
             method="prefill",
             train=False,
+            **instruction,
         )
         return State(cache, jnp.take_along_axis(logits, last[:, :, None], axis=1)[:, 0].astype(jnp.float32))
 

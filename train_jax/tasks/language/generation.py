@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from models_torch.hrm_text import HRMTextConfig
 from models_torch.kv_cache import positions_of
 from train_jax.core.objective import Objective
 from train_jax.core.state import TrainState
@@ -21,6 +22,8 @@ from train_jax.runtime.devices import Devices
 from train_jax.task import Evaluation
 from train_jax.tasks.language.commands import Sample, write_samples
 from train_jax.tasks.language.engine import Engine, Generation, Request
+from train_jax.tasks.language.instructions.prompts import instruction_tokenizer
+from train_jax.tasks.language.instructions.task import InstructionTask
 from train_jax.tasks.language.sampling import Sampling
 from train_jax.tasks.language.task import language_task
 from train_jax.tasks.language.text_set import TextSet, TokenStream
@@ -40,11 +43,14 @@ _SEARCHED_TOKENS = 2**22
 
 
 def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Returns the tokens of each text, after <|bos|>. Raises `UserError` for a text that is not valid UTF-8."""
+    """Returns the tokens of each text, after <|bos|> or as an instruction. Raises `UserError` if it is not UTF-8."""
     try:
-        return [(tokenizer.bos, *tokens) for tokens in tokenizer.encode_batch(list(texts))]
+        encoded = tokenizer.encode_batch(list(texts))
     except UnicodeEncodeError:
         raise UserError("a prompt is not valid UTF-8; correct it") from None
+    if tokenizer.instructions:
+        return [tokenizer.instructions.prompt(tokens) for tokens in encoded]
+    return [(tokenizer.bos, *tokens) for tokens in encoded]
 
 
 def read_prompts(where: str) -> Sequence[str]:
@@ -86,8 +92,9 @@ class TextModel:
         """`data_dir` has the tokenizer, by default the data of the run. Raises `UserError` for another tokenizer."""
         self._run, self._devices = run, devices or Devices(1)
         data_dir = data_dir or data_dirs(run.config.data_dir)[0]
-        self.tokenizer = Tokenizer.load(data_dir)
-        vocab_size = language_task(run).sizes["vocab_size"]
+        asked = isinstance(run.task, InstructionTask)
+        self.tokenizer = instruction_tokenizer(data_dir) if asked else Tokenizer.load(data_dir)
+        vocab_size = (run.task if asked else language_task(run)).sizes["vocab_size"]
         if self.tokenizer.vocab_size != vocab_size:
             raise UserError(
                 f"the tokenizer of {data_dir} has {self.tokenizer.vocab_size:,} tokens, the model {vocab_size:,}; give "
@@ -119,10 +126,10 @@ class TextModel:
     def requests(self, prompts: Sequence[str], *, num_samples: int, **fields: Any) -> list[Request]:
         """Returns the requests for all samples of the first prompt, then for those of the second.
 
-        A row ends before <|bos|>. Raises `UserError` for a text that is not valid UTF-8.
+        A row ends before <|bos|>, a response at its end. Raises `UserError` for a text that is not valid UTF-8.
         """
         return [
-            Request(prompt=prompt, sample=sample, stop=(self.tokenizer.bos,), **fields)
+            Request(prompt=prompt, sample=sample, stop=(self.tokenizer.stop,), **fields)
             for prompt in encode_prompts(self.tokenizer, prompts)
             for sample in range(num_samples)
         ]
@@ -148,12 +155,28 @@ class TextModel:
 
     def engine_of(self, rows: int, capacity: int) -> Engine:
         """Returns an engine for at least this many rows of `capacity` tokens, the same number on every device."""
-        return Engine.of_run(self._run, self._devices, rows=rows, capacity=capacity)
+        both_ways = self.tokenizer.instructions is not None
+        return Engine.of_run(self._run, self._devices, rows=rows, capacity=capacity, both_ways=both_ways)
 
     @property
     def positions(self) -> int:
         """The largest number of tokens that the model reads. Raises `UserError` for a model without a cache."""
         return cache_positions(self._run.objective.fn.module, self._run.config.model)
+
+
+def with_cycles(run: Restored, cycles: int) -> Restored:
+    """Returns a run that recurs `cycles` times with the same weights; 0 for as often as in training.
+
+    Raises `UserError` for a model without cycles.
+    """
+    if not cycles:
+        return run
+    if not isinstance(run.config.arch, HRMTextConfig):
+        raise UserError(f"--cycles {cycles}: --model {run.config.model} has no cycles; omit it")
+    try:
+        return run.with_arch(run.config.arch.with_cycles(cycles))
+    except ValueError as error:
+        raise UserError(f"--cycles {cycles}: {error}") from None
 
 
 def cache_positions(module: Any, model: str) -> int:

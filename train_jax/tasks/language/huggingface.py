@@ -1,28 +1,29 @@
-"""A run as a folder that `transformers` loads, and with it vLLM and SGLang, by its class `NanoChatForCausalLM`.
+"""A run as a folder that `transformers` loads, and with it vLLM and SGLang.
 
-The class is nanochat's model of November 2025. Its weights have other names and the same values; rotary channels are in
-the same order. It computes the rotary tables in the dtype of the activations, here they are stored in bfloat16.
+`NanoChatForCausalLM` is nanochat's model of November 2025. Its weights have other names and the same values; rotary
+channels are in the same order. It computes the rotary tables in the dtype of the activations, here they are stored in
+bfloat16. `HrmTextForCausalLM` is HRM-Text. Its tokenizer makes an instruction of a text, and marks all tokens of it by
+`token_type_ids`, which the model needs to read it in both directions.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import bridge
+from models_torch.hrm_text import HRMTextConfig, to_transformers
 from train_jax.errors import UserError
 from train_jax.run.files import whole_file, write_text
 from train_jax.run.restore import Restored
-from train_jax.tasks.language.task import language_task
+from train_jax.tasks.language.generation import TextModel
 from train_jax.tasks.language.tokenizer import BOS, Tokenizer
-from train_jax.tasks.mixing import data_dirs
 
-_MODEL = "gpt"
 _NAMES = (
     (r"transformer\.wte\.", "model.embed_tokens."),
     (r"transformer\.h\.(\d+)\.", r"model.layers.\1."),
@@ -58,45 +59,67 @@ CHAT_TEMPLATE = """\
 """Renders messages, whose contents are texts or parts, as `conversations.render` does."""
 
 
+INSTRUCTION_TEMPLATE = """\
+{{- '%s' -}}
+{%%- for message in messages -%%}
+{{- message.content ~ ('' if loop.last else '\\n') -}}
+{%%- endfor -%%}
+{{- '%s' -}}
+"""
+"""Renders messages as one instruction, between its special tokens; without `token_type_ids`."""
+
+
 def write_folder(run: Restored, folder: Path) -> Iterator[Path]:
     """Writes weights, configuration and tokenizer; yields each file.
 
     Raises `UserError` for a model without a class in `transformers`.
     """
-    config = run.config
-    if config.model != _MODEL:
+    config: Any = run.config
+    arch = config.arch
+    recurs = isinstance(arch, HRMTextConfig) and arch.design == "hrm"
+    if config.model != "gpt" and not recurs:
         raise UserError(
-            f"transformers has no class for --model {config.model}: its NanoChatForCausalLM is --model {_MODEL}; use "
-            "--format safetensors"
+            f"transformers has no class for --model {config.model}: its NanoChatForCausalLM is --model gpt, its "
+            "HrmTextForCausalLM hrm_text of design hrm; use --format safetensors"
         )
-    sizes, tokenizer = language_task(run).sizes, Tokenizer.load(data_dirs(config.data_dir)[0])
-    if tokenizer.vocab_size != sizes["vocab_size"]:
-        raise UserError(
-            f"the tokenizer of {config.data_dir} has {tokenizer.vocab_size:,} tokens, the model "
-            f"{sizes['vocab_size']:,}; restore the data of the training"
-        )
+    tokenizer = TextModel(run).tokenizer
+    weights = to_transformers(run.state_dict()) if recurs else _renamed(run.state_dict())
+    model = _hrm_config(arch, tokenizer, weights) if recurs else _config(arch, tokenizer)
     folder.mkdir(exist_ok=True)
     with whole_file(folder / "model.safetensors") as scratch:
-        bridge.save_weights(scratch, {_named(name): weight for name, weight in run.state_dict().items()})
+        bridge.save_weights(scratch, weights)
     yield folder / "model.safetensors"
     for name, content in (
-        ("config.json", json.dumps(_config(config.arch, tokenizer), indent=1)),
+        ("config.json", json.dumps(model, indent=1)),
         ("generation_config.json", json.dumps(_ends(tokenizer), indent=1)),
         ("tokenizer.json", json.dumps(_tokenizer(tokenizer), ensure_ascii=False, indent=1)),
-        ("tokenizer_config.json", json.dumps(_tokenizer_config(config.arch), indent=1)),
-        ("chat_template.jinja", CHAT_TEMPLATE),
+        ("tokenizer_config.json", json.dumps(_tokenizer_config(arch, tokenizer), indent=1)),
+        ("chat_template.jinja", _template(tokenizer)),
     ):
         write_text(folder / name, content)
         yield folder / name
 
 
-def _named(name: str) -> str:
-    for pattern, replacement in _NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
+def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nanochat's weights by the names of transformers."""
+    renamed = {}
+    for name, weight in state.items():
+        for pattern, replacement in _NAMES:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = weight
+    return renamed
+
+
+def _template(tokenizer: Tokenizer) -> str:
+    form = tokenizer.instructions
+    if form is None:
+        return CHAT_TEMPLATE
+    return INSTRUCTION_TEMPLATE % (tokenizer.decode(form.begin), tokenizer.decode([form.end]))
 
 
 def _ends(tokenizer: Tokenizer) -> dict[str, Any]:
+    if form := tokenizer.instructions:
+        return {"bos_token_id": form.begin[0], "eos_token_id": form.stop, "pad_token_id": form.stop}
     end = tokenizer.specials.get(_END, tokenizer.bos)
     return {"bos_token_id": tokenizer.bos, "eos_token_id": [end, tokenizer.bos], "pad_token_id": end}
 
@@ -123,25 +146,58 @@ def _config(arch: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
+def _hrm_config(arch: HRMTextConfig, tokenizer: Tokenizer, weights: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["HrmTextForCausalLM"],
+        "model_type": "hrm_text",
+        "vocab_size": tokenizer.vocab_size,
+        "hidden_size": arch.hidden_size,
+        "intermediate_size": weights["model.L_module.layers.0.mlp.down_proj.weight"].shape[1],
+        "num_hidden_layers": arch.layers_per_stack,  # transformers multiplies it by the cycles when it loads it
+        "num_attention_heads": arch.num_heads,
+        "head_dim": arch.hidden_size // arch.num_heads,
+        "H_cycles": arch.H_cycles,
+        "L_cycles": arch.L_cycles,
+        "embedding_scale": arch.hidden_size**0.5,
+        "initializer_range": arch.hidden_size**-0.5,
+        "prefix_lm": tokenizer.instructions is not None,
+        "max_position_embeddings": arch.seq_len,
+        "rms_norm_eps": arch.rms_norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": arch.rope_theta},
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+        **_ends(tokenizer),
+    }
+
+
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns `tokenizer.json` that puts <|bos|> before a text, as in training; the chat template has its own."""
-    bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
-    text = {"Sequence": {"id": "A", "type_id": 0}}
+    """Returns `tokenizer.json` that puts <|bos|> before a text, as in training; the chat template has its own.
+
+    Of a text it makes an instruction, if the model was trained on them, with 1 as the type of each token.
+    """
+    form, type_id = tokenizer.instructions, int(tokenizer.instructions is not None)
+    before, after = (form.begin, (form.end,)) if form else ((tokenizer.bos,), ())
+    names = {number: tokenizer.decode([number]) for number in (*before, *after)}
+    first, last = ([{"SpecialToken": {"id": names[n], "type_id": type_id}} for n in each] for each in (before, after))
+    text = {"Sequence": {"id": "A", "type_id": type_id}}
     processor = {
         "type": "TemplateProcessing",
-        "single": [bos, text],
-        "pair": [bos, text, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {BOS: {"id": BOS, "ids": [tokenizer.bos], "tokens": [BOS]}},
+        "single": [*first, text, *last],
+        "pair": [*first, text, *last, {"Sequence": {"id": "B", "type_id": 1 - type_id}}],
+        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for number, name in names.items()},
     }
     return json.loads(tokenizer.to_json()) | {"post_processor": processor}
 
 
-def _tokenizer_config(arch: Any) -> dict[str, Any]:
+def _tokenizer_config(arch: Any, tokenizer: Tokenizer) -> dict[str, Any]:
+    form = tokenizer.instructions
+    bos, end = (tokenizer.decode([n]) for n in (form.begin[0], form.stop)) if form else (BOS, _END)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS,
-        "eos_token": _END,
-        "pad_token": _END,
+        "bos_token": bos,
+        "eos_token": end,
+        "pad_token": end,
         "model_max_length": arch.seq_len,
         "clean_up_tokenization_spaces": False,
+        **({"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]} if form else {}),
     }

@@ -60,8 +60,25 @@ def text_package(name: str) -> Any:
         ) from None
 
 
+@dataclass(frozen=True)
+class InstructionForm:
+    """The special tokens of an instruction and its response."""
+
+    begin: tuple[int, ...]
+    end: int
+    stop: int
+    """Ends the response."""
+
+    def prompt(self, tokens: Iterable[int]) -> tuple[int, ...]:
+        """Returns the tokens after which the response begins."""
+        return (*self.begin, *tokens, self.end)
+
+
 class Tokenizer:
     """Converts text to token ids and back."""
+
+    instructions: InstructionForm | None = None
+    """The form of a prompt, of a model that was trained on instructions: it reads prompts in both directions."""
 
     def __init__(self, ranks: Ranks, pattern: str = SPLIT_PATTERN, specials: Sequence[str] = SPECIAL_TOKENS):
         """Raises ValueError if the ids are not 0, 1, 2, … with a token for every byte."""
@@ -78,6 +95,11 @@ class Tokenizer:
     def bos(self) -> int:
         """The id of the token that begins every document."""
         return self.specials[BOS]
+
+    @property
+    def stop(self) -> int:
+        """The id of the token that ends a text."""
+        return self.instructions.stop if self.instructions else self.bos
 
     @cached_property
     def token_bytes(self) -> np.ndarray:

@@ -72,8 +72,10 @@ def _value(node: ast.expr) -> int | float:
 def answer_ends(tokenizer: Tokenizer, *, has_tool: bool = True, functions: Functions | None = None) -> dict[str, Any]:
     """Returns the fields of a `Request` for an assistant's message: its last tokens, and the calculator for its calls.
 
-    Without the calculator, a call ends the message.
+    Without the calculator, a call ends the message. After an instruction, there are no calls.
     """
+    if tokenizer.instructions:
+        return {"stop": (tokenizer.stop,), "respond": None}
     special = special_tokens(tokenizer)
     stop = (special["<|assistant_end|>"], tokenizer.bos, special["<|python_end|>"])
     return {"stop": stop, "respond": tool_of(tokenizer, functions) if has_tool else None}

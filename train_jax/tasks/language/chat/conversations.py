@@ -92,7 +92,13 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> Rendered:
 
 
 def render_prompt(tokenizer: Tokenizer, conversation: Conversation) -> tuple[int, ...]:
-    """Returns the tokens after which the assistant answers; the last message is the user's."""
+    """Returns the tokens after which the assistant answers; the last message is the user's.
+
+    A model that was trained on instructions reads the messages as the lines of one.
+    """
+    if tokenizer.instructions:
+        text = "\n".join(message.text for message in conversation)
+        return tokenizer.instructions.prompt(_encoded(tokenizer, (Part("text", text),))[0])
     return (*render(tokenizer, conversation).tokens, special_tokens(tokenizer)["<|assistant_start|>"])
 
 

@@ -150,7 +150,7 @@ def read_completion(body: dict[str, Any], tokenizer: Tokenizer, *, longest: int,
         raise ApiError(400, f"{len(prompts)} prompts and n {fields.n} are more than 64 choices; use fewer", "prompt")
     sized = [(p, _room("prompt", "max_tokens", p, fields.max_tokens, longest, capacity)) for p in prompts]
     stop = _stop_strings(body.get("stop"))
-    requests = _requests(sized, fields, {"stop": (tokenizer.bos,)})
+    requests = _requests(sized, fields, {"stop": (tokenizer.stop,)})
     logprobs = fields.logprobs is not None
     return Call(TEXT, requests, lambda: TextStream(tokenizer, stop=stop), fields.stream, _include_usage(body), logprobs)
 

@@ -228,3 +228,22 @@ class InstructionEvaluator:
                 sums[name] = sums.get(name, 0.0) + float(value)
             done, step = done + taken.count, step + 1
         return Evaluation(figures_of(sums) | {"count": float(done)})
+
+
+class UnbuiltInstructions(InstructionTask):
+    """Enough of the task to compile its train step, without a data set."""
+
+    def __init__(self, config: RunConfig):
+        super().__init__(config, {"vocab_size": config.arch.vocab_size})  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def examples_per_epoch(self) -> float:
+        return float(self.config.global_batch_size)
+
+    def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
+        shape = self.config.global_batch_size // shard[1], self.config.arch.seq_len
+        names = ("inputs", "targets", "positions", "samples")
+        return {name: np.zeros(shape, np.int32) for name in names} | {"instruction": np.zeros(shape, bool)}
+
+    def check(self, config: RunConfig, devices: Devices) -> None:
+        """Accepts any configuration: there is no sample that could be too long."""
