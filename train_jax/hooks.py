@@ -156,6 +156,8 @@ class Saving(Hook):
         self._training, self._logging = training, logging
         self._checkpoints = Checkpoints(folder, Retention(config.keep_checkpoints, config.keep_every_steps))
         self._last: float | None = None
+        self.lock: contextlib.AbstractContextManager = contextlib.nullcontext()
+        """Held while a save begins, so that no other thread begins one that the other processes do not."""
 
     def restore(self, state: TrainState) -> Resumed | None:
         """Returns what the run continues from, on the host; None if there is no checkpoint. Collective.
@@ -168,7 +170,7 @@ class Saving(Hook):
         if self.due(session.step, session.clock.now(), metrics):
             # Last, so that everything up to a checkpoint is logged.
             self._logging.flush(session)
-            with session.pausing("saving"):
+            with self.lock, session.pausing("saving"):
                 self.start(session)
             session.events.progress()
 
@@ -234,6 +236,7 @@ class Preempting(Hook):
 
     def __init__(self, preemption: Preemption, logging: Logging, saving: Saving):
         self._preemption, self._logging, self._saving = preemption, logging, saving
+        saving.lock = preemption.lock
 
     @contextlib.contextmanager
     def around(self, session: Session) -> Iterator[None]:
