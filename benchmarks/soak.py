@@ -109,6 +109,8 @@ class Soaking:
         fault.stop_seconds = round(time.monotonic() - began, 1)
         judge(fault)
         self._run.kill()
+        for path in self._folder.glob(f"{self._path.name}.*.txt"):  # the next start overwrites them
+            shutil.copy(path, self._folder / f"{fault.name.replace(' ', '')}.{path.name}")
         saved = [int(path.name) for path in self._path.glob("checkpoints/*") if path.name.isdigit()]
         fault.lost_steps = max(fault.step - max(saved, default=0), 0)
         self.faults.append(fault)
