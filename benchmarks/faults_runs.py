@@ -83,6 +83,11 @@ class Run:
         """Until process 0 has begun a phase so many times."""
         self._until(lambda: self.text(0).count(f"phase {phase}") >= times, f"{phase} {times} times")
 
+    def reaches(self, phase: str, times: int) -> bool:
+        """Blocks until process 0 has begun a phase so many times; False if the run finishes before."""
+        self._until(lambda: self.text(0).count(f"phase {phase}") >= times or self._ended(), f"{phase} {times} times")
+        return self.text(0).count(f"phase {phase}") >= times
+
     def _steps(self) -> list[int]:
         words = [line.split() for line in self.text(0).splitlines(keepends=True) if line.endswith("\n")]
         return [int(line[2]) for line in words if line[:2] == ["phase", "training"] and len(line) == 3]

@@ -7,6 +7,7 @@ import copy
 import gzip
 import itertools
 import os
+import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -155,6 +156,8 @@ class Saving(Hook):
         self._training, self._logging = training, logging
         self._checkpoints = Checkpoints(folder, Retention(config.keep_checkpoints, config.keep_every_steps))
         self._last: float | None = None
+        self.lock: contextlib.AbstractContextManager = contextlib.nullcontext()
+        """Held while a save begins, so that no other thread begins one that the other processes do not."""
 
     def restore(self, state: TrainState) -> Resumed | None:
         """Returns what the run continues from, on the host; None if there is no checkpoint. Collective.
@@ -167,7 +170,7 @@ class Saving(Hook):
         if self.due(session.step, session.clock.now(), metrics):
             # Last, so that everything up to a checkpoint is logged.
             self._logging.flush(session)
-            with session.pausing("saving"):
+            with self.lock, session.pausing("saving"):
                 self.start(session)
             session.events.progress()
 
@@ -233,6 +236,7 @@ class Preempting(Hook):
 
     def __init__(self, preemption: Preemption, logging: Logging, saving: Saving):
         self._preemption, self._logging, self._saving = preemption, logging, saving
+        saving.lock = preemption.lock
 
     @contextlib.contextmanager
     def around(self, session: Session) -> Iterator[None]:
@@ -255,10 +259,13 @@ class Profiling(Hook):
     """Traces `config.profile` optimizer steps of a session, after its first `config.profile_skip` ones.
 
     Every process writes a folder of its own: `plugins/profile/…` for XProf with `perfetto_trace.json.gz` for Perfetto,
-    and a snapshot of the memory before and after the traced steps.
+    and a snapshot of the memory before and after the traced steps. With `config.profile_server`, XProf connects.
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder, first_step: int):
+        self._serves = config.profile_server > 0
+        if self._serves:
+            _start_profile_server(config.profile_server)
         self._begin = first_step + config.profile_skip
         self._end = self._begin + config.profile
         self._waits, self._traced_from = config.profile > 0, -1
@@ -280,6 +287,8 @@ class Profiling(Hook):
             self._stop(session)
 
     def end(self, session: Session) -> None:
+        if self._serves:
+            jax.profiler.stop_server()
         if self._local is not None:
             self._stop(session)
         elif self._waits:
@@ -305,6 +314,16 @@ class Profiling(Hook):
                 upload_folder(self._local, self.folder, last=())
         self._local = None
         session.say([f"profile of steps {self._traced_from} to {session.step} in {self.folder}"])
+
+
+def _start_profile_server(port: int) -> None:
+    """Lets XProf connect, until JAX drops the server. Raises `UserError` for a port that is taken, as JAX does not."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise UserError(f"--profile-server {port}: {error.strerror}; give another port") from None
+    jax.profiler.start_server(port)
 
 
 def check_debugging(config: RunConfig) -> None:

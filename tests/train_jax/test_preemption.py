@@ -1,10 +1,12 @@
 """SIGTERM at any moment: what has finished is saved, the exit status says so, and the same command continues."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
 from benchmarks.faults_runs import Run, differences
 from train_jax.errors import PreemptedError
+from train_jax.hooks import Preempting, Saving
 from train_jax.runtime import preemption
 from train_jax.runtime.preemption import Preemption, _Agreement
 
@@ -221,3 +224,22 @@ def test_a_signal_to_one_of_two_processes_saves_and_stops_both(tmp_path, data_di
     stopped.kill()
     Run(tmp_path / "run", data_dir, 2).finish()
     assert not differences(tmp_path / "run", whole, metrics=False)
+
+
+def test_no_other_thread_saves_while_a_due_save_begins():
+    """A notice during a save: the second thread would begin one that the other processes do not."""
+    watched, free = Preemption(), []
+
+    def start(_session):
+        other = threading.Thread(target=lambda: free.append(watched.lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+
+    logging = SimpleNamespace(flush=lambda _: None)
+    saving = Saving.__new__(Saving)
+    saving._logging, saving.due, saving.start = logging, lambda *_: True, start
+    Preempting(watched, logging, saving)
+    events, clock = SimpleNamespace(progress=lambda: None), SimpleNamespace(now=lambda: 0.0)
+    pausing = contextlib.nullcontext
+    saving.after(SimpleNamespace(step=20, clock=clock, pausing=pausing, events=events), {})
+    assert free == [False]

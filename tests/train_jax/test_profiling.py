@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import json
 import shutil
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -157,6 +158,20 @@ def test_which_steps_are_traced(monkeypatch, tmp_path, first, dispatch, profile,
     files = {path.name for path in folder.iterdir()} if folder.exists() else set()
     assert files == ({MEMORY_BEFORE, MEMORY_AFTER, PROFILED_PROGRAM} if traced else set())
     assert ("profile" in clock.spent()[2]) == bool(traced)
+
+
+def test_the_profile_server_listens_until_the_run_ends(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = dataclasses.replace(preset("tiny"), profile_server=port)
+    hook = Profiling(config, RunFolder(tmp_path), 0)
+    with pytest.raises(UserError, match=rf"^--profile-server {port}: .*; give another port$"):
+        Profiling(config, RunFolder(tmp_path), 0)
+    socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    hook.end(None)
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
 @pytest.mark.slow

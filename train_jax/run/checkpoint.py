@@ -387,6 +387,10 @@ class Checkpoints:
             self.best = Best(**notes["best"])
         return Resumed(step, like_tree(state, values, STATE), carry, notes, damaged, self.folder / str(step))
 
+    def restore_step(self, step: int, state: TrainState) -> Resumed:
+        """What a run would continue from at a step, on one host. Raises `UserError` if it is damaged or another one."""
+        return self._restore(step, state, None, ())
+
     def restore_state(self, step: int, state: TrainState) -> TrainState:
         """The state without the carry."""
         items = items_of(state, ())

@@ -35,8 +35,8 @@ SCHEDULE_FIELDS = (
 MUON_FIELDS = ("muon_momentum", "muon_beta2", "newton_schulz_dtype", "cautious_decay")
 LOGGING_FIELDS = (
     "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps", "checkpoint_every_minutes",
-    "keep_checkpoints", "keep_every_steps", "keep_best", "log_every_steps", "profile", "profile_skip", "debug_nans",
-    "deterministic", "wandb", "wandb_project", "wandb_group", "wandb_name",
+    "keep_checkpoints", "keep_every_steps", "keep_best", "log_every_steps", "profile", "profile_skip",
+    "profile_server", "debug_nans", "deterministic", "wandb", "wandb_project", "wandb_group", "wandb_name",
 )  # fmt: skip
 
 
@@ -146,6 +146,8 @@ class RunConfig:
     """Optimizer steps to trace for XProf and Perfetto, with snapshots of the device memory; 0 for none."""
     profile_skip: Annotated[int, Range(0, 10**9)] = 10
     """Optimizer steps of the session before the trace; the first ones are slower."""
+    profile_server: Annotated[int, Range(0, 65535)] = 0
+    """Port of every host that XProf connects to while the run goes on; 0 for none. Open to whoever reaches it."""
     debug_nans: bool = False
     """Stop at the first NaN or infinity and name the PyTorch submodule that produced it. Slow."""
     deterministic: bool = False

@@ -39,6 +39,11 @@ class Export:
     and SGLang load, with its tokenizer; the folder has no check."""
     output: str | None = None
     """Output file or folder; by default weights.safetensors or huggingface in the run folder."""
+    train_step: bool = False
+    """Write the training step instead, with all state of a checkpoint: forward, backward, optimizer and averages, a
+    folder that runs without PyTorch (docs/jax.md)."""
+    devices: Annotated[int, Range(1, 10**6)] = 1
+    """Devices that --train-step is for, at most those of this machine."""
     check: bool = True
     """Load the file with strict=True into the PyTorch module and compare: the answers to all test puzzles, or the
     losses of held-out text."""
@@ -48,6 +53,9 @@ class Export:
 
 def main(config: Export) -> None:
     use_on_one_host(config.platform)
+    if config.train_step:
+        _write_step(config)
+        return
     run = restore(config.run_dir, step=config.step, average=_steps(config.average), average_last=config.average_last)
     if config.format == "huggingface":
         _write_folder(config, run)
@@ -85,6 +93,18 @@ def _write_folder(config: Export, run: Restored) -> None:
         raise UserError(f"{output.parent} is not a folder; give --output in an existing folder")
     for path in write_folder(run, output):
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+
+
+def _write_step(config: Export) -> None:
+    from train_jax.exported_step import export_step, write_step  # with all that a training imports
+
+    if config.average or config.average_last or config.format != "safetensors":
+        raise UserError("--train-step is of one checkpoint; leave out --average, --average-last and --format")
+    exported = export_step(config.run_dir, config.step, config.devices)
+    output = path_of(config.output) if config.output else path_of(config.run_dir) / "train-step"
+    write_step(output, exported)
+    size = sum(array.nbytes for array in exported.arrays.values()) / 1e6
+    print(f"{output}: the step after step {exported.step}, {len(exported.arrays)} arrays, {size:.1f} MB")
 
 
 def _steps(text: str) -> tuple[int, ...]:
