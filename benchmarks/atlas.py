@@ -3,7 +3,8 @@
     python -m benchmarks.atlas atlas.jsonl [--every 20 --seed 0] [--zoo FOLDER] [--train] [--page docs/atlas.md]
 
 Every model is built with random numbers, its weights are perturbed, and `bridge.verify` compares outputs, gradients and
-buffers of two calls. Each model has a process and a limit. A file of results is continued where it ends.
+buffers of two calls. Each model has a process and a limit of CPU time, so that the load of the machine decides nothing.
+A file of results is continued where it ends.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import logging
 import multiprocessing
 import os
 import re
+import resource
+import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -32,6 +35,8 @@ NOISE = 0.05
 """Of weights, so that none is zero."""
 OUTPUT, GRADIENT = 1e-4, 1e-3
 """Tolerances."""
+WALL = 10
+"""Seconds of wall time for each CPU second of the limit, on a machine that other work shares."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +57,8 @@ class Options:
     """In training mode, with PyTorch's draws replayed."""
     with_help: bool = False
     """Try those again that were refused and have help in `atlas_help.py`."""
-    limit: int = 150
-    """Seconds for each model."""
+    limit: int = 300
+    """CPU seconds for each model; one that sleeps is ended after `WALL` times as many."""
     page: Path | None = None
     """Write the page, and run nothing."""
 
@@ -98,11 +103,12 @@ def _short(error: BaseException) -> str:
 
 
 def in_process(function: Callable[[], dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Returns the result of a function in a process of its own, which has what is imported here."""
+    """Returns the result of a function in a process of its own: `limit` CPU seconds, and what is imported here."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
     def send() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))  # of the process alone: a fork starts at 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sender.send(function())
 
@@ -110,10 +116,13 @@ def in_process(function: Callable[[], dict[str, Any]], limit: int) -> dict[str, 
     process.start()
     sender.close()
     try:
-        if not receiver.poll(limit):
-            return {"status": "over the limit", "cause": f"{limit} s"}
+        if not receiver.poll(WALL * limit):
+            return {"status": "over the limit", "cause": f"{WALL * limit} s of wall time"}
         return receiver.recv()
     except EOFError:
+        process.join()
+        if process.exitcode == -signal.SIGXCPU:
+            return {"status": "over the limit", "cause": f"{limit} s of CPU time"}
         return {"status": "crashed", "cause": f"exit status {process.exitcode}"}
     finally:
         process.kill()

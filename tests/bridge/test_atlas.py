@@ -1,6 +1,7 @@
 """`benchmarks.atlas`: models of registries in processes of their own, the file of results and the page."""
 
 import importlib.util
+import itertools
 import json
 import os
 import time
@@ -41,7 +42,8 @@ def test_what_came_of_a_model():
 def test_a_process_that_ends_early_or_takes_too_long():
     assert atlas.in_process(lambda: {"status": "right"}, 30) == {"status": "right"}
     assert atlas.in_process(lambda: os._exit(3), 30)["status"] == "crashed"
-    assert atlas.in_process(lambda: time.sleep(60) or {}, 0)["status"] == "over the limit"
+    assert atlas.in_process(lambda: time.sleep(60) or {}, 0)["cause"] == "0 s of wall time"
+    assert atlas.in_process(lambda: {"never": all(itertools.count(1))}, 1)["cause"] == "1 s of CPU time"
 
 
 def test_a_page_by_family(tmp_path):

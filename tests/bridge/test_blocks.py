@@ -179,9 +179,9 @@ def test_forty_eight_blocks_lower_in_the_time_of_four():
         def loss(params):
             return blocks(params, buffers, X, rng=jax.random.key(0), train=True)[0].sum()
 
-        start = time.perf_counter()
+        start = time.process_time()
         jax.jit(jax.grad(loss)).lower(params)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     seconds(4)
     assert min(seconds(48) for _ in range(3)) <= 1.5 * min(seconds(4) for _ in range(3))
