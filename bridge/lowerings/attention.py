@@ -164,6 +164,7 @@ def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal:
         and query.shape[0] == key.shape[0] == value.shape[0]
         and query.shape[1] % key.shape[1] == 0
         and (not is_causal or query.shape[2] == key.shape[2])
+        and query.shape[2] % 2 == key.shape[2] % 2 == 0  # JAX refuses the gradient of odd lengths
         and float(capability) >= 8
     )
 

@@ -176,7 +176,8 @@ def test_attention_hands_a_gpu_the_fused_form(name, monkeypatch):
         return original(*args, implementation="xla", **kwargs)
 
     inputs, kwargs = ATTENTION[name]
-    narrow = [to_jax(t, jnp.bfloat16) for t in inputs]
+    odd = [to_jax(t, jnp.bfloat16) for t in inputs]
+    narrow = [jnp.concatenate([x, x], axis=2) for x in odd]
     expected = lowerings_attention.attention(*narrow, **kwargs)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [type("Device", (), {"compute_capability": "8.0"})])
@@ -186,7 +187,8 @@ def test_attention_hands_a_gpu_the_fused_form(name, monkeypatch):
     np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), atol=0.04)
     lowerings_attention.attention(*(x.astype(jnp.float32) for x in narrow), **kwargs)
     lowerings_attention.attention(*narrow, attn_mask=jnp.ones((), bool), **kwargs)
-    assert calls == ["cudnn"], "float32 and masks stay with the einsum"
+    lowerings_attention.attention(*odd, **kwargs)
+    assert calls == ["cudnn"], "float32, masks and odd lengths stay with the einsum"
 
 
 def test_products_of_the_backward_pass_are_in_the_dtype_of_the_inputs():

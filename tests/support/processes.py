@@ -1,10 +1,19 @@
 """Starts several processes as those of one run, as the hosts of a pod are."""
 
 import os
+import re
 import socket
 import subprocess
 
 from support.scripts import ENVIRONMENT, ROOT
+
+# Several threads of Gloo write "[Gloo] Rank 0 is connected to 3 peer ranks. …" at once, a part with each write.
+GLOO = re.compile(r"\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : |\d+")
+
+
+def own_lines(text):
+    """Returns the lines of a process's output that are more than parts of Gloo's."""
+    return [line for line in text.splitlines() if GLOO.sub("", line).strip()]
 
 
 def free_port():

@@ -379,7 +379,12 @@ def test_log_probabilities_are_those_of_the_training_program(name, capsys):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
 def test_log_probabilities_in_bfloat16_are_as_exact_as_those_of_pytorch(name, seed, capsys):
-    """PyTorch rounds after every operation; XLA leaves roundings out, in each program other ones."""
+    """PyTorch rounds after every operation; XLA leaves some roundings out, in each program others, without a flag.
+
+    The training program of 2026 has more operations whose rounding is left out; its bar is that of the run with
+    XLA_FLAGS=--xla_allow_excess_precision=false.
+    """
+    every_rounding = "--xla_allow_excess_precision=false" in os.environ.get("XLA_FLAGS", "")
     module = small_gpt(name, seed=seed, forward_dtype="bfloat16", **LARGER)
     rows, sides = log_probs_by_jax(module, seed)
     exact = log_probs_by_torch(small_gpt(name, seed=seed, **LARGER), rows, uncached_logits)
@@ -391,7 +396,7 @@ def test_log_probabilities_in_bfloat16_are_as_exact_as_those_of_pytorch(name, se
         print("\n".join(f"  {side} {apart(values, exact)}" for side, values in sides.items()))
     errors = {side: np.abs(values - exact).mean() for side, values in sides.items()}
     assert max(errors["engine"], errors["training"]) <= 1.02 * errors["cached_logits"], errors
-    factor = 2 if name == "gpt_2026" else 1  # its training program has more operations whose rounding is left out
+    factor = 1 if (name == "gpt_2026") == every_rounding else 2
     assert np.abs(engine - training).max() <= factor * np.abs(cached - uncached).max()
 
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from support.markers import slow_or_campaign
-from support.processes import run_processes
+from support.processes import own_lines, run_processes
 from support.scripts import ROOT, script
 
 from train_jax.errors import StorageError, UserError
@@ -132,7 +132,7 @@ def test_an_error_in_one_process_stops_all_with_one_line(tmp_path, data_dir, fie
     commands = [[*command, *(word for pair in each.items() for word in pair)] for each in (own, own | fields)]
     statuses, texts = run_processes(commands, folders)
     assert statuses == [2, 2], "\n".join(texts)
-    errors = [[line for line in text.splitlines() if line and "Gloo" not in line] for text in texts]
+    errors = [own_lines(text) for text in texts]
     assert [len(lines) for lines in errors] == [1, 1]
     assert message in errors[1][0] and (message in errors[0][0] or "process 1 of 2 failed" in errors[0][0])
 
