@@ -35,6 +35,8 @@ class Row:
     together."""
     needs: str = ""
     """What only a TPU, a bucket or an account can show."""
+    proved_by: str = ""
+    """The rows of `trm prove` that answer it on the hardware."""
     compiled: bool = False
     """Whether the tests compile for a TPU without having one."""
 
@@ -61,12 +63,14 @@ ROWS = (
         ("train_jax/test_compile_pod.py",),
         "that it runs, and how fast",
         compiled=True,
+        proved_by="step, plain; step, fused; MFU",
     ),
     Row(
         "whatever a stage runs over devices compiles for TPUs: no 64-bit type, no shape that depends on data",
         ("train_jax/test_stages_on_tpus.py",),
         "that it runs",
         compiled=True,
+        proved_by="step, plain; run",
     ),
     Row(
         "every experiment is assembled for a v4-64 up to the compiler: model, sizes of its data, a batch that divides",
@@ -77,6 +81,7 @@ ROWS = (
         "the model computes what PyTorch computes, with every gradient",
         ("bridge/test_trm_ladder.py", "train_jax/test_preflight.py::test_the_model_beside_pytorch_and_its_memory"),
         "the same comparison on the chip: `trm preflight` makes it",
+        proved_by="model beside PyTorch; foreign modules; matrix product",
     ),
     Row(
         "PyTorch defines the models and computes nothing: it is imported where a model is built or read, and a step is "
@@ -91,23 +96,29 @@ ROWS = (
         "JAX finds the devices of the requested platform, and nothing falls back to the CPU",
         ("train_jax/test_cluster.py",),
         "the TPU itself",
+        proved_by="devices",
     ),
     Row(
         "the processes of a pod join, without variables of the user or with them; one that is missing is named",
         ("train_jax/test_cluster.py", "train_jax/test_processes.py", "train_jax/test_preflight_hosts.py"),
         "8 workers over the network of a slice; here they are 2 processes over loopback",
+        proved_by="processes",
     ),
     Row(
         "batches and gradients are shared: several devices and processes learn what one device learns",
         ("train_jax/test_training.py", "train_jax/test_processes.py"),
         "the network of a slice",
+        proved_by="collective; step, plain",
     ),
     Row(
         "the command line of a pod, rehearsed with hosts that are preempted and killed, in one view of all logs",
         ("train_jax/test_rehearsal.py",),
         "the same on a slice; 8 hosts of 4 devices are `pytest -m campaign tests/train_jax/test_rehearsal.py`",
     ),
-    *(Row(f"`trm preflight` finds {fault}", (test,), "the same on a slice") for fault, test in FAULTS.items()),
+    *(
+        Row(f"`trm preflight` finds {fault}", (test,), "the same on a slice", proved_by="all rows of `preflight`")
+        for fault, test in FAULTS.items()
+    ),
     Row(
         "checkpoints and results are written to gs://, read from there, and continued after a kill",
         ("train_jax/test_storage.py", "train_jax/test_storage_runs.py"),
@@ -137,6 +148,7 @@ ROWS = (
             "train_jax/test_peers.py",
             "train_jax/test_full_disk.py",
         ),
+        proved_by="kill and continuation",
     ),
     Row(
         "a node is created, used, restarted after preemptions, and deleted",
@@ -223,14 +235,17 @@ def page(rows: Sequence[Row], results: Sequence[Outcome], facts: Mapping[str, st
     yield "What a run on a TPU slice of 8 hosts needs, what shows it without one, and what only a TPU can show. Written"
     yield f"by `python -m benchmarks.readiness` on {facts['date']}, commit {facts['commit']}; the tests were run then."
     yield ""
-    yield "| requirement | state | shown by | cases | needs |"
-    yield "|---|---|---|---|---|"
+    yield "| requirement | state | shown by | cases | needs | row of `trm prove` |"
+    yield "|---|---|---|---|---|---|"
     for row, result in zip(rows, results, strict=True):
         tests = ", ".join(f"`tests/{test}`" for test in row.tests)
         needs = row.needs or "nothing more"
-        yield f"| {row.requirement} | {state(row, result)} | {tests} | {result.passed} | {needs} |"
+        cells = (row.requirement, state(row, result), tests, str(result.passed), needs, row.proved_by or "-")
+        yield f"| {' | '.join(cells)} |"
     yield ""
-    yield "Nothing on this page was run on a TPU, because none has been available."
+    yield "Nothing on this page was run on a TPU, because none has been available. With one,"
+    yield "the last column is answered by `trm prove sudoku-extreme --minutes 15`, and"
+    yield "`python -m benchmarks.step --sizes baseline` times PyTorch beside it."
 
 
 def state(row: Row, result: Outcome) -> str:

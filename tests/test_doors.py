@@ -13,6 +13,7 @@ ROOMS = ("bridge", "models_torch", "train_jax")
 JAX = {"jax", "jaxlib", "optax", "orbax", "torchax", "bridge", "train_jax"}
 IO = {"wandb", "orbax", "os", "time", "sys", "pathlib", "subprocess", "logging", "shutil"}
 TORCH_ALLOWED = {
+    "pod/prove/foreign.py",
     "run/kernels.py",
     "run/model.py",
     "run/restore.py",

@@ -151,5 +151,5 @@ def test_the_defaults_of_a_run():
     assert vars(config.compute) == {
         "runner": "pmap", "cpu_devices": 0, "cpu_examples": 0, "accumulation_steps": 1, "steps_per_dispatch": 1,
         "reduction": "flat", "shard_optimizer": False, "remat": "", "attention": "plain", "mlp": "plain",
-        "batches_ahead": 2, "compile_cache": True, "load": "",
+        "choices": "", "batches_ahead": 2, "compile_cache": True, "load": "",
     }  # fmt: skip

@@ -45,9 +45,9 @@ class ComputeConfig:
     """Distribution of the work over the devices. These fields do not change the result of training."""
 
     runner: Literal["pmap", "shard_map"] = "pmap"
-    """JAX transformation that runs a step on all devices."""
+    """JAX transformation that runs a step."""
     cpu_devices: Annotated[int, Range(0, 1024)] = 0
-    """Virtual devices of a CPU; 0 for those of XLA_FLAGS, or by cpu_examples."""
+    """Virtual devices of a CPU; 0 by XLA_FLAGS or cpu_examples."""
     cpu_examples: Annotated[int, Range(0, 2**24)] = 0
     """Most examples at a time on a CPU with a device for each core; 0 for all."""
     accumulation_steps: Annotated[int, Range(1, 2**16)] = 1
@@ -55,7 +55,7 @@ class ComputeConfig:
     steps_per_dispatch: Annotated[int, Range(1, 2**16)] = 1
     """Optimizer steps in one dispatch."""
     reduction: Reduction = "flat"
-    """Sum of gradients: one collective for all parameters, or one each."""
+    """Sum of gradients: one collective, or one each."""
     shard_optimizer: bool = False
     """Each device keeps and updates a share of parameters and optimizer state; for large models."""
     remat: str = ""
@@ -65,15 +65,13 @@ class ComputeConfig:
     mlp: Literal["plain", "fused"] = "plain"
     """MLPs of TRM and HRM: as written, or kernels on a TPU (bfloat16), fewer products on a CPU."""
     choices: str = ""
-    """File of `trm prove --choose` with the implementation of each operation that was right and fastest; it takes
-    precedence over attention and mlp. The run keeps the choices in its config.json."""
+    """File of `trm prove --choose`: operations by measured time."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
     compile_cache: bool = True
-    """Keep compiled programs in JAX_COMPILATION_CACHE_DIR, by default a folder of the user's caches,
-    for several processes `compiled` beside the run folder."""
+    """Keep compiled programs in JAX_COMPILATION_CACHE_DIR, by default a user's cache; of a pod, beside the run."""
     load: str = ""
-    """File of `trm compile-pod --save`, or gs://bucket/file, to load instead of compiling. Needs runner shard_map."""
+    """File of `trm compile-pod --save` to load, or in gs://; for shard_map."""
 
     def __post_init__(self):
         check_fields(self, "compute.")

@@ -77,6 +77,12 @@ def functions_of(operations: Collection[str]) -> dict[str, Callable]:
     return {f"models_torch.blocks:{name}": call for name, (of, call) in _AS_ONE.items() if of in operations}
 
 
+def plain_of(operation: str) -> Callable:
+    """Returns the lowering that a program has without kernels."""
+    namespace, name = operation.split("::")
+    return bridge.LOWERINGS[getattr(getattr(torch.ops, namespace), name).default]
+
+
 def _mlp_as_one_operation(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A function of `x`, an MLP and numbers as one operation, which a lowering can serve as a whole."""
 

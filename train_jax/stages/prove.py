@@ -28,7 +28,6 @@ from train_jax.runtime import backend
 from train_jax.runtime.clock import process_start
 from train_jax.runtime.cluster import this_cluster
 from train_jax.runtime.compilation import use_compile_cache
-from train_jax.runtime.coordination import place
 from train_jax.runtime.processes import join_processes
 from train_jax.version import DISTRIBUTION, commit, installed_version
 
@@ -108,7 +107,7 @@ def _work(options: Prove, config: RunConfig, folder: Path, parts: Sequence[Part]
     use_compile_cache(config.compute.compile_cache)
     with join_processes(config.platform, cpu_devices=config.virtual_devices):
         context = _context(options, config, folder, [])
-        work(context, Record(folder, _facts(config) if place()[0] == 0 else {}), parts, options.part_seconds)
+        work(context, Record(folder, _facts(config)), parts, options.part_seconds)
 
 
 def _context(options: Prove, config: RunConfig, folder: Path, arguments: list[str]) -> Context:
@@ -122,6 +121,7 @@ def _identity(config: RunConfig) -> str:
 
 
 def _facts(config: RunConfig) -> dict[str, str]:
+    """Of the machine. Collective: the first question for devices waits for all processes."""
     devices = jax.devices()
     flags = {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
     return {

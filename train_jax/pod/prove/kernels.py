@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 import bridge
 from train_jax.core.objective import Objective, sparse_tables
@@ -22,7 +21,7 @@ from train_jax.pod.prove.context import Context
 from train_jax.pod.prove.rows import Row, absent, passed
 from train_jax.run import kernels
 from train_jax.run.files import write_text
-from train_jax.run.kernels import ATTENTION, CANDIDATES, functions_of
+from train_jax.run.kernels import ATTENTION, CANDIDATES, functions_of, plain_of
 from train_jax.run.model import build_module
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.coordination import exchange, place
@@ -61,12 +60,6 @@ class Case(NamedTuple):
             return jnp.asarray(rng.normal(size=x.shape).astype(np.float32) * scale, x.dtype)
 
         return [array(x) for x in self.arguments]
-
-
-def plain_of(operation: str) -> Callable:
-    """Returns the lowering that a program has without kernels."""
-    namespace, name = operation.split("::")
-    return bridge.LOWERINGS[getattr(getattr(torch.ops, namespace), name).default]
 
 
 def compiled(function: Callable, case: Case, given: Sequence[Any]) -> Callable[[], Any]:

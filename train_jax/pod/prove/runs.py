@@ -66,6 +66,7 @@ class Runs:
             "--run-dir": str(self._folder(name).path), "--steps": str(STEPS), "--checkpoint-every-steps": str(SAVED),
             "--eval-every-steps": str(STEPS), "--eval-examples": batch, "--log-every-steps": "1", "--keep-best": "",
             "--wandb": "disabled", "--compute.steps-per-dispatch": "1",
+            "--compute.runner": "shard_map",  # `pmap` on several hosts gives no program for the profile
         }  # fmt: skip
         words = [word for pair in shared.items() for word in pair]
         command = [*COMMAND, "train", self._context.name, *self._context.arguments, *words, *fields]
@@ -125,7 +126,7 @@ class Runs:
             return [absent("program, loaded", "no program was saved; give --compute.load FILE of compile-pod")]
         self._new("loaded")
         plain = [] if given else ["--compute.attention", "plain", "--compute.mlp", "plain", "--compute.choices", ""]
-        fields = (*plain, "--compute.runner", "shard_map", "--compute.load", str(program))
+        fields = (*plain, "--compute.load", str(program))
         text = self._finish(self._start("loaded", *fields))
         loaded = re.search(r"train step loaded in ([\d.]+) s", text)
         how = f"loaded in {loaded[1]} s from {program}" if loaded else "the run did not say that it loaded the program"

@@ -1,0 +1,172 @@
+"""`trm prove`: its bookkeeping with parts that are stubs, and the choice of kernels."""
+
+import json
+import sys
+import time
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from train_jax.__main__ import main
+from train_jax.errors import UserError
+from train_jax.pod.prove import kernels as proved
+from train_jax.pod.prove.parts import Part
+from train_jax.pod.prove.rows import NO_TIME, Record, absent, passed
+from train_jax.pod.prove.runner import close, supervise, work
+from train_jax.run.choices import choices_for, inline, read_choices
+from train_jax.run.config import ComputeConfig
+from train_jax.run.kernels import CANDIDATES, kernels
+
+CONTEXT: proved.Context = SimpleNamespace()  # pyright: ignore[reportAssignmentType]
+
+
+def record_in(folder, identity="one"):
+    return Record(folder, {"identity": identity, "devices": "none"})
+
+
+def raises(_):
+    raise ValueError("a device | is gone")
+
+
+def test_a_part_that_fails_is_named_and_the_rest_runs(tmp_path):
+    rows = [passed("speed", "3 ms", ms=3.0), absent("MFU", "no peak")]
+    parts = [Part("first", raises), Part("second", lambda _: rows)]
+    work(CONTEXT, record_in(tmp_path), parts, 60)
+    there = record_in(tmp_path)
+    assert [(row.part, row.name, row.status) for row in there.rows] == [
+        ("first", "first", "FAIL"),
+        ("second", "speed", "PASS"),
+        ("second", "MFU", "n/a"),
+    ]
+    assert there.failed and there.running == "" and there.rows[1].figures == {"ms": 3.0}
+    assert "a device \\| is gone" in (tmp_path / "prove.md").read_text()
+    assert "<td>ValueError: a device | is gone" in (tmp_path / "prove.html").read_text()
+
+
+def test_it_goes_on_where_it_was_and_names_what_ended_the_process(tmp_path):
+    calls = []
+    parts = [Part(name, lambda _, name=name: calls.append(name) or [passed(name, "right")]) for name in "abc"]
+    record = record_in(tmp_path)
+    record.end("a", [passed("a", "right")])
+    record.begin("b")
+    work(CONTEXT, record_in(tmp_path), parts, 60)
+    assert calls == ["c"]
+    assert [row.status for row in record_in(tmp_path).rows] == ["PASS", "FAIL", "PASS"]
+    work(CONTEXT, record_in(tmp_path, "another"), parts, 60)
+    assert calls == ["c", *"abc"], "another proof begins anew"
+
+
+def test_the_time_is_over(tmp_path):
+    record = record_in(tmp_path)
+    record.end("a", [passed("a", "right")])
+    record.begin("b")
+    close(record_in(tmp_path), ["a", "b", "c"])
+    there = record_in(tmp_path)
+    assert [(row.name, row.measured) for row in there.rows] == [("a", "right"), ("b", NO_TIME), ("c", NO_TIME)]
+    assert [there.has(part) for part in "abc"] == [True, False, False] and not there.failed
+
+
+def test_workers_end_with_the_time_and_start_again_after_a_crash(tmp_path):
+    count = tmp_path / "count"
+    crash = f"import os; f = open({str(count)!r}, 'a'); f.write('x'); f.flush(); os._exit(86 if f.tell() < 3 else 0)"
+    assert supervise([sys.executable, "-c", crash], time.monotonic() + 60, 5) == 0
+    assert count.read_text() == "xxx"
+    begin = time.monotonic()
+    supervise([sys.executable, "-c", "import time; time.sleep(60)"], begin + 2.5, 5)
+    assert time.monotonic() - begin < 10
+
+
+SMALL = proved.Case("trm::mix_positions", (proved._bf16(2, 9, 32), proved._bf16(64, 9), proved._bf16(9, 32)))
+
+
+@pytest.fixture
+def choosing(tmp_path, monkeypatch):
+    """Returns the choices and rows after `choose_rows` with other implementations of one operation."""
+
+    def choose(candidates, milliseconds=lambda call: 1.0):
+        monkeypatch.setitem(CANDIDATES["cpu"], SMALL.operation, candidates)
+        monkeypatch.setattr(proved, "calls_of", lambda _: [SMALL])
+        monkeypatch.setattr(proved, "milliseconds", milliseconds)
+        local = [SimpleNamespace(device_kind="cpu")]
+        context = SimpleNamespace(devices=SimpleNamespace(platform="cpu", local=local), choices=tmp_path / "choices")
+        rows = proved.choose_rows(context)  # pyright: ignore[reportArgumentType]
+        return json.loads(context.choices.read_text())["choices"], rows
+
+    return choose
+
+
+def falling():
+    """Times of which each is half of the one before: a later implementation is the faster one."""
+    times = [8.0]
+    return lambda call: times.append(times[-1] / 2) or times[-1]
+
+
+def one_gradient_wrong(x, gate_up, down):
+    right = proved.plain_of(SMALL.operation)(x, gate_up, down)
+    return right + 0.5 * (gate_up[3, 4] - jax.lax.stop_gradient(gate_up[3, 4]))
+
+
+def test_the_faster_right_kernel_is_chosen(choosing):
+    joined = CANDIDATES["cpu"][SMALL.operation]["joined"]
+    choices, rows = choosing({"joined": joined}, falling())
+    assert choices == {SMALL.operation: "joined"} and {row.status for row in rows} == {"PASS"}
+
+
+@pytest.mark.slow
+def test_a_slower_kernel_is_not_chosen(choosing):
+    assert choosing({"joined": CANDIDATES["cpu"][SMALL.operation]["joined"]})[0] == {}
+
+
+def test_a_wrong_kernel_is_named_and_never_chosen(choosing):
+    choices, rows = choosing({"wrong": one_gradient_wrong}, falling())
+    assert choices == {} and rows[0].status == "FAIL"
+    assert "wrong is wrong: gradient 1 differs by" in rows[0].measured
+
+
+@pytest.mark.slow
+def test_a_kernel_that_does_not_compile_is_named(choosing):
+    def refused(*_):
+        raise NotImplementedError("no such unit")
+
+    choices, rows = choosing({"refused": refused}, falling())
+    assert choices == {} and "NotImplementedError: no such unit" in rows[0].measured
+
+
+def test_choices_in_a_configuration(tmp_path):
+    file = tmp_path / "choices.json"
+    file.write_text(json.dumps({"platform": "cpu", "choices": {SMALL.operation: "joined"}}))
+    text = read_choices(str(file))
+    assert text == inline("cpu", {SMALL.operation: "joined"}) == read_choices(text)
+    assert choices_for(text, "cpu") == {SMALL.operation: "joined"} and choices_for(text, "tpu") == {}
+    assert set(kernels(ComputeConfig(choices=text, mlp="fused"), "cpu")["lowerings"]) == {SMALL.operation}
+    assert kernels(ComputeConfig(choices=text), "gpu") == {"lowerings": {}, "functions": {}}
+    for content in ("[]", "{}", "not JSON", '{"platform": "abacus", "choices": {}}'):
+        file.write_text(content)
+        with pytest.raises(UserError, match="no choices are in it"):
+            read_choices(str(file))
+    with pytest.raises(UserError, match="is not known on a cpu"):
+        kernels(ComputeConfig(choices="cpu/trm::mix_positions=magic"), "cpu")
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_choices(tmp_path, data_dir):
+    file = tmp_path / "choices.json"
+    file.write_text(json.dumps({"platform": "cpu", "choices": {SMALL.operation: "joined"}}))
+    arguments = ["train", "tiny", "--data-dir", data_dir, "--run-dir", tmp_path / "run", "--wandb", "disabled"]
+    arguments += ["--compute.choices", file, "--checkpoint-every-steps", "1"]
+    assert main([*map(str, arguments), "--steps", "1"]) == 0
+    file.write_text(json.dumps({"platform": "cpu", "choices": {}}))
+    assert main([*map(str, arguments), "--steps", "2"]) == 0
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["compute"]["choices"]
+    assert kept == inline("cpu", {SMALL.operation: "joined"})
+
+
+@pytest.mark.slow
+def test_a_tiny_proof(tmp_path, data_dir):
+    arguments = ["--data-dir", data_dir, "--output", tmp_path / "proof", "--minutes", "4", "--foreign", "1"]
+    main(["prove", "tiny", *map(str, arguments)])
+    content = json.loads((tmp_path / "proof" / "prove.json").read_text())
+    rows = [row for part in content["parts"].values() for row in part]
+    assert {row["status"] for row in rows} <= {"PASS", "n/a"}, [row for row in rows if row["status"] == "FAIL"]
+    assert {"model beside PyTorch", "choices", "step, plain, pmap", "input wait"} <= {row["name"] for row in rows}
