@@ -25,6 +25,8 @@ from torch import nn
 
 from train_jax.__main__ import STAGES
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PACKAGES = ("bridge", "models_torch", "train_jax")
