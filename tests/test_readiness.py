@@ -1,4 +1,4 @@
-"""docs/readiness.md: a row is shown only if its tests were run and passed, and every test that it names exists."""
+"""docs/dev/readiness.md: a row is shown only if its tests were run and passed, and every test that it names exists."""
 
 import ast
 import re

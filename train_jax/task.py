@@ -1,7 +1,7 @@
 """The contract of a task: base classes with defaults. Core, loop, runtime and run know nothing else of a task.
 
 A task turns data into batches, adds a loss head to a PyTorch module, and evaluates the model. What the commands after
-training do with its runs is in `train_jax/tasks/commands.py`. `docs/architecture.md` shows how to add a task. Importing
+training do with its runs is in `train_jax/tasks/commands.py`. `docs/dev/architecture.md` shows how to add a task. Importing
 this module imports neither JAX, PyTorch nor NumPy, so that `trm status` stays fast.
 """
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.docs
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIALS = {
-    ("bridge.md", "bridge_call.md", "bridge_semantics.md", "bridge_internals.md"): 16,
+    ("bridge.md", "bridge_call.md", "bridge_semantics.md", "dev/bridge_internals.md"): 16,
     ("from_pytorch.md",): 5,
 }
 """Pages that are one program, with the least number of outputs that they show."""
