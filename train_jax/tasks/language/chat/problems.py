@@ -61,11 +61,11 @@ class Problems(ABC):
     baseline: ClassVar[float] = 0.0
     """The accuracy of a random answer."""
     license: ClassVar[str] = "generated"
-    """Of what the problems are made from."""
+    """The license of what the problems are made from."""
     has_tool: ClassVar[bool] = True
-    """Whether the calculator answers the calls of the model."""
+    """True if the calculator answers the calls of the model."""
     runs_code: ClassVar[bool] = False
-    """Whether `is_right` executes what the model wrote."""
+    """True if `is_right` executes what the model wrote."""
     OPTIONS: ClassVar[dict[str, Any]] = {}
     """Names and default values."""
 
