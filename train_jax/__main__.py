@@ -35,6 +35,7 @@ GROUPS = {
     },
     "pods": {
         "preflight": "check hosts, devices, code, data and run folder",
+        "prove": "measure on these devices what the project claims, in minutes; --choose kernels",
         "compile-pod": "compile a run for a TPU topology, without a TPU, and print what it costs",
         "launch": "run a command on every host of a TPU slice, or rehearse it here (--rehearse 8x4)",
     },

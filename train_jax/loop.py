@@ -13,6 +13,7 @@ from train_jax.errors import UserError
 from train_jax.hooks import Evaluating, Logging, NanDebugging, Preempting, Profiling, Saving, check_debugging
 from train_jax.run.cache import continued_file, upload_working_files
 from train_jax.run.checkpoint import Resumed
+from train_jax.run.choices import with_choices
 from train_jax.run.comparison import verified
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.events import Events, read_goodput
@@ -53,6 +54,8 @@ def train(
         preemption = closing.enter_context(Preemption().watching())
         with all_or_none():
             check_debugging(config)
+        config = with_choices(config)
+        with all_or_none():
             training = start(config, task, devices)
             evaluations = training.evaluations()
         remarks = [f"platform: {chosen()}"] if chosen() else []

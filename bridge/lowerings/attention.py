@@ -52,6 +52,15 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
         q, k, v = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
         out = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=is_causal, implementation="cudnn")
         return jnp.swapaxes(out, 1, 2)
+    return attention_by_operations(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def attention_by_operations(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """`attention` without cuDNN. Raises `NotImplementedError` for dropout, which the decomposition draws."""
+    if dropout_p:
+        raise NotImplementedError("attention dropout is drawn by the decomposition")
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (repeated(x, query.shape[-3] // x.shape[-3]) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale

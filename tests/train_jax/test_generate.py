@@ -146,6 +146,7 @@ def test_bench_generate(capsys):
         (["tiny"], "tiny is a preset of the task puzzles; use one of a language model"),
         (["chat-tiny", "--tokens", "2500"], "--prompt-tokens 128 and --tokens 2500 are more than the 2560 positions"),
         (["chat-tiny", "--rows", "0"], "--rows is (0,); use at least 1"),
+        (["chat-tiny", "--tokens", "8"], "--tokens 8 come with the first one, in a dispatch of --tokens-per-dispatch"),
     ],
 )
 def test_bench_generate_refuses(capsys, arguments, message):

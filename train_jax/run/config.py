@@ -64,6 +64,9 @@ class ComputeConfig:
     """Attention on a TPU: as written, or kernels (bfloat16; TRM and HRM up to 128 positions, causal, windowed)."""
     mlp: Literal["plain", "fused"] = "plain"
     """MLPs of TRM and HRM: as written, or kernels on a TPU (bfloat16), fewer products on a CPU."""
+    choices: str = ""
+    """File of `trm prove --choose` with the implementation of each operation that was right and fastest; it takes
+    precedence over attention and mlp. The run keeps the choices in its config.json."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
     compile_cache: bool = True

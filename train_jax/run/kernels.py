@@ -5,17 +5,20 @@ Pallas kernels on a TPU, and on a CPU the same operations in an order that suits
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
 import bridge
+from bridge.lowerings.attention import attention_by_operations
 from bridge.lowerings.registry import METAS
 from models_torch.layers import Attention, CosSin, SwiGLU
+from train_jax.errors import UserError
 from train_jax.kernels.attention import fused_mix_by_attention, mix_by_attention
 from train_jax.kernels.mix_positions import fused_mix_positions, joined_mix_positions, mix_positions
 from train_jax.kernels.normed_mlp import fused_normed_mlp, joined_normed_mlp, normed_mlp
+from train_jax.run.choices import choices_for
 from train_jax.run.config import ComputeConfig
 
 _LIBRARY = torch.library.Library("trm", "DEF")
@@ -32,28 +35,46 @@ for _operation, _lowering in (
 ):
     bridge.LOWERINGS[_operation] = _lowering
     METAS[_operation] = lambda x, *_: torch.empty_like(x)
-_MLPS = {
-    "tpu": {_NORMED_MLP.name(): fused_normed_mlp, _MIX_POSITIONS.name(): fused_mix_positions},
-    "cpu": {_NORMED_MLP.name(): joined_normed_mlp, _MIX_POSITIONS.name(): joined_mix_positions},
+_JOINED = {
+    _NORMED_MLP.name(): {"joined": joined_normed_mlp},
+    _MIX_POSITIONS.name(): {"joined": joined_mix_positions},
 }
-"""Platform -> the lowerings of `--compute.mlp fused`."""
-_ATTENTION = {
-    "aten::scaled_dot_product_attention": bridge.fused_attention,
-    _MIX_BY_ATTENTION.name(): fused_mix_by_attention,
+ATTENTION = "aten::scaled_dot_product_attention"
+CANDIDATES: dict[str, dict[str, dict[str, Callable]]] = {
+    "tpu": {
+        _NORMED_MLP.name(): {"fused": fused_normed_mlp},
+        _MIX_POSITIONS.name(): {"fused": fused_mix_positions},
+        _MIX_BY_ATTENTION.name(): {"fused": fused_mix_by_attention},
+        ATTENTION: {"fused": bridge.fused_attention},
+    },
+    "cpu": _JOINED,
+    "gpu": _JOINED | {ATTENTION: {"operations": attention_by_operations}},
 }
-"""The lowerings of `--compute.attention fused` on a TPU."""
+"""Platform -> operation -> implementations beside the plain one, which `trm prove --choose` compares. The plain
+attention on a GPU is cuDNN's where that serves it."""
+_OF_MLP = (_NORMED_MLP.name(), _MIX_POSITIONS.name())
 
 
 def kernels(config: ComputeConfig, platform: str) -> dict[str, Any]:
     """Returns the arguments of `bridge.export` for the kernels that the run asks for; none on a GPU."""
-    lowerings, functions = {}, {}
+    names = {}
     if platform == "tpu" and config.attention == "fused":
-        lowerings |= _ATTENTION
-        functions["models_torch.blocks:mix_by_attention"] = _attention_as_one_operation
-    if platform in _MLPS and config.mlp == "fused":
-        lowerings |= _MLPS[platform]
-        functions |= {f"models_torch.blocks:{name}": function for name, function in _MLPS_AS_ONE_OPERATION.items()}
-    return {"lowerings": lowerings, "functions": functions}
+        names |= {ATTENTION: "fused", _MIX_BY_ATTENTION.name(): "fused"}
+    if platform in ("tpu", "cpu") and config.mlp == "fused":
+        names |= dict.fromkeys(_OF_MLP, "fused" if platform == "tpu" else "joined")
+    if config.choices:
+        names = choices_for(config.choices, platform)
+    candidates = CANDIDATES.get(platform, {})
+    try:
+        lowerings = {operation: candidates[operation][name] for operation, name in names.items()}
+    except KeyError as error:
+        raise UserError(f"--compute.choices: {error} is not known on a {platform}; run trm prove --choose") from None
+    return {"lowerings": lowerings, "functions": functions_of(lowerings)}
+
+
+def functions_of(operations: Collection[str]) -> dict[str, Callable]:
+    """Returns what `bridge.export` replaces so that these operations are one each in the program."""
+    return {f"models_torch.blocks:{name}": call for name, (of, call) in _AS_ONE.items() if of in operations}
 
 
 def _mlp_as_one_operation(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -63,12 +84,6 @@ def _mlp_as_one_operation(operation: Callable[..., torch.Tensor]) -> Callable[..
         return operation(*_given(x, mlp.gate_up_proj.weight, mlp.down_proj.weight), *args, **kwargs)
 
     return call
-
-
-_MLPS_AS_ONE_OPERATION = {
-    "normed_mlp": _mlp_as_one_operation(lambda *args, dim=-1: _NORMED_MLP(*args, dim)),
-    "mix_positions": _mlp_as_one_operation(_MIX_POSITIONS),
-}
 
 
 def _attention_as_one_operation(x: torch.Tensor, attention: Attention, cos_sin: CosSin | None) -> torch.Tensor:
@@ -82,3 +97,10 @@ def _attention_as_one_operation(x: torch.Tensor, attention: Attention, cos_sin: 
 def _given(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors, detached where no gradient is computed: the kernel then keeps nothing for a backward pass."""
     return tensors if torch.is_grad_enabled() else tuple(each.detach() for each in tensors)
+
+
+_AS_ONE: dict[str, tuple[str, Callable]] = {
+    "normed_mlp": (_NORMED_MLP.name(), _mlp_as_one_operation(lambda *args, dim=-1: _NORMED_MLP(*args, dim))),
+    "mix_positions": (_MIX_POSITIONS.name(), _mlp_as_one_operation(_MIX_POSITIONS)),
+    "mix_by_attention": (_MIX_BY_ATTENTION.name(), _attention_as_one_operation),
+}

@@ -51,7 +51,7 @@ def build_objective(
     recompute = BLOCKS if config.compute.remat == "blocks" else config.compute.remat
     module = build_module(config, task, local_batch_size, variant=variant)
     options: dict[str, Any] = {"recompute": recompute, "name_scopes": True}
-    if "fused" in (config.compute.attention, config.compute.mlp):
+    if "fused" in (config.compute.attention, config.compute.mlp) or config.compute.choices:
         from train_jax.run.kernels import kernels  # not needed without
 
         options |= kernels(config.compute, platform)

@@ -54,6 +54,11 @@ def main(options: BenchGenerate) -> None:
     config = preset(options.name)
     if config.task != "language":
         raise UserError(f"{options.name} is a preset of the task {config.task}; use one of a language model")
+    if options.tokens <= options.tokens_per_dispatch:
+        raise UserError(
+            f"--tokens {options.tokens} come with the first one, in a dispatch of --tokens-per-dispatch "
+            f"{options.tokens_per_dispatch}, so that nothing is left to measure; use more tokens"
+        )
     use_on_one_host(options.platform)
     devices = Devices(options.devices)
     for rows in options.rows:

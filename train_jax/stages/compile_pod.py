@@ -13,7 +13,6 @@ from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.experiments.table import recipes
 from train_jax.pod.compile import (
     DEFAULT_TOPOLOGY,
     Compiled,
@@ -27,16 +26,15 @@ from train_jax.pod.compile import (
 )
 from train_jax.pod.results import figures_of, lines_of
 from train_jax.pod.search import compile_all, lines, variants
+from train_jax.pod.unbuilt import task_of
+from train_jax.run.choices import read_choices
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
 from train_jax.run.storage import path_of
 from train_jax.run_arguments import parse_run, split_arguments
 from train_jax.runtime.compilation import save_program
 from train_jax.start import Training
-from train_jax.task import Task, task_class
 from train_jax.tasks.language.engine import Engine
-from train_jax.tasks.language.task import UnbuiltText
-from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +77,14 @@ def main(options: CompilePod, config: RunConfig) -> None:
     if options.save and (options.step != "train" or config.compute.runner != "shard_map"):
         raise UserError("--save is for the train step; use --compute.runner shard_map, and leave out --step")
     use_host_backend()
+    choices = read_choices(config.compute.choices)
+    config = dataclasses.replace(config, compute=dataclasses.replace(config.compute, choices=choices))
     pod = topology(options.topology)
     if options.search or options.search_batch_sizes:
         _search(options, config, pod)
         return
     _say(f"compiling for {pod} …")
-    training = training_for(config, _task(options, config), pod)
+    training = training_for(config, task_of(config, options.kind, options.puzzle_identifiers), pod)
     try:
         compiled = _compiled(options, training)
     except UserError as error:
@@ -120,7 +120,7 @@ def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
         raise UserError("--search is for the train step, and writes no program; leave out --step, --text and --save")
 
     def compiled(config: RunConfig) -> dict[str, Any]:
-        training = training_for(config, _task(options, config), pod)
+        training = training_for(config, task_of(config, options.kind, options.puzzle_identifiers), pod)
         return figures_of(options.name, "train", training, pod, compile_train_step(training))
 
     chosen = variants(config, len(pod.devices), _batch_sizes(options.search_batch_sizes))
@@ -147,16 +147,6 @@ def _batch_sizes(text: str) -> list[int]:
     if not all(word.isdecimal() and 0 < int(word) < 2**31 for word in words):
         raise UserError(f"--search-batch-sizes {text!r} is not a list of batch sizes; write it as 3072,6144")
     return [int(word) for word in words]
-
-
-def _task(options: CompilePod, config: RunConfig) -> Task:
-    """The task of the run with its data sets, or without them for puzzles and text that are not built."""
-    built = all(Path(folder).exists() for folder in config.data_dir.split(","))
-    if config.task == "language" and not built:
-        return UnbuiltText(config)
-    if config.task != "puzzles" or (built and not options.kind):
-        return task_class(config.task)(config)
-    return UnbuiltPuzzles(config, options.kind, options.puzzle_identifiers, recipes())
 
 
 def cli(argv: list[str]) -> None:

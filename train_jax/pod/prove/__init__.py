@@ -1,0 +1,1 @@
+"""`trm prove`: what the project claims, measured on the devices at hand within a few minutes."""

@@ -1,0 +1,126 @@
+"""The rows of a proof, their file `prove.json`, and the same as a Markdown table and as an HTML page."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from train_jax.run.files import write_text
+
+Status = Literal["PASS", "FAIL", "n/a"]
+NO_TIME = "the time was over; the same command goes on here"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measurement; `measured` is the reason of a row that is n/a."""
+
+    name: str
+    status: Status
+    measured: str
+    limit: str = ""
+    part: str = ""
+    figures: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The numbers in `measured`, with their unit in the name."""
+
+
+def passed(name: str, measured: str, *, fail: bool = False, limit: str = "", **figures: float) -> Row:
+    """Returns a row that passes unless `fail`."""
+    return Row(name, "FAIL" if fail else "PASS", measured, limit, figures=figures)
+
+
+def absent(name: str, reason: str) -> Row:
+    """Returns a row for what this machine cannot have."""
+    return Row(name, "n/a", reason)
+
+
+class Record:
+    """`prove.json` in the folder of the output: facts, the rows of the parts that ended, and the part that runs."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any]):
+        """Takes the rows that are there, if they have the same `identity` among their facts."""
+        self.folder, self.facts = folder, dict(facts)
+        self.parts: dict[str, list[Row]] = {}
+        self.running = ""
+        path = folder / "prove.json"
+        if path.exists():
+            there = json.loads(path.read_text())
+            if there["facts"].get("identity") == self.facts.get("identity"):
+                self.facts = there["facts"] | self.facts
+                self.parts = {part: [Row(**row) for row in rows] for part, rows in there["parts"].items()}
+                self.running = there["running"]
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for rows in self.parts.values() for row in rows]
+
+    def has(self, part: str) -> bool:
+        """Returns whether a part has rows that are not to be measured when the proof goes on."""
+        return part in self.parts and all(row.measured != NO_TIME for row in self.parts[part])
+
+    def lines(self, part: str) -> str:
+        """Returns the rows of a part for the terminal."""
+        return "".join(f"{row.status:4}  {row.name}: {row.measured}\n" for row in self.parts[part])
+
+    @property
+    def failed(self) -> bool:
+        return any(row.status == "FAIL" for row in self.rows)
+
+    def begin(self, part: str) -> None:
+        """Writes that a part runs: whoever finds it after a crash knows where that was."""
+        self.running = part
+        self.write()
+
+    def end(self, part: str, rows: Iterable[Row]) -> None:
+        """Writes the rows of a part."""
+        self.parts[part] = [dataclasses.replace(row, part=part) for row in rows]
+        self.running = ""
+        self.write()
+
+    def write(self) -> None:
+        """Writes the three files."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        parts = {part: [dataclasses.asdict(row) for row in rows] for part, rows in self.parts.items()}
+        content = {"facts": self.facts, "running": self.running, "parts": parts}
+        write_text(self.folder / "prove.json", json.dumps(content, indent=1))
+        write_text(self.folder / "prove.md", "\n".join(self.markdown()) + "\n")
+        write_text(self.folder / "prove.html", self.page())
+
+    def markdown(self) -> Iterator[str]:
+        """Yields the lines of the table."""
+        yield from (f"- {name}: {value}" for name, value in self.facts.items())
+        yield ""
+        yield "| part | row | status | measured | limit |"
+        yield "|---|---|---|---|---|"
+        for row in self.rows:
+            cells = (row.part, row.name, row.status, row.measured, row.limit)
+            yield "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        yield ""
+        yield self.summary()
+
+    def summary(self) -> str:
+        """Returns the number of rows by status."""
+        counts = [f"{sum(row.status == status for row in self.rows)} {status}" for status in ("PASS", "FAIL", "n/a")]
+        return f"{len(self.rows)} rows: {', '.join(counts)}"
+
+    def page(self) -> str:
+        """Returns the HTML page."""
+        facts = "".join(f"<dt>{html.escape(k)}<dd>{html.escape(str(v))}" for k, v in self.facts.items())
+        rows = "".join(
+            f'<tr class="{row.status[0]}">'
+            + "".join(f"<td>{html.escape(x)}" for x in (row.part, row.name, row.status, row.measured, row.limit))
+            for row in self.rows
+        )
+        titles = "".join(f"<th>{title}" for title in ("part", "row", "status", "measured", "limit"))
+        return f"{_HEAD}<dl>{facts}</dl><p>{self.summary()}</p><table><tr>{titles}{rows}</table>\n"
+
+
+_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>trm prove</title><style>
+body{font:15px/1.5 system-ui;margin:2rem auto;max-width:75rem;padding:0 1rem;color-scheme:light dark}
+td,th{text-align:left;vertical-align:top;padding:.2rem .6rem;border-top:1px solid #8884}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}dd{margin:0}
+.F td:nth-child(3){color:#c33;font-weight:bold}.n{opacity:.6}</style><h1>trm prove</h1>"""

@@ -1,0 +1,143 @@
+"""Training runs of a proof, each in processes of its own: a profile, a kill and its continuation, a saved program."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from train_jax.pod.prove.context import Context
+from train_jax.pod.prove.rows import NO_TIME, Row, absent, passed
+from train_jax.pod.yardsticks import read_profile
+from train_jax.run.folder import RunFolder, complete_steps
+
+RUNS = ("profile", "kill and continuation", "program, loaded")
+STEPS, SAVED = 6, 3
+"""Steps of a run, and the step of its first checkpoint."""
+SAME = 1e-5
+"""Largest relative difference of a loss after the continuation; a GPU adds in any order."""
+COMMAND = (sys.executable, "-m", "train_jax")
+
+
+class _OverError(Exception):
+    """The time of the run is over."""
+
+
+class Runs:
+    """The runs of one proof. Every process of a pod makes the same calls; `deadline` is one of `time.monotonic`."""
+
+    def __init__(self, context: Context, deadline: float, run_seconds: float, first: bool):
+        """`run_seconds` is the longest that one of the runs may take; the `first` process removes earlier runs."""
+        self._context, self._last, self._seconds, self._first = context, deadline, run_seconds, first
+        self._deadline = deadline
+
+    def rows(self, name: str) -> list[Row]:
+        """Returns the rows of one of `RUNS`."""
+        if not self._context.has_data:
+            return [absent(name, f"there is no data set at {self._context.config.data_dir}; trm build-data makes one")]
+        self._deadline = min(self._last, time.monotonic() + self._seconds)
+        try:
+            run = {"profile": self._profiled, "kill and continuation": self._continued, "program, loaded": self._loaded}
+            return run[name]()
+        except _OverError:
+            if self._deadline == self._last:
+                return [absent(name, NO_TIME)]
+            return [passed(name, f"no end within {self._seconds:.0f} s", fail=True)]
+        except Exception as error:
+            return [passed(name, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", fail=True)]
+
+    def _new(self, name: str) -> RunFolder:
+        folder = self._folder(name)
+        if self._first:  # the others wait for this process before they look into it
+            shutil.rmtree(folder.path, ignore_errors=True)
+        return folder
+
+    def _folder(self, name: str) -> RunFolder:
+        return RunFolder(self._context.folder / "runs" / name)
+
+    def _start(self, name: str, *fields: str) -> subprocess.Popen:
+        batch = str(self._context.config.eval_batch_size)
+        shared = {
+            "--run-dir": str(self._folder(name).path), "--steps": str(STEPS), "--checkpoint-every-steps": str(SAVED),
+            "--eval-every-steps": str(STEPS), "--eval-examples": batch, "--log-every-steps": "1", "--keep-best": "",
+            "--wandb": "disabled", "--compute.steps-per-dispatch": "1",
+        }  # fmt: skip
+        words = [word for pair in shared.items() for word in pair]
+        command = [*COMMAND, "train", self._context.name, *self._context.arguments, *words, *fields]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def _finish(self, process: subprocess.Popen) -> str:
+        """Returns the output of a run that ended well; raises `RuntimeError` with the end of another's."""
+        try:
+            text = process.communicate(timeout=max(1.0, self._deadline - time.monotonic()))[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise _OverError from None
+        if process.returncode:
+            lines = [line for line in text.splitlines() if line.strip()]
+            said = [line for line in lines if line.startswith("trm:")] or lines[-3:]
+            raise RuntimeError(f"status {process.returncode}: {' / '.join(said)[:350]}")
+        return text
+
+    def _profiled(self) -> list[Row]:
+        folder = self._new("whole")
+        begin = time.monotonic()
+        self._finish(self._start("whole", "--profile", "3", "--profile-skip", "1"))
+        run = passed("run", f"{STEPS} steps and an evaluation in {time.monotonic() - begin:.1f} s, the start included")
+        figures = read_profile(folder.profile(0))
+        text = f"{figures.steps} steps, {figures.wall:.2f} ms each, {figures.busy:.2f} ms in operations; "
+        return [run, passed("profile", text + str(folder.profile(0)), fail=figures.steps < 1, wall_ms=figures.wall)]
+
+    def _continued(self) -> list[Row]:
+        folder = self._new("killed")
+        process = self._start("killed")
+        while process.poll() is None and SAVED not in complete_steps(folder.checkpoints):
+            if time.monotonic() > self._deadline:
+                process.kill()
+                raise _OverError
+            time.sleep(0.02)
+        process.kill()
+        process.communicate()
+        before = complete_steps(folder.checkpoints)
+        if SAVED not in before:
+            raise RuntimeError(f"status {process.returncode} before the checkpoint of step {SAVED}")
+        text = self._finish(self._start("killed"))
+        continued = re.search(r"continuing (?:at|from) step (\d+)", text)
+        finished = STEPS in before
+        at = int(continued[1]) if continued else STEPS if finished else 0
+        losses, whole = (_losses(self._folder(name).metrics) for name in ("killed", "whole"))
+        pairs = [(losses.get(step, float("inf")), loss) for step, loss in whole.items() if step > SAVED]
+        apart = max((abs(one - other) / abs(other) for one, other in pairs), default=-1.0)
+        text = f"killed after step {SAVED}, continued at step {at}; losses of steps {SAVED + 1} to {STEPS} "
+        text += "were not compared" if apart < 0 else "are the same bits" if apart == 0 else f"differ by {apart:.1e}"
+        return [passed("kill and continuation", text, fail=at < SAVED or not 0 <= apart <= SAME, limit=f"{SAME:g}")]
+
+    def _loaded(self) -> list[Row]:
+        given = self._context.config.compute.load
+        program = Path(given) if given else self._context.program
+        if not program.exists():
+            return [absent("program, loaded", "no program was saved; give --compute.load FILE of compile-pod")]
+        self._new("loaded")
+        plain = [] if given else ["--compute.attention", "plain", "--compute.mlp", "plain", "--compute.choices", ""]
+        fields = (*plain, "--compute.runner", "shard_map", "--compute.load", str(program))
+        text = self._finish(self._start("loaded", *fields))
+        loaded = re.search(r"train step loaded in ([\d.]+) s", text)
+        how = f"loaded in {loaded[1]} s from {program}" if loaded else "the run did not say that it loaded the program"
+        return [passed("program, loaded", how, fail=loaded is None)]
+
+
+def _losses(metrics: Path) -> dict[int, float]:
+    """Returns the loss of each step of a run, those of the last session where a step was run twice."""
+    found: dict[int, float] = {}
+    for line in metrics.read_text().splitlines():
+        record: dict[str, Any] = json.loads(line)
+        for name, value in record.items():
+            if name.startswith("train/") and name.endswith("loss"):
+                found[int(record["step"])] = float(value)
+    return found
