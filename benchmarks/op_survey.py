@@ -1,6 +1,6 @@
 """Runs PyTorch's op database through the bridge: values and gradients of every entry.
 
-    python -m benchmarks.op_survey [--op NAME] [--samples-per-op N] [--results FILE] [--markdown docs/op_survey.md]
+    python -m benchmarks.op_survey [--op NAME] [--samples-per-op N] [--results FILE] [--markdown docs/dev/op_survey.md]
 
 Every sample input of the database in `torch.testing` runs in PyTorch eager and, under `jax.jit`, through the bridge.
 Outputs and the gradient of every float input are compared. The tolerance is 1e-5 of the largest entry of the leaf, or 8

@@ -1,6 +1,6 @@
-"""Writes docs/readiness.md: what a run on a v4-64 slice needs, what shows it, and what only a TPU can show.
+"""Writes docs/dev/readiness.md: what a run on a v4-64 slice needs, what shows it, and what only a TPU can show.
 
-    python -m benchmarks.readiness [--output docs/readiness.md] [--reports default.xml slow.xml]
+    python -m benchmarks.readiness [--output docs/dev/readiness.md] [--reports default.xml slow.xml]
 
 The rows are those of the checklist that the project was founded on, and what a run on a pod needs beside. Their tests
 are run, the slow ones too; a row is only written as shown if all of its tests have passed.
@@ -186,7 +186,7 @@ ROWS = (
 class Options:
     """Run the tests behind the readiness for a v4-64, and write the page."""
 
-    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = ROOT / "docs" / "readiness.md"
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = ROOT / "docs" / "dev" / "readiness.md"
     """The page."""
     reports: tuple[Path, ...] = ()
     """JUnit reports of complete test runs of this commit (`--junitxml`), to be read instead of running the tests."""
@@ -263,7 +263,7 @@ def run_tests() -> str:
     tests = sorted({f"tests/{test}" for row in ROWS for test in row.tests})
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        chosen = ["-m", "slow or not slow", f"--junitxml={report}", *tests]
+        chosen = ["-m", "slow or not slow or docs", f"--junitxml={report}", *tests]
         subprocess.run([sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *chosen], cwd=ROOT)
         return report.read_text()
 

@@ -1,6 +1,6 @@
 """Training in bfloat16: compares the difference between JAX and PyTorch with the differences between PyTorch's seeds.
 
-    python -m benchmarks.trajectory [--seeds N] [--svg docs/trajectory_bf16.svg]
+    python -m benchmarks.trajectory [--seeds N] [--svg docs/dev/trajectory_bf16.svg]
 
 The runs of `tests/train_jax/test_trajectory.py` in bfloat16: a hundred steps, ACT carry, exploration, puzzle rows.
 Seeds only differ in exploration; weights, batches and puzzles are the same. This is the smallest possible effect of a

@@ -24,7 +24,7 @@ class Blocks:
 
     cell: Functional
     names: tuple[str, ...]
-    """Of the blocks, in the order in which the module has them, and in which they run."""
+    """The names of the blocks, in the order in which the module has them, and in which they run."""
 
     def __call__(
         self, params: Any, buffers: Any, x: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any

@@ -138,7 +138,7 @@ class ArchitectureConfig(ACTConfig):
 
     @property
     def attends(self) -> bool:
-        """Whether positions are mixed by attention, rather than by an MLP or a convolution."""
+        """Returns True if positions are mixed by attention, rather than by an MLP or a convolution."""
         return not (self.mlp_t or self.convolution_window)
 
     @property

@@ -64,7 +64,7 @@ class Linear(nn.Linear):
 
 
 def has_value_embedding(layer: int, n_layer: int) -> bool:
-    """Whether a layer has a value embedding: the last one and every second one before it."""
+    """Returns True if a layer has a value embedding: the last one and every second one before it."""
     return (n_layer - 1 - layer) % 2 == 0
 
 

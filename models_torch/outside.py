@@ -84,7 +84,7 @@ class OneStep(nn.Module):
 
 
 def is_outside(name: str) -> bool:
-    """Whether `name` has the form `package.module:Class`."""
+    """Returns True if `name` has the form `package.module:Class`."""
     return ":" in name
 
 
@@ -115,22 +115,22 @@ def find(name: str) -> type[nn.Module]:
 
 
 def is_plain(model_class: type[nn.Module]) -> bool:
-    """Whether a class is a plain `forward(inputs) -> logits`, trained as one ACT step."""
+    """Returns True if a class is a plain `forward(inputs) -> logits`, trained as one ACT step."""
     return not hasattr(model_class, "initial_carry")
 
 
 def is_loss_head(model_class: type[nn.Module]) -> bool:
-    """Whether a class computes its own loss and metrics."""
+    """Returns True if a class computes its own loss and metrics."""
     return not is_plain(model_class) and "return_keys" in inspect.signature(model_class.forward).parameters
 
 
 def has_from_config(model_class: type[nn.Module]) -> bool:
-    """Whether a class has a classmethod `from_config` (rule 1)."""
+    """Returns True if a class has a classmethod `from_config` (rule 1)."""
     return inspect.ismethod(getattr(model_class, "from_config", None))
 
 
 def takes_one_dict(model_class: type[nn.Module]) -> bool:
-    """Whether the only required parameter of a constructor is annotated as `dict` or `Mapping` (rule 2)."""
+    """Returns True if the only required parameter of a constructor is annotated as `dict` or `Mapping` (rule 2)."""
     required = _required_parameters(model_class)
     return len(required) == 1 and _is_mapping(required[0].annotation)
 

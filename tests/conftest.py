@@ -6,12 +6,15 @@ The checkout of nanochat that the variable NANOCHAT_DIR names is imported anew b
 import fcntl
 import functools
 import os
+import re
 import shutil
 import sys
 import tempfile
 
 import pytest
 import torch
+
+ALONE = {"campaign", "docs"}
 
 
 def pytest_configure(config):
@@ -30,9 +33,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """A campaign takes hours, so that only `-m campaign` runs one."""
-    if "campaign" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("campaign")]
+    """A test with a mark of ALONE, slow or not, is run only by an expression that names the mark."""
+    for mark in ALONE - set(re.findall(r"\w+", config.option.markexpr)):
+        left_out = [item for item in items if item.get_closest_marker(mark)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 

@@ -25,6 +25,8 @@ from torch import nn
 
 from train_jax.__main__ import STAGES
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PACKAGES = ("bridge", "models_torch", "train_jax")
@@ -32,7 +34,7 @@ RUN_ELSEWHERE = {
     "docs/bridge.md": "tests/bridge/test_tutorial.py",
     "docs/bridge_call.md": "tests/bridge/test_tutorial.py",
     "docs/bridge_semantics.md": "tests/bridge/test_tutorial.py",
-    "docs/bridge_internals.md": "tests/bridge/test_tutorial.py",
+    "docs/dev/bridge_internals.md": "tests/bridge/test_tutorial.py",
     "docs/from_pytorch.md": "tests/bridge/test_tutorial.py",
     "docs/deploy-v4-64.md": "tests/train_jax/test_deploy_page.py",
     "docs/jax.md": "tests/bridge/jax_page_process.py",
@@ -98,6 +100,21 @@ def test_every_page_is_in_the_navigation():
     assert linked == written | from_root
 
 
+def links(page):
+    """Returns the files that a page links to; a page that is read on GitHub has no navigation beside it."""
+    return {(page.parent / each).resolve() for each in re.findall(r"\]\(([^)\s#:]+)(?:#[^)]*)?\)", page.read_text())}
+
+
+def test_every_page_is_two_clicks_from_the_readme():
+    first = links(ROOT / "README.md")
+    second = {target for page in first if page.suffix == ".md" for target in links(page)}
+    assert not [relative(page) for page in PAGES if page not in first | second | {ROOT / "README.md"}]
+
+
+def test_users_have_few_pages():
+    assert len(list((ROOT / "docs").glob("*.md"))) <= 24, "what authors alone read is in docs/dev"
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
@@ -139,7 +156,7 @@ def test_paths_and_links_exist(page):
 
 
 def test_the_map_names_every_module_once():
-    page = (ROOT / "docs/architecture.md").read_text()
+    page = (ROOT / "docs/dev/architecture.md").read_text()
     listed = []
     for folder, table in re.findall(r"^### `(.*?)`\n(.*?)(?=^#|\Z)", page, re.DOTALL | re.MULTILINE):
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):

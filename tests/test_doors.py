@@ -6,7 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.imports import ImportGraph, direct_imports, dotted, packages
+from support.imports import ImportGraph, direct_imports, dotted, packages, parsed
+
+pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("bridge", "models_torch", "train_jax")
@@ -99,7 +101,7 @@ def test_train_jax_imports_torch_only_where_a_model_is_built_or_read():
 @pytest.mark.parametrize("path", files("train_jax/core") + files("train_jax/optim"), ids=lambda p: p.name)
 def test_core_and_optim_do_no_input_or_output(path):
     assert not packages(path) & IO
-    names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    names = {node.id for node in ast.walk(parsed(path.read_text())) if isinstance(node, ast.Name)}
     assert not names & {"print", "open"}
 
 
@@ -120,7 +122,7 @@ def test_paths_of_runs_and_data_come_from_storage():
     """`pathlib` would make `gs://bucket/run` the local folder `gs:`."""
 
     def makes_a_path(path):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        calls = [node for node in ast.walk(parsed(path.read_text())) if isinstance(node, ast.Call)]
         texts = [ast.unparse(call) for call in calls if ast.unparse(call.func) == "Path"]
         return any("dir" in text for text in texts)
 
@@ -129,7 +131,7 @@ def test_paths_of_runs_and_data_come_from_storage():
 
 def test_one_file_knows_pmap_and_shard_map():
     def knows(path):
-        nodes = ast.walk(ast.parse(path.read_text()))
+        nodes = ast.walk(parsed(path.read_text()))
         used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         imported = {name.split(".")[-1] for name in direct_imports(path)}
         return bool((used | imported) & {"pmap", "shard_map"})
@@ -167,7 +169,7 @@ def upward_imports(root):
     upward = []
     for path in sorted((root / "bridge").rglob("*.py")):
         room = path.relative_to(root / "bridge").with_suffix("").parts[0]
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "bridge":
                 names = [a.name for a in node.names] if node.module == "bridge" else [node.module.split(".")[1]]
                 upward += [f"{path.relative_to(root)} imports {name}" for name in names if floor[name] < floor[room]]

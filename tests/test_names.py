@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support.identifiers import identifiers, wide_uses
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("train_jax", "models_torch", "tests", "benchmarks")
 ABOLISHED = frozenset(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first-run.ipynb"
 KERNEL = '''
@@ -43,7 +45,6 @@ def test_its_cells_are_python_without_outputs():
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook["cells"])
 
 
-@pytest.mark.slow
 def test_its_cells_run(tmp_path):
     """In a folder with what the installation looks for; the packages are installed already."""
     (tmp_path / "constraints.txt").touch()

@@ -1,4 +1,4 @@
-"""docs/readiness.md: a row is shown only if its tests were run and passed, and every test that it names exists."""
+"""docs/dev/readiness.md: a row is shown only if its tests were run and passed, and every test that it names exists."""
 
 import ast
 import re
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readiness import FAULTS, ROWS, Options, Outcome, Row, main, outcomes, page, state
+
+pytestmark = pytest.mark.docs
 
 TESTS = Path(__file__).parent
 REPORT = """<testsuites><testsuite>
@@ -76,11 +78,10 @@ def test_every_fault_that_preflight_has_to_find_is_a_row():
     assert all(any(row.tests == (test,) for row in ROWS) for test in FAULTS.values())
 
 
-@pytest.mark.slow
 def test_no_row_needs_a_campaign():
     """The reports have the default and the slow tests; a row of which neither has a case would not be run."""
     chosen = sorted({f"tests/{test}" for row in ROWS for test in row.tests})
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "slow or not slow", *chosen]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "slow or not slow or docs", *chosen]
     done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     for test in chosen:

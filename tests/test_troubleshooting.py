@@ -35,6 +35,7 @@ def everything():
     return "\n".join(text for tree in trees for node in ast.walk(tree) if (text := texts(node)))
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("quote", QUOTES)
 def test_the_page_quotes_the_code(everything, quote):
     """Every part between two `…` is in one text of the code, in that order."""
@@ -42,6 +43,7 @@ def test_the_page_quotes_the_code(everything, quote):
     assert re.search(".*?".join(parts), everything), quote
 
 
+@pytest.mark.docs
 def test_the_page_has_every_exit_status():
     rows = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
     statuses = {each.STATUS for each in vars(errors).values() if isinstance(each, type) and hasattr(each, "STATUS")}

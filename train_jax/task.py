@@ -1,8 +1,8 @@
 """The contract of a task: base classes with defaults. Core, loop, runtime and run know nothing else of a task.
 
 A task turns data into batches, adds a loss head to a PyTorch module, and evaluates the model. What the commands after
-training do with its runs is in `train_jax/tasks/commands.py`. `docs/architecture.md` shows how to add a task. Importing
-this module imports neither JAX, PyTorch nor NumPy, so that `trm status` stays fast.
+training do with its runs is in `train_jax/tasks/commands.py`. `docs/dev/architecture.md` shows how to add a task. This
+module imports neither JAX, PyTorch nor NumPy, so that `trm status` stays fast.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ COMMANDS = {
 }
 """`Commands` classes by the name of the task; in modules of their own, which import no JAX."""
 DEFAULT_COMMANDS = "train_jax.tasks.commands:Commands"
-"""Of a task of your own that has no attribute `commands`."""
+"""The commands of a task of your own that has no attribute `commands`."""
 
 
 def task_class(name: str) -> Callable[..., Task]:

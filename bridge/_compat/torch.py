@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 GET_BASE: Any = torch.Tensor._base.__get__  # pyright: ignore
-"""Of each look-up another object, equal to the others."""
+"""Every look-up returns another object, equal to the others."""
 IS_VIEW: Any = torch.Tensor._is_view
 
 

@@ -319,7 +319,7 @@ class _Backward:
 
 
 def _conjugate(gradient: jax.Array) -> jax.Array:
-    """Of a complex number PyTorch's gradient is the conjugate of JAX's."""
+    """Returns the conjugate of a complex gradient: PyTorch's is the conjugate of JAX's."""
     return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
 
 

@@ -209,7 +209,7 @@ def standard_gamma_grad(concentration, draws):
 
 
 _TERMS = 200
-"""Of a continued fraction, enough for float32 and concentrations up to 10 000."""
+"""The terms of a continued fraction, enough for float32 and concentrations up to 10 000."""
 
 
 def _fraction(a: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
@@ -226,7 +226,7 @@ def _fraction(a: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
 
 @lowers(aten._dirichlet_grad.default)
 def dirichlet_grad(x, concentration, total):
-    """Of a number from Beta(concentration, total - concentration) by the first, divided by `1 - x`.
+    """The derivative of a number from Beta(concentration, total - concentration) by the first, divided by `1 - x`.
 
     The cumulative probability is `x**a (1-x)**b / (a B(a, b))` times the fraction, and one minus its mirror image.
     """

@@ -483,7 +483,7 @@ def divide(x, y):
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def divide_and_round(x, y, *, rounding_mode=None):
-    """Of integers exactly: their quotient as a float32 is another number from 2**24 on."""
+    """Quotients of integers are exact: their quotient as a float32 is another number from 2**24 on."""
     if rounding_mode is None:
         return divide(x, y)
     if jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):

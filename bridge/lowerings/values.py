@@ -52,7 +52,7 @@ for _op in (
 
 @decomposes(aten.bincount.default)
 def bincount(x, weights=None, minlength=0):
-    """Of traced numbers where they are known to lie below `minlength`, which then is the size of the result."""
+    """Traced numbers have to be known to lie below `minlength`, which then is the size of the result."""
     if not is_traced(x):
         counts = _by_pytorch(aten.bincount.default)(x, None, minlength)
         if weights is None:

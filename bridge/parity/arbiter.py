@@ -20,7 +20,7 @@ from bridge.parity.report import Leaves, Row
 from bridge.parity.sides import JaxSide, TorchSide, in_float64, widened
 
 _STEPS = (1e-3, 1e-5)
-"""Of finite differences, along a direction of length 1: a module may round to float32 in between, or have corners."""
+"""The steps of finite differences along a unit direction: a module may round to float32 in between, or have corners."""
 _NEAR = 0.1
 """A side is right if it is nearer to the judge than this part of the difference between the sides."""
 _MOST = 8
@@ -34,9 +34,9 @@ class Arbiter:
     torch_side: Callable[[], TorchSide]
     jax_side: Callable[[], JaxSide]
     draws: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
-    """Of each step."""
+    """The draws of each step."""
     leaves: list[tuple[Leaves, Leaves]] = dataclasses.field(default_factory=list)
-    """Of each step, PyTorch's and JAX's."""
+    """The leaves of each step, PyTorch's and JAX's."""
 
     def decide(self, rows: list[Row]) -> list[Row]:
         """Returns the rows; the worst leaves beyond tolerance have the decision in their note, at their first step."""

@@ -64,7 +64,7 @@ class Environment:
     platform: str
     device: str
     matmul_precision: str
-    """Of float32 products, in JAX's words; see `bridge.dispatch.compute`."""
+    """The precision of float32 products, in JAX's words; see `bridge.dispatch.compute`."""
     x64: bool
     """True if JAX has 64-bit types; without them they are compared as the 32-bit ones they are stored as."""
     versions: dict[str, str]
@@ -251,7 +251,7 @@ _REMEDIES = {
     "buffer": "; one that the call registers belongs into __init__",
     ".grad": "; the call itself sets it, and a pure function returns no `.grad`: return the gradient, or leave it out",
 }
-"""Of leaves that JAX lacks, by kind."""
+"""Texts about leaves that JAX lacks, by kind."""
 
 
 def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
@@ -294,7 +294,7 @@ def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | st
 
 
 def _magnitude(a: np.ndarray) -> float:
-    """Of the finite entries: an infinity that both sides have shall hide no difference beside it."""
+    """Returns the size of the finite entries: an infinity that both sides have shall hide no difference beside it."""
     size = np.abs(a.astype(np.result_type(a, np.float64)))
     return float(size.max(initial=0.0, where=np.isfinite(size)))
 

@@ -144,9 +144,9 @@ class TorchSide:
         self._module, self._call = module, call
         self._inputs, self._outputs = inputs_of(call, convert_leaf), None
         self.draws: list[torch.Tensor] = []
-        """Of the last step."""
+        """The draws of the last step."""
         self.objective = 0.0
-        """Of the last step."""
+        """The objective of the last step."""
         if call.train is not None:
             module.train(call.train)
         # As they are before the first call: a buffer that is assigned a result requires grad after it.

@@ -354,7 +354,7 @@ class Rows:
         return self._with(func(self.whole, other, *rest, **kwargs))
 
     def _cross_entropy(self, logits: Any, target: Any, weight: Any = None, *rest: Any, **kwargs: Any) -> torch.Tensor:
-        """Of classes for each row: those that are not selected are ignored."""
+        """The targets are classes for each row; rows that are not selected are ignored."""
         alike = type(target) is Rows and type(logits) is Rows and logits._selects_as(target, 1)
         if (
             not alike
@@ -369,7 +369,7 @@ class Rows:
         return F.cross_entropy(logits._only(logits.whole, 1).flatten(0, -2), ignored.flatten(), weight, **kwargs)
 
     def _ctc_loss(self, scores: Any, targets: Any, input_lengths: Any, lengths: Any, **settings: Any) -> torch.Tensor:
-        """Of rows of labels, padded in any place, where the lengths are how many are selected of each."""
+        """The targets are rows of labels, padded anywhere; the lengths are how many are selected of each."""
         counted = targets is self and not self._behind and self._mask.dim() == 2 and isinstance(lengths, BridgeTensor)
         if not counted or not same_values(lengths.value, self._mask.sum(-1).value):
             raise self._refused("`ctc_loss` but of labels[mask] whose lengths are mask.sum(-1)")

@@ -133,7 +133,7 @@ class AutogradHandle:
         self.leaf = leaf
         """The views of the tensor that is a leaf of PyTorch's graph, where the handle is tracked and no result."""
         self.thawed: AutogradHandle | None = None
-        """Of a frozen leaf: the handle that it has again once it requires grad."""
+        """The handle that a frozen leaf has again once it requires grad."""
         if REGION.notes is not None:
             REGION.note(self)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jax_page_process import sections
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.docs
 PROCESS = Path(__file__).with_name("jax_page_process.py")
 ENVIRONMENT = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8",

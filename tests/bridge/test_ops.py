@@ -194,6 +194,6 @@ def test_database_sample(name):
 
 
 def test_the_survey_has_every_entry():
-    text = (Path(op_survey.__file__).parents[1] / "docs" / "op_survey.md").read_text()
+    text = (Path(op_survey.__file__).parents[1] / "docs" / "dev" / "op_survey.md").read_text()
     run = dict(re.findall(r"([\w.-]+) (\d+/\d+)(?=, |$)", text.partition("## Every op")[2], re.MULTILINE))
     assert run.keys() == {op_survey.full_name(entry) for entry in op_survey.database()}

@@ -11,9 +11,11 @@ import pytest
 
 from bridge.__main__ import main
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIALS = {
-    ("bridge.md", "bridge_call.md", "bridge_semantics.md", "bridge_internals.md"): 16,
+    ("bridge.md", "bridge_call.md", "bridge_semantics.md", "dev/bridge_internals.md"): 16,
     ("from_pytorch.md",): 5,
 }
 """Pages that are one program, with the least number of outputs that they show."""
@@ -42,7 +44,6 @@ def run(kind, code, namespace):
         assert main(command[3:]) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("pages", "shown"), TUTORIALS.items(), ids=lambda each: str(each))
 def test_the_pages_are_true(tmp_path, monkeypatch, capsys, pages, shown):
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,13 @@ def direct_imports(path: Path, *, in_functions: bool = True) -> set[str]:
 
     `from a import b` is `a.b`, even if `b` is not a module.
     """
-    return set(_imports(ast.parse(path.read_text()), in_functions))
+    return set(_imports(parsed(path.read_text()), in_functions))
+
+
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """Returns the syntax tree of a source text, parsed once in a process; it must not be changed."""
+    return ast.parse(source)
 
 
 def _imports(node: ast.AST, in_functions: bool) -> Iterator[str]:

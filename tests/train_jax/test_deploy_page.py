@@ -107,7 +107,7 @@ def followed(words):
     return "".join(lines)
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_every_command_of_the_page_runs_and_prints_what_the_page_says(follow_page, cloud, remote):
     printed = ""
     for block in BLOCKS:

@@ -10,6 +10,8 @@ from train_jax.analysis.answers import AIMS
 from train_jax.errors import UserError
 from train_jax.experiments.table import EXPERIMENTS
 
+pytestmark = pytest.mark.docs
+
 FOLDER = Path(__file__).parents[2] / "docs/experiments"
 SECTIONS = ["Hypothesis", "What changes", "Commands", "What to read off", "What would refute it"]
 

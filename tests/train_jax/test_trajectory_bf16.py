@@ -8,7 +8,7 @@ from benchmarks.trajectory_runs import CASES
 SEEDS = 4
 
 
-@pytest.mark.campaign  # seven minutes; its table is in docs/trajectory.md
+@pytest.mark.campaign  # seven minutes; its table is in docs/dev/trajectory.md
 def test_losses_are_within_the_spread_of_pytorch_seeds(tmp_path):
     """How often a curve lies inside the others, as in `benchmarks.trajectory`, means little with so few seeds."""
     for case, curves in train(list(CASES), SEEDS, tmp_path).items():

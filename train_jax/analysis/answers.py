@@ -32,7 +32,7 @@ class Aim:
     axis: str = ""
     """A dotted field of the configuration, `parameters`, or `facts.NAME` of the data set."""
     label: str = ""
-    """Of the axis."""
+    """The label of the axis."""
     log: bool = False
 
 
@@ -113,7 +113,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a group says."""
+    """The answer of a group."""
 
     group: str
     aim: Aim
@@ -232,7 +232,7 @@ class Estimate:
 
     mean: float
     low: float | None
-    """Of the 95 % interval by Student's t; None for fewer than two seeds."""
+    """The lower end of the 95 % interval by Student's t; None for fewer than two seeds."""
     high: float | None
     count: int
     """Number of seeds."""
@@ -249,7 +249,7 @@ class PowerLaw:
     coefficient: float
     exponent: float
     low: float
-    """Of the 95 % interval of the exponent."""
+    """The lower end of the 95 % interval of the exponent."""
     high: float
     r_squared: float
     count: int

@@ -37,14 +37,14 @@ class RunResult:
     train_seconds: float | None
     parameters: int | None
     train_flops: float | None
-    """Of the matrix products of all train steps."""
+    """The FLOPs of the matrix products of all train steps."""
     hbm_peak_bytes: float | None
     act_steps: float | None
     """Mean ACT steps until a sequence halted, in the last log line with one."""
     config: Mapping[str, Any]
     """The fields of config.json by dotted name."""
     facts: Mapping[str, Any]
-    """Of the data set."""
+    """Facts about the data set."""
     run_dir: str
     metrics_sha256: str
 

@@ -32,14 +32,14 @@ def new_guard(scales_loss: bool) -> Guard:
 
 
 class FiniteCheck(NamedTuple):
-    """Whether a step is applied."""
+    """True if a step is applied."""
 
     good: Bool[Array, ""]
-    """Whether the state is updated; otherwise only its guard changes."""
+    """True if the state is updated; otherwise only its guard changes."""
     finite: Bool[Array, ""]
-    """Whether the loss and the gradients are finite."""
+    """True if the loss and the gradients are finite."""
     carry_good: Bool[Array, ""]
-    """Whether the carry is kept; otherwise it is reset, so that the next step starts new examples."""
+    """True if the carry is kept; otherwise it is reset, so that the next step starts new examples."""
     guard: Guard
     metrics: dict[str, Array]
 

@@ -57,7 +57,7 @@ class Job(Work):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What all runs of a sweep have in common."""
+    """The configuration that all runs of a sweep have in common."""
 
     root: str = "runs"
     data_root: str = "data"

@@ -155,7 +155,7 @@ class Compiled:
     flops: float
     """As XLA counts them in the compiled program, the body of a loop once."""
     products: Products
-    """Of the program before XLA's optimization."""
+    """The matrix products of the program before XLA's optimization."""
     lower_seconds: float
     """Tracing the PyTorch module and lowering it."""
     compile_seconds: float

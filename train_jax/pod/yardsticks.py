@@ -45,7 +45,7 @@ SPLITS = ("kind", "pass", "module", "class")
 with recomputation; the update is all outside of the module's gradient; instructions without a name are mostly copies);
 the qualified name of the PyTorch module, empty outside of it; and its class, such as `Block/SwiGLU`."""
 ROWS_SHOWN = 12
-"""Of a table."""
+"""The most rows of a table that are printed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Cost:
     kernels: int = 0
     """Runs of Pallas kernels."""
     product_flops: float = 0
-    """Of the matrix products as the JAX program names them, before the compiler joins instructions into fusions."""
+    """The FLOPs of the matrix products of the JAX program, before the compiler joins instructions into fusions."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))

@@ -49,12 +49,12 @@ class Series:
     colour: int = 1
     """From 1 to 3; also selects dashes and markers."""
     marks: bool = False
-    """Whether every point has a marker with its value as a tooltip; for values that are measured rarely. A line of few
+    """True if every point has a marker with its value as a tooltip; for values that are measured rarely. A line of few
     points always has them: a single point has no line."""
     labels: Sequence[str] = ()
     """Text beside each point, "" for none. Labels that would overlap are omitted."""
     line: bool = True
-    """Whether a line connects the points."""
+    """True if a line connects the points."""
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class RunFiles:
     goodput: Goodput | None
     """Where the wall time went; None for runs of older versions."""
     price_per_hour: float = 0.0
-    """Of the machines; 0 if costs are not shown."""
+    """The price of the machines; 0 if costs are not shown."""
 
     @cached_property
     def phases(self) -> PhaseTable | None:

@@ -146,7 +146,7 @@ class Best:
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """What a run continues from."""
+    """The state that a run continues from."""
 
     step: int
     state: TrainState
@@ -218,7 +218,7 @@ def check_same(saved: Mapping[str, Any], expected: Mapping[str, Any], path: Path
 
 
 def checksum_of_json(value: Mapping[str, Any]) -> int:
-    """Of the notes of a checkpoint."""
+    """Returns the checksum of the notes of a checkpoint."""
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
@@ -342,7 +342,7 @@ class Checkpoints:
     # ---- reading
 
     def steps(self) -> list[int]:
-        """Of the complete checkpoints, newest last."""
+        """Returns the steps of the complete checkpoints, newest last."""
         steps = complete_steps(self.folder)
         if steps != sorted(self._manager.all_steps()):
             self._manager.reload()

@@ -54,7 +54,7 @@ def parsed_lines(content: bytes) -> list[dict[str, Any]]:
 
 
 def ends_in_a_torn_line(path: Path) -> bool:
-    """Whether the last line has no end; not of an empty file."""
+    """Returns True if the last line has no end; not of an empty file."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             return False

@@ -82,7 +82,7 @@ def _raise_final(error: Exception, what: str) -> None:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether a file could not be read because of the disk, the service or the permission, not because of its content.
+    """Returns True if the disk, the service or the permission kept a file from being read, not its content.
 
     Looks at the causes, too, because Orbax and TensorStore wrap errors.
     """

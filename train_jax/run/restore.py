@@ -100,9 +100,9 @@ class Restored:
     objective: Objective
     state: TrainState
     step: int
-    """Of the checkpoint, the newest one of several."""
+    """The step of the checkpoint, the newest one of several."""
     weights_file: str = ""
-    """Of `with_weights`; empty for the weights of the checkpoint."""
+    """The file given to `with_weights`; empty for the weights of the checkpoint."""
 
     @property
     def weights(self) -> str:

@@ -29,7 +29,7 @@ STALLED_SECONDS = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """What `trm status` shows of a run; None for what is not known yet."""
+    """The facts that `trm status` shows of a run; None for what is not known yet."""
 
     run: str
     health: str
@@ -38,16 +38,16 @@ class RunStatus:
     """Why it is not well; empty if it is."""
     step: int
     steps: int | None
-    """Of the whole run."""
+    """The number of steps of the whole run."""
     loss: float | None
-    """Of the latest log line."""
+    """The loss in the latest log line."""
     figure: float | None
     """`metric` of the latest evaluation or, before the first one, of the latest log line."""
     examples_per_second: float | None
     seconds_left: float | None
-    """Of a running run, without evaluations."""
+    """The time left of a running run, without evaluations."""
     checkpoint_step: int | None
-    """Of the newest complete checkpoint."""
+    """The step of the newest complete checkpoint."""
     checkpoint_age_seconds: float | None
     silent_seconds: float | None
     """Since the last sign of life."""

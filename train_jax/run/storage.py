@@ -28,7 +28,7 @@ _SILENT_SECONDS = 30.0
 
 
 def is_remote(where: str | PurePath) -> bool:
-    """Whether this is a `gs://` path, also after `pathlib` has dropped one of its slashes."""
+    """Returns True if this is a `gs://` path, also after `pathlib` has dropped one of its slashes."""
     return str(where).startswith(("gs://", "gs:/"))
 
 
@@ -49,7 +49,7 @@ def absolute(path: Path) -> str:
 
 
 def is_folder(where: str | PurePath) -> bool:
-    """Whether a file can be written into this folder; storage has no folders, so there any can."""
+    """Returns True if a file can be written into this folder; storage has no folders, so there any can."""
     return is_remote(where) or Path(where).absolute().is_dir()
 
 

@@ -112,7 +112,7 @@ def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
 
 
 def _is_of_a_step(record: Mapping[str, Any]) -> bool:
-    """Not of a damaged line."""
+    """Returns True if the record has a step; a damaged line has none."""
     return isinstance(record.get("step"), int | float)
 
 

@@ -30,13 +30,13 @@ class PlatformError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What `--platform` came to."""
+    """The backend that `--platform` selected."""
 
     platform: str
     """tpu, gpu or cpu; or another name that JAX_PLATFORMS gives."""
     reason: str
     may_fall_back: bool = False
-    """Whether one process may compute on the CPU instead."""
+    """True if one process may compute on the CPU instead."""
 
     def __str__(self) -> str:
         return f"{self.platform} ({self.reason})"
@@ -61,7 +61,7 @@ _chosen: Choice | None = None
 
 
 def chosen() -> Choice | None:
-    """What `use` chose in this process."""
+    """The choice of `use` in this process."""
     return _chosen
 
 

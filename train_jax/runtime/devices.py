@@ -124,7 +124,7 @@ class Devices:
 
     @property
     def compiles_for_arrays(self) -> bool:
-        """Whether `compile` needs the arguments of the first call, instead of their shapes."""
+        """Returns True if `compile` needs the arguments of the first call, instead of their shapes."""
         return self._runner == "pmap" and jax.process_count() > 1
 
     def compile(self, program: Any, args: Any, saved: Path | None = None) -> Any:
@@ -208,7 +208,7 @@ class Devices:
 
     @property
     def row_sharding(self) -> NamedSharding | None:
-        """Of arrays as `to_rows` returns them; None with one process, where they are on the host."""
+        """Returns the sharding of the arrays of `to_rows`; None with one process, where they are on the host."""
         return None if jax.process_count() == 1 else NamedSharding(Mesh(np.array(self._all), (AXIS,)), _spec(0))
 
     def to_rows(self, tree: Any) -> Any:

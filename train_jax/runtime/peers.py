@@ -53,7 +53,7 @@ class Peers:
         self._all_left = threading.Event()
         self._status = 0
         self.agreed_to_stop = False
-        """Whether all processes are about to end because of SIGTERM."""
+        """True if all processes are about to end because of SIGTERM."""
         self._accept() if index == 0 else self._connect(coordinator)
         for number in self._links:
             threading.Thread(target=self._receive, args=(number,), name=f"peer {number}", daemon=True).start()
@@ -259,7 +259,7 @@ class _Link:
         self._socket.settimeout(seconds)
 
     def send(self, value: Any) -> None:
-        """Whether it arrives is noticed by `receive`."""
+        """Sends a value; `receive` notices whether it arrives."""
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(value).encode() + b"\n")
 

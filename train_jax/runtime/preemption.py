@@ -154,7 +154,7 @@ class _Agreement:
             self._peers.send("preempted")
 
     def begin(self, step: int) -> bool:
-        """Whether the step may begin; blocks until that is known."""
+        """Returns True if the step may begin; blocks until that is known."""
         with self._changed:
             self._changed.wait_for(self._known)
             if self._stop is not None and step > self._stop:

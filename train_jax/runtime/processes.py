@@ -101,7 +101,7 @@ def sum_over_processes(name: str, numbers: list[int]) -> list[int]:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether the flag is set in any process. Collective."""
+    """Returns True if the flag is set in any process. Collective."""
     return bool(gather({"flag": np.array([flag])}, axis=0)["flag"].any())
 
 

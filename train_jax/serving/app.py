@@ -30,7 +30,7 @@ class Service(Protocol):
 
     @property
     def failed(self) -> bool:
-        """Whether a model cannot answer any more."""
+        """Returns True if a model cannot answer any more."""
         ...
 
     def close(self) -> None: ...

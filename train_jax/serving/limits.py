@@ -32,7 +32,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a server accepts."""
+    """The limits on what a server accepts."""
 
     body_bytes: Annotated[int, Range(1, 2**30)] = 256 * 1024
     """Bytes of a request."""

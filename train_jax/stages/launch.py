@@ -60,7 +60,7 @@ class Launch(Request):
         return _watched(record, commands, view)
 
     def record(self) -> Record:
-        """What is known of the launch before it begins."""
+        """The facts about the launch that are known before it begins."""
         fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(Request)}
         fields["collect"] = self.collect or _local_run(self.command)
         return Record(**fields)

@@ -21,7 +21,7 @@ from train_jax.runtime.supervisor import Supervisor
 
 WIDTH = max(map(len, EXPERIMENTS))
 PROCESSES = VARIABLES[1]
-"""Of a run on several hosts."""
+"""The variable with the number of processes of a run on several hosts."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Metric:
     name: str
     """As in the metrics of an evaluation: exact_accuracy."""
     heading: str
-    """Of a column of a table: exact."""
+    """The heading of the column in a table, such as `exact`."""
     format: str
     """With `str.format`: {:.2%}."""
 

@@ -49,7 +49,7 @@ class EvaluateOptions:
 
     @property
     def belongs_to_run(self) -> bool:
-        """Whether the results are those of the run on its whole split, which its folder keeps."""
+        """Returns True if the results are those of the run on its whole split, which its folder keeps."""
         return self.weights is None and self.data_dir is None and not self.limit
 
 

@@ -87,7 +87,7 @@ class Ending(NamedTuple):
     """How the processes of a run ended."""
 
     status: int
-    """Of the run as a whole."""
+    """The exit status of the run as a whole."""
     again: bool
     """True if another start would continue the run."""
     text: str

@@ -78,21 +78,21 @@ class Record(Request):
     phase: str = "new"
     """new, creating, installing, running, done, failed or stopped."""
     created: bool = False
-    """Whether this launch created the node."""
+    """True if this launch created the node."""
     starts: int = 0
     begun: float | None = None
     """When the first node was ready, in seconds of the epoch."""
     ready_since: float | None = None
-    """Since when the present node is there."""
+    """The time at which the present node became ready."""
     seconds_before: float = 0.0
-    """Of the nodes before it."""
+    """The seconds that earlier nodes existed."""
     status: int | None = None
     """Exit status of the run."""
     stop_asked: bool = False
 
     @property
     def id(self) -> str:
-        """Of the latest start."""
+        """Returns the id of the latest start."""
         return f"{self.token}-{self.starts}"
 
     @property

@@ -31,7 +31,7 @@ _UNPACK = (
 )
 """Replaces the code of an earlier launch, without its environment, data and runs."""
 PORT = 8476
-"""Of JAX's coordinator, on the first worker."""
+"""The port of JAX's coordinator, on the first worker."""
 AGAIN_SECONDS = 5.0
 """Before a lost connection is made again."""
 SILENT_SECONDS = 900.0

@@ -23,7 +23,7 @@ from train_jax.start import assemble, start
 ALL_REDUCE_WARN = {"tpu": 10.0, "gpu": 1.0}
 """GB/s that each device sends and receives, far below the interconnect of a slice; other platforms 0.01."""
 ALL_REDUCE_BYTES = {"tpu": 2**28, "gpu": 2**28}
-"""Of the array on each device; on other platforms 2**24."""
+"""The size of the array on each device; on other platforms 2**24."""
 _TRIES = 3
 PRODUCT_SIZE = 512
 PRODUCT_FAIL = {"float32 at precision highest": 1e-5, "bfloat16": 1e-4, "float32 at JAX's default": 2e-2}

@@ -35,7 +35,7 @@ class Pod:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a check measured, and the limit beyond which it warns or fails."""
+    """The value that a check measured, and the limit beyond which it warns or fails."""
 
     name: str
     status: Status

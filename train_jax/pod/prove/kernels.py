@@ -172,14 +172,14 @@ def calls_of(context: Context) -> list[Case]:
     """Returns the calls in the run's train step for which this platform has several implementations."""
     training = context.training("shard_map", choices="", attention="plain", mlp="plain")
     operations = CANDIDATES.get(training.devices.platform, {})
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
 
     def recorded(operation: str) -> Callable:
         def call(*args: Any, **keywords: Any) -> Any:
             shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else x for x in args]
             if all(x.shape for x in shapes if isinstance(x, jax.ShapeDtypeStruct)):
                 case = Case(operation, tuple(shapes), tuple(keywords.items()))
-                found.setdefault(f"{case} {case.arguments} {case.keywords}", case)
+                cases.setdefault(f"{case} {case.arguments} {case.keywords}", case)
             return plain_of(operation)(*args, **keywords)
 
         return call
@@ -189,7 +189,7 @@ def calls_of(context: Context) -> list[Case]:
     fn = bridge.export(module, lowerings=lowerings, functions=functions_of(operations))
     step = training.parallel_step(Objective(fn, context.task, sparse_tables(fn)))
     step.lower(*train_step_arguments(training))
-    return list(found.values())
+    return list(cases.values())
 
 
 def choose_rows(context: Context) -> list[Row]:

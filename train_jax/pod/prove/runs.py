@@ -135,10 +135,10 @@ class Runs:
 
 def _losses(metrics: Path) -> dict[int, float]:
     """Returns the loss of each step of a run, those of the last session where a step was run twice."""
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for line in metrics.read_text().splitlines():
         record: dict[str, Any] = json.loads(line)
         for name, value in record.items():
             if name.startswith("train/") and name.endswith("loss"):
-                found[int(record["step"])] = float(value)
-    return found
+                values[int(record["step"])] = float(value)
+    return values

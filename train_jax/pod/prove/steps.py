@@ -123,11 +123,11 @@ def _rows_of(name: str, stepper: Stepper, loss: float) -> list[Row]:
     peak, bandwidth = (each.get(kind) for each in (performance.PEAK_BF16_FLOPS, performance.PEAK_BYTES_PER_SECOND))
     analysis = getattr(stepper.program, "cost_analysis", dict)() or {}
     if analysis.get("bytes accessed", 0) > 0:
-        moved = float(analysis["bytes accessed"])
-        figures["bytes"] = moved
-        text += f"; {moved / 1e9:.2f} GB to and from memory by XLA's count"
+        accessed = float(analysis["bytes accessed"])
+        figures["bytes"] = accessed
+        text += f"; {accessed / 1e9:.2f} GB to and from memory by XLA's count"
         if peak and bandwidth:
-            estimate = max(float(analysis.get("flops", 0)) / peak, moved / bandwidth)
+            estimate = max(float(analysis.get("flops", 0)) / peak, accessed / bandwidth)
             text, figures["estimate_ms"] = f"{text}, at least {1e3 * estimate:.2f} ms", 1e3 * estimate
     if hasattr(stepper.program, "memory_analysis"):
         text += f"; {memory_of(stepper.program).peak / 2**20:.0f} MiB on a device"

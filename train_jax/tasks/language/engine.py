@@ -72,11 +72,11 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     """With the token that ended the row."""
     log_probs: list[float] = field(default_factory=list)
-    """Of each token, under the softmax of the logits."""
+    """The log-probability of each token under the softmax of the logits."""
     sampling_log_probs: list[float] = field(default_factory=list)
-    """Of each token, under the distribution that it was drawn from: after temperature, `top_k` and `top_p`."""
+    """The log-probability of each token where it was drawn: after temperature, `top_k` and `top_p`."""
     forced: list[bool] = field(default_factory=list)
-    """Whether a token came from `respond` and not from the model."""
+    """True if a token came from `respond` and not from the model."""
     finish: Finish | None = None
     """Why the row ended; None before it."""
 
@@ -138,13 +138,13 @@ class Control(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Of each row, its next token."""
+    """The next token of each row."""
 
     token: Int[Array, " slots"]
     log_prob: Float[Array, " slots"]
     sampling_log_prob: Float[Array, " slots"]
     valid: Bool[Array, " slots"]
-    """Whether the row had not ended before the token."""
+    """True if the row had not ended before the token."""
 
 
 class State(NamedTuple):
@@ -152,7 +152,7 @@ class State(NamedTuple):
 
     cache: Buffers
     logits: Float[Array, "slots vocab_size"]
-    """Of the next token of each row."""
+    """The logits of the next token of each row."""
 
 
 class Engine:
@@ -269,7 +269,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether every request has ended."""
+        """Returns True if every request has ended."""
         return not self._queue and all(slot.row is None for slot in self._slots)
 
     def complete(self, requests: Iterable[Request]) -> Iterator[Generation]:
@@ -512,7 +512,7 @@ class Engine:
 
     @cached_property
     def _state(self) -> State:
-        """Of empty slots."""
+        """Returns the state of empty slots."""
         local = len(self._devices.local)
         shapes = self._state_shapes(*self._weights)
         return self._devices.shard(jax.tree.map(lambda x: np.zeros((local, *x.shape), x.dtype), shapes))

@@ -36,7 +36,7 @@ _CAPACITY_MULTIPLE = 16
 _DOCUMENTS, _WITHOUT_PROMPT = 4, 2
 _PROMPT_TOKENS, _NEW_TOKENS = 32, 96
 _SEARCHED_TOKENS = 2**22
-"""Of the samples of an evaluation."""
+"""The most tokens that are searched for the samples of an evaluation."""
 
 
 # ---- prompts

@@ -23,17 +23,17 @@ class Phase:
 
     task: str
     fields: dict[str, Any]
-    """Of the task."""
+    """Fields of the task."""
     rate: float
     """Factor of the learning rates."""
     decay_share: float
     """Share of the steps in which the rates fall."""
     init_optimizer: bool
-    """Whether the optimizer's state goes on."""
+    """True if the optimizer's state goes on."""
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of the run."""
+    """Fields of the run."""
     optim: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of the optimizer, in place of those that are inherited."""
+    """Fields of the optimizer, in place of those that are inherited."""
 
 
 PHASES = {
@@ -57,8 +57,8 @@ SMALL_PHASES = PHASES | {
         optim={"groups": (), "lr": 3e-4, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
     ),
 }
-"""Of the presets `chat-…`, whose rollouts have 128 answers: the gradient is mostly noise, and Muon would take as long a
-step in its directions as in that of the reward."""
+"""The phases of the presets `chat-…`. Rollouts have 128 answers: their gradient is mostly noise, and Muon would take as
+long a step in its directions as in that of the reward."""
 
 
 def phase_run(name: str, preset: RunConfig, phase: str, source: str | None) -> RunConfig:

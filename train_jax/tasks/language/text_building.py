@@ -299,13 +299,13 @@ def build_summary(directory: Path, built: bool, seconds: float) -> str:
 
 @dataclasses.dataclass
 class Counts:
-    """Of the documents of one split in a part."""
+    """Counts of the documents of one split in a part."""
 
     documents: int = 0
     bytes: int = 0
     tokens: int = 0
     sha256: str = ""
-    """Of the token ids."""
+    """The hash of the token ids."""
 
 
 @dataclasses.dataclass

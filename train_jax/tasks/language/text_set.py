@@ -70,7 +70,7 @@ class SplitRecord:
     """Number of tokens in each shard."""
     sha256: str
     weights_sha256: str | None = None
-    """Of the stream of weights; None if there are no weights, and every token is a target."""
+    """The hash of the stream of weights; None if there are no weights, and every token is a target."""
 
 
 def _split_record(values: Any) -> SplitRecord:

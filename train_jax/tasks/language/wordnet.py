@@ -32,7 +32,7 @@ class Gloss(NamedTuple):
 
     words: tuple[str, ...]
     part: str
-    """Of speech."""
+    """The part of speech."""
     meaning: str
 
 

@@ -78,13 +78,13 @@ class PuzzleEvaluateOptions(EvaluateOptions):
 
     @property
     def halting(self) -> tuple[bool, float]:
-        """Whether sequences halt early, and the threshold."""
+        """Returns whether sequences halt early, and the threshold."""
         threshold = 0.5 if self.halt_threshold is None else self.halt_threshold
         return self.halt_early or self.halt_threshold is not None, threshold
 
     @property
     def has_trajectories(self) -> bool:
-        """Whether the evaluation differs from the ordinary one: one trajectory, without noise, to the halt limit."""
+        """True if the evaluation differs from the ordinary one: one trajectory, without noise, to the halt limit."""
         return self.trajectories > 1 or self.noise > 0 or self.depth is not None
 
     def refuse_conflicts(self) -> None:

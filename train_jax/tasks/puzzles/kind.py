@@ -63,7 +63,7 @@ class Drawing:
     box: tuple[int, int] | None = None
     """Rows and columns of a box with thick borders; None if there are no boxes."""
     fills_inputs: bool = True
-    """Whether an answer is the input with cells filled in, so that the two can be compared cell by cell."""
+    """True if an answer is the input with cells filled in, so that the two can be compared cell by cell."""
 
     def given_cells(self, inputs: Grid) -> Mask:
         """Returns the cells that are drawn as given; by default none."""

@@ -25,7 +25,7 @@ class Scores(NamedTuple):
     accuracy: Float[Any, "*steps batch"]
     """Share of the labels that are predicted correctly."""
     exact: Bool[Any, "*steps batch"]
-    """Whether all labels are predicted correctly."""
+    """True if all labels are predicted correctly."""
 
 
 def score_answers(preds: Integer[Any, "*steps batch seq"], labels: Integer[Any, "batch seq"]) -> Scores:

@@ -13,7 +13,7 @@ def _small_sudoku(
 ) -> RunConfig:
     """Returns the settings that learn fastest on two CPU cores.
 
-    They are one wide mixer block, softmax, a high learning rate and full decay; docs/log.md lists the alternatives.
+    They are one wide mixer block, softmax, a high learning rate and full decay; docs/dev/log.md lists the alternatives.
     """
     return RunConfig(
         data_dir=f"data/sudoku-{size}x{size}",
@@ -80,7 +80,7 @@ MAZE_UNIQUE = RunConfig(
 A dead end is seen from the cells beside it, and filling dead ends one after another leaves the path. Three H-cycles
 make 15 rounds an ACT step, of which the last five have gradients; with one or two, accuracy falls again in the course
 of training. Every example draws its number of ACT steps, or nothing would teach the network to keep a solution that it
-has reached. docs/log.md has the figures."""
+has reached. docs/dev/log.md has the figures."""
 
 
 def _study() -> RunConfig:

@@ -104,7 +104,7 @@ class _Answer(NamedTuple):
     preds: Int[Array, "batch seq"]
     q_halt_logits: Float[Array, "batch"]
     logits: Float[Array, "batch"]
-    """By which training would halt: `halting_logits`."""
+    """The logits that decide halting in training: `halting_logits`."""
 
 
 def make_trajectory_step(objective: Objective, depth: int, noise: float, seed: int) -> EvalStep:

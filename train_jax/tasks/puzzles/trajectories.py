@@ -29,7 +29,7 @@ class Facts(NamedTuple):
     """What is known of every answer, by trajectory, ACT step and example."""
 
     logits: Float[np.ndarray, "trajectories steps n"]
-    """By which training would halt."""
+    """The logits that decide halting in training."""
     marks: UInt64[np.ndarray, "trajectories steps n"]
     """Hashes of the answers."""
     exact: Bool[np.ndarray, "trajectories steps n"]

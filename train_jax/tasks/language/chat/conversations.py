@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """What one side says."""
+    """The message of one side."""
 
     role: Literal["user", "assistant"]
     parts: tuple[Part, ...]

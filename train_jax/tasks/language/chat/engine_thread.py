@@ -41,7 +41,7 @@ class Answer:
         self.texts = [call.new_text() for _ in call.requests]
         self.rows: list[Generation] = []
         self.taken = [0] * len(call.requests)
-        """Of each choice, the tokens that are in its text."""
+        """The number of tokens in the text of each choice."""
         self.finishes: list[str | None] = [None] * len(call.requests)
         self._parts: deque[Part] = deque()
         self._unread, self._error, self._ended = unread, None, False

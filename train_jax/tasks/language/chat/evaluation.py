@@ -31,7 +31,7 @@ class Answering:
     """Answers to each problem."""
     sampling: Sampling = field(default_factory=lambda: GREEDY)
     max_tokens: int = 256
-    """Of an answer, with the calls of the calculator and their outputs."""
+    """The most tokens of an answer, with the calls of the calculator and their outputs."""
     seed: int = 0
 
 
@@ -42,7 +42,7 @@ class Score:
     baseline: float
     """The accuracy of a random answer."""
     verdicts: Sequence[Sequence[bool]]
-    """Of each problem, whether each of its answers is right."""
+    """For each problem, whether each of its answers is right."""
 
     @property
     def accuracy(self) -> float:

@@ -61,17 +61,17 @@ class Problems(ABC):
     baseline: ClassVar[float] = 0.0
     """The accuracy of a random answer."""
     license: ClassVar[str] = "generated"
-    """Of what the problems are made from."""
+    """The license of what the problems are made from."""
     has_tool: ClassVar[bool] = True
-    """Whether the calculator answers the calls of the model."""
+    """True if the calculator answers the calls of the model."""
     functions: ClassVar[Functions] = {}
-    """What the calculator knows besides arithmetic."""
+    """Functions that the calculator knows besides arithmetic."""
     runs_code: ClassVar[bool] = False
-    """Whether `is_right` executes what the model wrote."""
+    """True if `is_right` executes what the model wrote."""
     OPTIONS: ClassVar[dict[str, Any]] = {}
     """Names and default values."""
     takes_any_option: ClassVar[bool] = False
-    """Whether there are further options: whole numbers and texts."""
+    """True if there are further options: whole numbers and texts."""
 
     def __init__(self, split: Split, *, seed: int = 0, count: int | None = None, folder: str = "", **options: Any):
         """Makes or reads the items.

@@ -39,7 +39,7 @@ from train_jax.tasks.language.sampling import Sampling
 Normalization = Literal["global", "published"]
 
 LARGEST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.5}
-"""Of the log-probability of a sampled token in the training program and in the engine; beyond it, a run stops."""
+"""A run stops if the log-probabilities of a token in training program and engine differ by more."""
 
 
 @dataclasses.dataclass(frozen=True)

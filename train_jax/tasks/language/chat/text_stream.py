@@ -84,7 +84,7 @@ class TextStream:
         self._apart: deque[tuple[int, Part]] = deque()
         """The parts that are no text, with the number of characters before them."""
         self.stopped = False
-        """Whether a stop string was found; what follows has no text."""
+        """True if a stop string was found; what follows has no text."""
 
     def feed(self, tokens: Sequence[int], log_probs: Sequence[float]) -> Piece:
         """Returns the text that is known after further tokens."""

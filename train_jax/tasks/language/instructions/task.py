@@ -106,7 +106,7 @@ class InstructionTask(Task):
 
     @property
     def fingerprint(self) -> str:
-        """Of the counts, the first and last tokens and the order of the first epoch: there may be many gigabytes."""
+        """Returns a hash of counts, first and last tokens and the first epoch's order: all may be many gigabytes."""
         content = hashlib.sha256()
         for data in (self.data, self.held_out):
             content.update(json.dumps(data.metadata, sort_keys=True).encode())

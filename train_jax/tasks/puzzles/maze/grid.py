@@ -104,7 +104,7 @@ class Paths(NamedTuple):
     steps: Integer[np.ndarray, "n"]
     """Length of a shortest path to the goal; -1 if there is none."""
     unique: Bool[np.ndarray, "n"]
-    """Whether there is exactly one shortest path."""
+    """True if there is exactly one shortest path."""
     distances: Integer[np.ndarray, "n cells"]
     """Steps from the start; -1 for cells that cannot be reached."""
 

@@ -32,7 +32,7 @@ class Geometry:
 
     @property
     def has_square_boxes(self) -> bool:
-        """Whether transposing a grid gives a Sudoku again."""
+        """Returns True if transposing a grid gives a Sudoku again."""
         return self.box_rows == self.box_cols
 
     @property
