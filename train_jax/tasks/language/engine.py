@@ -318,20 +318,16 @@ class Engine:
         while free and self._queue:
             row = self._queue.popleft()
             prompt = row.request.prompt
-            number = max(free, key=lambda n: self._continued(self._slots[n].kept, prompt))
+            number = max(free, key=lambda n: _continues(self._slots[n].kept, prompt))
             free.remove(number)
             slot = self._slots[number]
-            if not self._continued(slot.kept, prompt):
+            if not _continues(slot.kept, prompt):
                 slot.kept = list(prompt)
                 started.append((number, prompt))
             slot.row, slot.pending = row, deque(prompt[len(slot.kept) :])
             slot.stream = stream_key(row.request.seed, prompt, row.request.sample)
             slot.unreported = len(slot.pending)
         self._prefill_all(started)
-
-    def _continued(self, kept: Sequence[int], prompt: Sequence[int]) -> int:
-        """Returns how many tokens of a slot a prompt continues."""
-        return 0 if self._both_ways else _continues(kept, prompt)
 
     def _prefill_all(self, started: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Computes prompts and writes them to slots; a device computes a prompt of several of its slots once."""
@@ -429,10 +425,10 @@ class Engine:
         return count > first
 
     def _free(self, slot: _Slot) -> None:
-        """Keeps the tokens of a row for a prompt that begins with them, unless the cache does not hold them all."""
+        """Keeps the tokens of a row for a prompt that begins with them, if the cache holds them all, one way."""
         slot.row, slot.unreported = None, 0
         slot.pending.clear()
-        if len(slot.kept) >= self._capacity:
+        if self._both_ways or len(slot.kept) >= self._capacity:
             slot.kept = []
 
     def _own(self, tree: Any) -> Any:
