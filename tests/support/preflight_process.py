@@ -25,9 +25,9 @@ from train_jax.runtime import backend  # noqa: E402
 
 
 def clock():
-    """100 seconds ahead."""
+    """8 seconds ahead."""
     right = time.time
-    time.time = lambda: right() + 100
+    time.time = lambda: right() + 8
 
 
 def tpu():

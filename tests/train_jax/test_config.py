@@ -145,6 +145,7 @@ def test_the_defaults_of_a_run():
         "epochs": 50_000, "steps": 0, "global_batch_size": 6144, "eval_every_steps": 1000, "eval_batch_size": 6144,
         "eval_examples": 0, "checkpoint_every_steps": 1000, "checkpoint_every_minutes": 0, "keep_checkpoints": 2,
         "keep_every_steps": 0, "keep_best": "", "log_every_steps": 50, "seed": 0, "profile": 0, "profile_skip": 10,
+        "profile_server": 0,
         "debug_nans": False, "deterministic": False, "wandb": "auto", "wandb_project": "trm", "wandb_group": "",
         "wandb_name": "",
     }  # fmt: skip

@@ -31,8 +31,8 @@ from train_jax.runtime.coordination import exchange, place
 from train_jax.task import task_class
 from train_jax.version import DISTRIBUTION, commit, installed_version
 
-CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 2.0, 30.0
-"""`trm status` calls a run silent after a minute, by the clock of the machine that asks."""
+CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 2.0, 5.0
+"""A time service keeps clocks within milliseconds; heartbeats and log lines of hosts are ordered by them."""
 _CLOCK_ROUNDS = 5
 _FOLDER_SECONDS = 10.0
 """How long a file of another host may take to appear; network file systems cache what was not there."""

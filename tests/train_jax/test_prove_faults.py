@@ -1,0 +1,102 @@
+"""`trm prove` with one fault at a time: its own row fails, and the others are as they were."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from support.scripts import ROOT
+
+from train_jax.pod.prove import steps
+from train_jax.pod.prove.context import Context
+from train_jax.pod.prove.parts import preflight_rows
+from train_jax.pod.prove.rows import Record
+from train_jax.pod.prove.runs import Runs
+from train_jax.pod.unbuilt import task_of
+from train_jax.run import performance
+from train_jax.run.presets import preset
+from train_jax.runtime.compilation import ProgramKey
+from train_jax.runtime.feed import Feed
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def context(tmp_path, data_dir):
+    config = dataclasses.replace(
+        preset("tiny"), data_dir=str(data_dir), run_dir=str(tmp_path / "runs" / "preflight"), wandb="disabled"
+    )
+    return Context("tiny", config, task_of(config), tmp_path, ["--data-dir", str(data_dir)])
+
+
+def failed(rows):
+    return {row.name for row in rows if row.status == "FAIL"}
+
+
+def test_a_full_disk(context, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    rows = preflight_rows(context)
+    assert failed(rows) == {"disk"} and {"model beside PyTorch", "memory"} <= {row.name for row in rows}
+
+
+def test_a_slow_input(context, monkeypatch):
+    def slow(make, *others):
+        return Feed(lambda number: (time.sleep(0.3), make(number))[1], *others)
+
+    assert failed(steps.input_rows(context)) == set()
+    monkeypatch.setattr(steps, "Feed", slow)
+    assert failed(steps.input_rows(context)) == {"input wait"}
+
+
+def test_a_peak_that_is_too_low(context, monkeypatch):
+    monkeypatch.setattr(steps, "WINDOW_SECONDS", 0.05)
+    monkeypatch.setitem(performance.PEAK_BF16_FLOPS, "cpu", 1e18)
+    rows = steps.step_rows(context)
+    shares = {row.name: row.figures["mfu"] for row in rows if row.name.startswith("MFU")}
+    assert len(shares) >= 4 and failed(rows) == set()
+    slowest = min(shares.values())
+    monkeypatch.setitem(performance.PEAK_BF16_FLOPS, "cpu", 1e18 * slowest / 10)
+    assert failed(steps.step_rows(context)) == set(shares)
+
+
+def test_a_checkpoint_that_does_not_restore_and_a_program_of_another_version(context, monkeypatch):
+    runs = Runs(context, time.monotonic() + 120, 60, first=True)
+    assert failed(runs.rows("profile")) == set()
+    start = runs._start
+
+    def damaged(name, *fields):
+        for path in context.folder.glob("runs/killed/checkpoints/*/model/**/*"):
+            if path.is_file():
+                path.write_bytes(b"?" * path.stat().st_size)
+        return start(name, *fields)
+
+    monkeypatch.setattr(runs, "_start", damaged)
+    assert failed(runs.rows("kill and continuation")) == {"kill and continuation"}
+    monkeypatch.setattr(runs, "_start", start)
+    key = ProgramKey("0.0.1", "0.0.1", "", "cpu", 1, 1, "")
+    context.program.write_text(f"trm-program-1\n{json.dumps(dataclasses.asdict(key))}\n")
+    rows = runs.rows("program, loaded")
+    assert failed(rows) == {"program, loaded"} and "compiled for jax '0.0.1'" in rows[0].measured
+
+
+HANGS = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from train_jax.pod.prove.parts import Part
+from train_jax.pod.prove.rows import Record, passed
+from train_jax.pod.prove.runner import work
+
+parts = [Part("hangs", lambda _: time.sleep(60)), Part("rest", lambda _: [passed("rest", "right")])]
+work(SimpleNamespace(), Record(Path(sys.argv[1]), {"identity": "one"}), parts, 1.0)
+"""
+
+
+def test_a_part_that_hangs(tmp_path):
+    command = [sys.executable, "-c", HANGS, str(tmp_path)]
+    statuses = [subprocess.run(command, cwd=ROOT, timeout=50).returncode for _ in range(2)]
+    rows = Record(tmp_path, {"identity": "one"}).rows
+    assert statuses == [86, 0] and [(row.name, row.status) for row in rows] == [("hangs", "FAIL"), ("rest", "PASS")]
