@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.markers import slow_or_campaign
 from support.scripts import run_script
 
 from train_jax.__main__ import main
@@ -39,8 +40,7 @@ assert not [name for name, module in sys.modules.items() if name.startswith("tor
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", slow_or_campaign([2], [1]))
 def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices):
     """Bit for bit on two devices. On one, XLA rounds 20 steps of the two programs differently (6e-8)."""
     pytest.importorskip("flatbuffers")  # which `serialize` imports

@@ -21,8 +21,6 @@ from train_jax.run.presets import preset
 from train_jax.runtime.compilation import ProgramKey
 from train_jax.runtime.feed import Feed
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def context(tmp_path, data_dir):
@@ -36,12 +34,14 @@ def failed(rows):
     return {row.name for row in rows if row.status == "FAIL"}
 
 
+@pytest.mark.slow
 def test_a_full_disk(context, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     rows = preflight_rows(context)
     assert failed(rows) == {"disk"} and {"model beside PyTorch", "memory"} <= {row.name for row in rows}
 
 
+@pytest.mark.slow
 def test_a_slow_input(context, monkeypatch):
     def slow(make, *others):
         return Feed(lambda number: (time.sleep(0.3), make(number))[1], *others)
@@ -51,6 +51,7 @@ def test_a_slow_input(context, monkeypatch):
     assert failed(steps.input_rows(context)) == {"input wait"}
 
 
+@pytest.mark.campaign
 def test_a_peak_that_is_too_low(context, monkeypatch):
     monkeypatch.setattr(steps, "WINDOW_SECONDS", 0.05)
     monkeypatch.setitem(performance.PEAK_BF16_FLOPS, "cpu", 1e18)
@@ -62,6 +63,7 @@ def test_a_peak_that_is_too_low(context, monkeypatch):
     assert failed(steps.step_rows(context)) == set(shares)
 
 
+@pytest.mark.campaign
 def test_a_checkpoint_that_does_not_restore_and_a_program_of_another_version(context, monkeypatch):
     runs = Runs(context, time.monotonic() + 120, 60, first=True)
     assert failed(runs.rows("profile")) == set()
@@ -95,6 +97,7 @@ work(SimpleNamespace(), Record(Path(sys.argv[1]), {"identity": "one"}), parts, 1
 """
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs(tmp_path):
     command = [sys.executable, "-c", HANGS, str(tmp_path)]
     statuses = [subprocess.run(command, cwd=ROOT, timeout=50).returncode for _ in range(2)]
