@@ -65,18 +65,17 @@ def contents(module):
 
 
 @pytest.fixture(autouse=True)
-def earlier():
-    """Tensors of other tests, whose programs JAX keeps for a while, with the backward of a Function in them."""
-    EARLIER[:] = tracers(())
+def only_new_objects():
+    """JAX keeps programs of other tests for a while, with tensors in them; the search for tensors leaves these out."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
-EARLIER: list[BridgeTensor] = []
-
-
-def tracers(others=EARLIER):
+def tracers():
+    """Returns the traced tensors that the test has made and something still refers to."""
     gc.collect()
-    known = set(map(id, others))
-    return [o for o in gc.get_objects() if isinstance(o, BridgeTensor) and id(o) not in known]
+    return [o for o in gc.get_objects() if isinstance(o, BridgeTensor)]
 
 
 @pytest.mark.parametrize("part", slow_unless(lambda part: not part, range(12)))
