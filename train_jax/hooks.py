@@ -319,6 +319,7 @@ class Profiling(Hook):
 def _start_profile_server(port: int) -> None:
     """Lets XProf connect, until JAX drops the server. Raises `UserError` for a port that is taken, as JAX does not."""
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that was killed leaves connections behind
         try:
             probe.bind(("", port))
         except OSError as error:

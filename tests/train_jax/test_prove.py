@@ -75,8 +75,9 @@ def test_workers_end_with_the_time_and_start_again_after_a_crash(tmp_path):
     assert supervise([sys.executable, "-c", crash], time.monotonic() + 60, 5) == 0
     assert count.read_text() == "xxx"
     begin = time.monotonic()
-    supervise([sys.executable, "-c", "import time; time.sleep(60)"], begin + 2.5, 5)
+    assert supervise([sys.executable, "-c", "import time; time.sleep(60)"], begin + 2.5, 5) == 0, "the time is over"
     assert time.monotonic() - begin < 10
+    assert supervise([sys.executable, "-c", "import os; os._exit(9)"], time.monotonic() + 60, 2) == 9
 
 
 SMALL = proved.Case("trm::mix_positions", (proved._bf16(2, 9, 32), proved._bf16(64, 9), proved._bf16(9, 32)))

@@ -15,14 +15,16 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
+from train_jax.errors import UserError
 from train_jax.pod.prove.context import Context
 from train_jax.pod.prove.parts import CHOOSE, PARTS, Part
-from train_jax.pod.prove.rows import Record
+from train_jax.pod.prove.rows import Record, passed
 from train_jax.pod.prove.runner import close, supervise, work
 from train_jax.pod.prove.runs import COMMAND, RUNS, Runs
 from train_jax.pod.unbuilt import is_built, task_of
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.machine import hash_of_all, processor, source_hashes, versions_of_packages
+from train_jax.run.storage import is_remote
 from train_jax.run_arguments import parse_run, split_arguments
 from train_jax.runtime import backend
 from train_jax.runtime.clock import process_start
@@ -46,7 +48,7 @@ class Prove:
     minutes: Annotated[float, Range(0.1, 1e4)] = 15.0
     """When it ends, whatever happens."""
     part_seconds: Annotated[float, Range(1, 1e5)] = 240.0
-    """The longest that a part may take; one that hangs is named, and the others run."""
+    """The longest that a part may take, at most a third of the minutes; one that hangs is named, and the others run."""
     foreign: Annotated[int, Range(0, 20)] = 5
     """Modules of other people that are compared with PyTorch; from the ninth on they are transformers'."""
     choose: bool = False
@@ -59,6 +61,7 @@ class Prove:
 
 def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
     deadline = time.monotonic() - (time.time() - process_start()) + 60 * options.minutes
+    options = dataclasses.replace(options, part_seconds=min(options.part_seconds, 20 * options.minutes))
     folder = Path(options.output or f"runs/prove/{options.name}").absolute()
     config = dataclasses.replace(config, run_dir=str(folder / "runs" / "preflight"), wandb="disabled")
     parts = [part for part in PARTS if part.name == CHOOSE] if options.choose else PARTS
@@ -72,11 +75,17 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
     first = cluster is None or cluster.index == 0
     if first and options.choose:  # the kernels are compared again each time: this may be another machine
         record.parts.pop(CHOOSE, None)
+    if first:
+        record.parts.pop(_START, None)
         record.write()
     for_runs = 60 * options.minutes * (len(todo) * _SHARE_OF_A_RUN)
     status = supervise(_worker(options, arguments), deadline - for_runs, len(parts) + 1)
     if status == 2:
         raise SystemExit(2)
+    if first and status:
+        record = Record(folder, identity)
+        where = record.running or _START
+        record.end(where, [passed(where, f"the worker ended with status {status}", fail=True)])
     runs = Runs(_context(options, config, folder, arguments), deadline, options.part_seconds, first)
     for name in todo:
         rows = runs.rows(name)
@@ -92,6 +101,8 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
             raise SystemExit(1)
 
 
+_START = "start"
+"""The part whose row says that the parts on the devices did not begin, or did not end."""
 _SHARE_OF_A_RUN = 0.1
 """Of the time, kept for each run while the parts on the devices take the rest."""
 
@@ -116,7 +127,7 @@ def _context(options: Prove, config: RunConfig, folder: Path, arguments: list[st
 
 
 def _identity(config: RunConfig) -> str:
-    """What a proof is of: another configuration or other code is another proof."""
+    """Returns the hash of configuration and code; a proof with another one begins anew."""
     return hashlib.sha256((to_json(config) + hash_of_all(source_hashes(config))).encode()).hexdigest()[:12]
 
 
@@ -139,4 +150,6 @@ def _facts(config: RunConfig) -> dict[str, str]:
 def cli(argv: list[str]) -> None:
     own, rest = split_arguments(argv, Prove, prog="trm prove")
     options = parse(Prove, own, prog="trm prove")
+    if is_remote(options.output):
+        raise UserError(f"--output {options.output}: a proof needs a folder on a disk that all hosts share; give one")
     main(options, parse_run(rest, prog="trm prove", description="")[1], rest[1:])

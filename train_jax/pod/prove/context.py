@@ -1,4 +1,4 @@
-"""What the parts of a proof may ask: the options, the run, its devices."""
+"""The context of a proof: its options, its run and the devices."""
 
 from __future__ import annotations
 

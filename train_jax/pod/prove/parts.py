@@ -1,4 +1,4 @@
-"""The parts of a proof in the order of their worth; what a process on the devices runs."""
+"""The parts of a proof, in the order of their worth."""
 
 from __future__ import annotations
 

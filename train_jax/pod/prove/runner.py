@@ -63,8 +63,11 @@ def _end(name: str, seconds: float) -> None:
 
 
 def supervise(command: Sequence[str], deadline: float, most_workers: int) -> int:
-    """Starts workers until one ends by itself or the time is over; returns the status of the last one."""
-    status = 1
+    """Starts workers until one ends by itself or the time is over; returns the status of the last one.
+
+    It is 0 if the time ended it.
+    """
+    status = 0
     for _ in range(most_workers):
         left = deadline - time.monotonic()
         if left < _LEAST_SECONDS:
@@ -77,7 +80,7 @@ def supervise(command: Sequence[str], deadline: float, most_workers: int) -> int
             worker.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            break
+            return 0
         if status in (0, 2):
             break
     return status

@@ -110,6 +110,7 @@ def step_rows(context: Context) -> list[Row]:
             rows += _rows_of(name, stepper, first)
             if (variant, runner) == ("plain", "shard_map") and place()[1] == 1:
                 rows.append(_saved(context, stepper))
+            del stepper  # its state, before that of the next one is made
     return rows
 
 
