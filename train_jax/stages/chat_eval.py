@@ -129,6 +129,9 @@ def _scores(config: ChatEval, run: Restored, opened: dict[str, Problems]) -> Ite
         seed=config.seed,
     )
     written = {name: each for name, each in opened.items() if each.kind == "generative"}
+    if model.tokenizer.instructions and len(written) < len(opened):
+        letters_asked = ", ".join(name for name in opened if name not in written)
+        raise UserError(f"{letters_asked}: a model of instructions is not scored by letters; leave them out")
     requests = {name: answer_requests(model.tokenizer, each, how) for name, each in written.items()}
     if requests:
         engine = model.engine([each for name in requests for each in requests[name]], batch_size=config.batch_size)
