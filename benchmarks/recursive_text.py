@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 from train_jax.run.restore import restore
+from train_jax.tasks.language.chat.sudoku import solved_grids
 from train_jax.tasks.language.documents import is_test
 from train_jax.tasks.language.generation import TextModel, with_cycles
 from train_jax.tasks.language.sampling import Sampling
@@ -23,18 +24,6 @@ COUNT = 12_000
 TEST_SHARE = 0.05
 Pair = tuple[str, str]
 """An instruction and its response."""
-
-
-def grids() -> list[str]:
-    """Returns the 288 solved Sudokus of 4 x 4 cells, row by row."""
-    rows = list(itertools.permutations("1234"))
-
-    def is_solved(grid: Sequence[Sequence[str]]) -> bool:
-        columns = (set(column) for column in zip(*grid, strict=True))
-        boxes = ({*grid[r][c : c + 2], *grid[r + 1][c : c + 2]} for r in (0, 2) for c in (0, 2))
-        return all(len(cells) == 4 for cells in (*columns, *boxes))
-
-    return ["".join(itertools.chain(*grid)) for grid in itertools.product(rows, repeat=4) if is_solved(grid)]
 
 
 def add(rng: Random) -> Pair:
@@ -49,7 +38,7 @@ def sort(rng: Random) -> Pair:
 
 def sudokus() -> Callable[[Random], Pair]:
     """Returns puzzles with 8 to 10 empty cells and one solution."""
-    solved = grids()
+    solved = solved_grids()
 
     def sudoku(rng: Random) -> Pair:
         grid, empty = rng.choice(solved), rng.randrange(8, 11)
