@@ -35,7 +35,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "hrm": ("hrm", {"H_layers": 1}),
     "transformer": ("transformer", {"H_layers": 2}),
 }
-"""Row of the table: architecture, and the fields in which it differs from the others."""
+"""Maps a row of the table to its architecture and the fields in which it differs from the other rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +60,15 @@ class Row(NamedTuple):
     exact: dict[int, float]
     """Exact accuracy by optimizer step."""
     step_milliseconds: float
-    """Median over the run, excluding compilation and evaluation."""
+    """Median time of a step in milliseconds, without compilation and evaluation."""
     train_seconds: float
-    """Including compilation, excluding evaluation."""
+    """Seconds of training, with compilation and without evaluation."""
     machine: dict[str, Any]
     """Processor, cores and versions."""
 
 
 def run_config(name: str, folder: Path, options: Benchmark) -> RunConfig:
-    """The run of one row."""
+    """Returns the configuration of the run of one row."""
     model, own = ARCHITECTURES[name]
     base = preset("sudoku6")
     arch = {

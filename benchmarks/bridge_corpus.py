@@ -214,7 +214,7 @@ def counts(results: dict[str, Record]) -> str:
 
 
 def compare(before: dict[str, Record], after: dict[str, Record]) -> int:
-    """Prints what differs; returns the number of cases that were right and are not."""
+    """Prints the differences; returns the number of cases that were right before and no longer are."""
     lost, programs, changed, rounding = [], [], [], []
     for name in sorted(before.keys() & after.keys()):
         old, new = before[name], after[name]

@@ -33,7 +33,7 @@ Cases = dict[str, Callable[[], Any]]
 
 
 def all_cases(zoo: Path | None) -> Cases:
-    """Returns the cases of the project, or with a folder those of the zoo."""
+    """Returns the cases of the project or, if a folder is given, those of the zoo in it."""
     if zoo:
         return zoo_cases(zoo)
     from benchmarks.bridge_corpus_steps import steps  # its imports are not needed for the zoo
@@ -42,7 +42,7 @@ def all_cases(zoo: Path | None) -> Cases:
 
 
 def rows() -> Cases:
-    """The rows of semantics of `tests/bridge`, in both modes."""
+    """Returns the rows of semantics of `tests/bridge`, in both modes."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bridge"))
     table = importlib.import_module("rows").ROWS
 
@@ -65,7 +65,7 @@ def rows() -> Cases:
 
 
 def ladder() -> Cases:
-    """Every architecture for puzzles, tiny, with exploration and halting: the carry goes from call to call."""
+    """Returns a tiny case of every puzzle architecture, with exploration and halting; calls pass on their carry."""
 
     def case(model: str, fields: dict[str, Any], train: bool) -> Case:
         tiny = registry.architecture(model).tiny_config
@@ -101,12 +101,12 @@ def ladder() -> Cases:
 
 
 def with_carry(outputs: Any, inputs: Inputs) -> Inputs:
-    """Returns the inputs of the next call: its batch, and the carry that the call before has returned."""
+    """Returns the inputs of the next call: its batch, and the carry that the previous call returned."""
     return inputs[0], inputs[1] | {"carry": outputs[0]}
 
 
 def language_models() -> Cases:
-    """The two language models, tiny: loss and logits."""
+    """Returns the cases of the two language models, tiny: loss and logits."""
 
     def case(model: str, with_targets: bool) -> Case:
         config = registry.LANGUAGE_MODELS[model].tiny_config
@@ -142,7 +142,7 @@ def language_models() -> Cases:
 
 
 def zoo_cases(folder: Path) -> Cases:
-    """Models that people publish, in evaluation mode: as called, and with `use_cache=False`.
+    """Returns the cases of published models, in evaluation mode: as called, and with `use_cache=False`.
 
     If the folder has `results*.tsv`, only the models that are named there.
     """
@@ -199,4 +199,4 @@ def _import_torchvision() -> None:
 
 
 _KEPT: list[Any] = []
-"""Definitions of operators, which last as long as the object."""
+"""Libraries with definitions of operators, kept alive because the definitions last only as long as they do."""

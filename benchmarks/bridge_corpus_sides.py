@@ -25,14 +25,16 @@ from benchmarks.bridge_corpus_numbers import Leaves, errors, flat, mapped, numbe
 
 CALLS = 3
 TOLERANCE = 1e-4
-"""Of the largest entry of a leaf; of a gradient at least of a thousandth of the largest entry of all gradients."""
+"""Largest error of a leaf, relative to its largest entry. For a gradient, this entry counts as at least a thousandth of
+the largest entry of all gradients.
+"""
 DOUBLE = 8
-"""A leaf may also differ by this many times what PyTorch's float32 differs from its float64."""
+"""A leaf may also differ by this multiple of the difference between PyTorch's float32 and float64 results."""
 GRADIENT = 0.1
 """A gradient may differ by this share of its largest entry if both sides agree in float64. It jumps where the input of
 a ReLU is zero but for rounding, and one run in float32 says little about the rounding of a sum of one entry."""
 EXACT = 1e-8
-"""Both sides agree in float64 if each leaf does to this share of its largest entry."""
+"""Largest error of a leaf, relative to its largest entry, at which both sides agree in float64."""
 
 Inputs = tuple[tuple, dict[str, Any]]
 
@@ -49,7 +51,7 @@ class Case:
     loss: Callable[[Any], Any] | None = None
     """Maps outputs to the objective, by default a fixed random projection of all outputs."""
     advance: Callable[[Any, Inputs], Inputs] | None = None
-    """Maps the outputs of the call before and new inputs to the inputs of a call, on either side."""
+    """Maps the outputs of the previous call and new inputs to the inputs of a call, on either side."""
     double: Callable[[], nn.Module] | None = None
     """Builds the module in float64, by default `build().double()`."""
     input_gradients: bool = True
@@ -83,10 +85,10 @@ class Draws(TorchDispatchMode):
 
 @dataclasses.dataclass
 class Reference:
-    """What PyTorch computes."""
+    """The results of PyTorch."""
 
     leaves: list[Leaves]
-    """For each call."""
+    """Outputs, buffers and gradients of each call, by name."""
     draws: list[list[torch.Tensor]]
 
 
@@ -133,14 +135,14 @@ def in_pytorch(case: Case, draws: list[list[torch.Tensor]] | None = None) -> Ref
 
 
 def in_double(case: Case) -> Case:
-    """The same case in float64."""
+    """Returns the same case in float64."""
     build = case.double or (lambda: case.build().double())
     return dataclasses.replace(case, build=build, inputs=lambda call: mapped(case.inputs(call), _widened))
 
 
 @contextlib.contextmanager
 def float_is_double() -> Iterator[None]:
-    """JAX keeps float64, and modules that ask for `x.float()` get it."""
+    """Makes JAX keep float64, and `x.float()` return float64, inside the block."""
     with mock.patch.object(torch.Tensor, "float", torch.Tensor.double), jax.enable_x64(True):
         yield
 
@@ -171,7 +173,7 @@ def _gradients(trained: dict[str, torch.Tensor], free: dict[str, torch.Tensor]) 
 
 @dataclasses.dataclass
 class Translated:
-    """What JAX computes."""
+    """The results of JAX."""
 
     leaves: list[Leaves]
     program: str
@@ -236,7 +238,7 @@ def _named(numbered, names, buffers, params, gradients, rebuild, leaves) -> Leav
 
 
 def _together(case: Case, fn: bridge.Functional, calls: list, keys: list) -> Translated:
-    """One program for all calls: the gradient of the sum of their objectives."""
+    """Compiles all calls as one program: the gradient of the sum of their objectives."""
     names: list[dict[str, Any]] = [{} for _ in calls]
 
     def total(params, inputs, buffers, draws):
@@ -260,7 +262,7 @@ def _together(case: Case, fn: bridge.Functional, calls: list, keys: list) -> Tra
 
 
 def _parts(inputs: Inputs) -> tuple[list, Callable[[list], Inputs]]:
-    """Returns the tensors, arrays and numbers of the inputs in the order of `flat`, and what puts others in place."""
+    """Returns the tensors, arrays and numbers of the inputs in the order of `flat`, and a function to replace them."""
     leaves = [leaf for _, leaf in flat(inputs) if torch.is_tensor(leaf) or isinstance(leaf, (jax.Array, np.ndarray))]
 
     def rebuild(values: list) -> Inputs:
@@ -285,7 +287,8 @@ def _array(tensor: torch.Tensor) -> jax.Array:
 
 
 def compared(case: Case, reference: Reference, translated: Translated) -> tuple[bool, float, float, str]:
-    """Returns if the case is right, its largest error, the largest part of what is allowed, and the leaf with it.
+    """Returns whether the case is right, its largest error, its largest error as a share of the bound, and the leaf
+    with that share.
 
     Either side runs in float64 only if a leaf differs by more than is allowed without it.
     """
@@ -313,7 +316,7 @@ def compared(case: Case, reference: Reference, translated: Translated) -> tuple[
 
 
 def _agree_in_double(case: Case, draws: list[list[torch.Tensor]]) -> bool:
-    """True if every leaf of PyTorch's float64 is that of JAX's."""
+    """Returns True if PyTorch and JAX agree on every leaf in float64."""
     wide = in_double(case)
     try:
         with float_is_double():

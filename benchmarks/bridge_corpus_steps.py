@@ -26,7 +26,7 @@ class Step:
 
     config: RunConfig
     task: Any
-    """Class of the task, which makes its batches itself."""
+    """Class of the task, which makes its own batches."""
 
     def run(self) -> tuple[str, dict[str, np.ndarray]]:
         """Returns the text of the lowered step, and the numbers of the state and the metrics after it."""
@@ -50,7 +50,7 @@ class ExampleText(UnbuiltText):
 
 
 def steps() -> dict[str, Callable[[], Step]]:
-    """A train step of every preset, with a batch of 4 and a small module; everything else is the preset's."""
+    """Returns a train step of every preset, with a batch of 4 and a small module; everything else is the preset's."""
 
     def case(config: Any) -> Step:
         language = config.task == "language"

@@ -18,7 +18,7 @@ from train_jax.pod.hlo import Instruction, Program
 _VARIABLE = "LIBTPU_INIT_ARGS"
 _SCHEDULE_FILE = re.compile(r"\d+-(?P<name>[^<].*)-\d+-final_bundles\.txt")
 _TOP_LEVEL = "TLP"
-"""The program that calls the kernels."""
+"""Name of the program that calls the kernels."""
 _BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s*(?P<label>[A-Z]{2})?\s*:(?P<depth>[ >]*)\{(?P<empty>\})?")
 _EXIT = re.compile(r"cmp\.ge\.s32\.totalorder [^,]+, (?P<trips>\d+) /\* loop exit test")
 _LOOP_BODY = "LB"
@@ -36,7 +36,7 @@ class Schedules:
     """The scheduled bundles of the kernels of a program."""
 
     def __init__(self, program: Program, by_name: Mapping[str, int]):
-        """`by_name` has those that were compiled, by the names of instructions."""
+        """`by_name` maps the names of compiled instructions to their numbers of bundles."""
         self._program = program
         compiled = (each for name, each in program.instructions.items() if name in by_name)
         self._by_content = {self._content(each): by_name[each.name] for each in compiled}
@@ -46,7 +46,7 @@ class Schedules:
         return self._by_content.get(self._content(instruction))
 
     def _content(self, instruction: Instruction) -> str:
-        """The instruction, its operands in memory and its fusion, with names that do not depend on the place.
+        """Returns the instruction, its operands in memory and its fusion, with names that do not depend on the place.
 
         Equal kernels may list the instructions of a fusion in another order, so that of their uses counts.
         """
@@ -91,7 +91,7 @@ def read_schedules(folder: Path, program: Program) -> Schedules:
 
 
 def bundles_of(text: str) -> int:
-    """Counts the bundles in the text of a kernel: those of a loop as often as it runs, both sides of a branch.
+    """Counts the bundles in the text of a kernel: those of a loop as often as it runs, and both sides of a branch.
 
     A loop whose number of trips is not in the text counts once.
     """

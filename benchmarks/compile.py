@@ -42,7 +42,7 @@ class Options(tables.Files):
     presets: tuple[str, ...] = ("tiny", "sudoku9", "baseline")
     """Presets of puzzle runs, and `baseline`, the published model with attention in bfloat16."""
     rounds: int = 5
-    """Measured traces after the first one."""
+    """Number of measured traces, after the first one."""
     starts: int = 3
     """Starts of `trm train tiny` with a warm cache, after one with an empty cache; 0 leaves them out."""
     here: bool = False
@@ -119,7 +119,7 @@ def _training(name: str) -> Any:
 
 
 def _equations(jaxpr: Any) -> int:
-    """Those of the program, with the bodies of loops and functions."""
+    """Returns the number of equations of a program, with those in the bodies of loops and functions."""
     import jax
 
     inner = [p for e in jaxpr.eqns for v in e.params.values() for p in jax.tree.leaves(v, is_leaf=_has_equations)]

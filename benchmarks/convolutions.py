@@ -25,7 +25,7 @@ LAYERS = (
 
 
 def cpu_seconds(call: Callable[[], Any]) -> float:
-    """Returns the least CPU time of a call, all threads together, after one that is not counted."""
+    """Returns the least CPU time of a call in seconds, of all threads together, after one call that is not counted."""
     call()
     times = []
     for _ in range(REPEATS):

@@ -41,15 +41,15 @@ class Options(tables.Files):
     hidden_size: int = 128
     """Width of the model, which changes the memory, and not the work of the host."""
     rounds: int = 10
-    """Turns of every variant, after one that is not measured."""
+    """Measured rounds of every variant, after one that is not measured."""
     calls: int = 10
-    """Calls in a turn."""
+    """Calls in a round."""
     here: bool = False
     """Measure in this process, on its devices."""
 
 
 def stub() -> Callable[..., Any]:
-    """A train step that hands on state and carry and returns metrics of zeros."""
+    """Returns a train step that returns state and carry unchanged, and zeros as metrics."""
     import jax
     import jax.numpy as jnp
 
@@ -62,11 +62,11 @@ def stub() -> Callable[..., Any]:
 
 
 METRICS = tuple(f"metric_{number}" for number in range(40))
-"""About as many as the train step of a puzzle run has."""
+"""Names of the metrics, about as many as the train step of a puzzle run has."""
 
 
 def grouped(state: Any) -> Any:
-    """The arrays of a state in one array for each dtype."""
+    """Returns the arrays of a state, joined into one array for each dtype."""
     import jax
     import numpy as np
 
@@ -129,7 +129,7 @@ class Variant:
         state = "grouped" if in_groups else "leaves"
         self._facts = {"blocks": layers, "leaves": leaves, "state": state, "runner": runner, "steps": steps}
         self.times: list[tuple[float, float]] = []
-        """Seconds until a call returned, and until its results were there."""
+        """Seconds until a call returned, and until its results were ready."""
 
     def call(self) -> tuple[float, float]:
         import jax

@@ -34,7 +34,7 @@ from benchmarks.faults_list import LATE, LATE_SECONDS, LONGEST_SECONDS, PHASES, 
 from benchmarks.faults_runs import FIELDS, STEPS, Run, differences, largest_difference
 
 PREPARED_STEP = 30
-"""Of the checkpoint that runs to be disturbed while they restore continue from."""
+"""Step of the checkpoint that is restored by the runs that are disturbed while they restore."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Campaign:
     parts: tyro.conf.Positional[tuple[Part, ...]] = ("kills", "terms", "terms4", "lost", "late")
     """Parts of the campaign."""
     count: int = 50
-    """Faults in each part; `lost` always has four and `late` two, `terms` and `terms4` share them as 3 to 2."""
+    """Folder for runs and results."""
     folder: str = "/tmp/faults"
     """Runs and results."""
     seed: int = 0
-    """Of the moments."""
+    """Seed of the moments at which the faults happen."""
 
 
 class Disturber:
@@ -63,7 +63,7 @@ class Disturber:
             self.done = {(r := json.loads(line))["name"]: r for line in self._results.open()}
 
     def reference(self, processes: int) -> Path:
-        """The folder of a run that nobody disturbed, and a copy of it as it was at `PREPARED_STEP`."""
+        """Returns the folder of a run that nobody disturbed; beside it is a copy of its state at `PREPARED_STEP`."""
         path = self.folder / f"reference{processes}"
         data = self.folder / "data"
         if not data.exists():
@@ -76,7 +76,7 @@ class Disturber:
         return path
 
     def prepared(self, name: str, phase: str, processes: int) -> Path:
-        """A folder to disturb a run in."""
+        """Returns a folder with a run to disturb."""
         path = self.folder / name
         shutil.rmtree(path, ignore_errors=True)
         if phase in ("restoring", "exporting"):
@@ -148,8 +148,8 @@ class Disturber:
         fault.recovery_seconds = time.monotonic() - began
 
     def _continue_elsewhere(self, fault: Fault, path: Path, reference: Path, stopped_at: int) -> None:
-        """With 4, 2 and 1 processes. Other numbers of devices round differently, so those runs are compared with the
-        undisturbed run, continued from the same step on the same devices."""
+        """Continues the run with 4, 2 and 1 processes. Other numbers of devices round differently, so those runs are
+        compared with the undisturbed run, continued from the same step on the same devices."""
         for processes, devices in ((4, 1), (2, 4), (1, 2)):
             copy = path.with_name(f"{path.name}-{processes}")
             shutil.rmtree(copy, ignore_errors=True)
@@ -167,7 +167,7 @@ class Disturber:
             shutil.rmtree(copy)
 
     def _moved(self, reference: Path, step: int, processes: int, devices: int) -> Path:
-        """The reference run, continued from its checkpoint at `step` on other devices."""
+        """Returns the folder of the reference run, continued from its checkpoint at `step` on other devices."""
         path = self.folder / f"{reference.name}-from-{step}-on-{processes}x{devices}"
         if not (path / "FINISHED").exists():
             shutil.rmtree(path, ignore_errors=True)

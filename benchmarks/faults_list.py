@@ -10,7 +10,7 @@ from benchmarks.faults_runs import STEPS, Run
 
 Part = Literal["kills", "terms", "terms4", "lost", "late"]
 PHASES = {"compiling": 1, "training": 60, "saving": 6, "evaluating": 3, "restoring": 1, "exporting": 1}
-"""How often each phase begins in a run."""
+"""Number of times that each phase begins in a run."""
 LONGEST_SECONDS = {
     "compiling": 3.0,
     "training": 0.02,
@@ -19,10 +19,10 @@ LONGEST_SECONDS = {
     "restoring": 0.5,
     "exporting": 6,
 }
-"""The fault comes at a random moment in this time after the beginning of the phase."""
+"""Seconds after the beginning of each phase within which the fault happens, at a random moment."""
 LATE_SECONDS = 90
 LATE = f"{LATE_SECONDS} s late"
-"""Instead of a signal: the process compiles for so much longer than the others."""
+"""A fault without a signal: the process compiles for this much longer than the others."""
 
 
 @dataclasses.dataclass
@@ -36,17 +36,19 @@ class Fault:
     signal: str
     statuses: list[int | None] = dataclasses.field(default_factory=list)
     stop_seconds: float = 0.0
-    """From the signal until the last of the other processes had ended."""
+    """Seconds from the signal until the last of the other processes had ended."""
     lost_steps: int = 0
     recovery_seconds: float = 0.0
-    """From the start of the next process until it begins the step after the last one before the fault."""
+    """Seconds from the start of the next process until it begins the step after the last one before the fault."""
     drift: float = 0.0
-    """Largest difference of what is learned on other numbers of devices, relative to the largest entry of the array."""
+    """Largest difference of the weights that are learned on other numbers of devices, relative to the largest entry of
+    the array.
+    """
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
 def problems_of(fault: Fault, run: Run, stopped_at: int) -> list[str]:
-    """What is wrong with the way in which the processes ended."""
+    """Returns the problems with the way in which the processes ended."""
     others = [status for index, status in enumerate(fault.statuses) if index != fault.victim]
     texts = [run.text(index) for index in range(fault.processes)]
     problems = []
@@ -72,7 +74,7 @@ def problems_of(fault: Fault, run: Run, stopped_at: int) -> list[str]:
 
 
 def faults(part: Part, count: int) -> list[Fault]:
-    """The faults of one part of the campaign."""
+    """Returns the faults of one part of the campaign."""
     phases = list(PHASES)
     if part == "kills":
         return [Fault(f"kill{n}", phases[n % 6], 1, 0, "SIGKILL") for n in range(count)]
@@ -87,7 +89,7 @@ def faults(part: Part, count: int) -> list[Fault]:
 
 
 def table(results: Sequence[Fault]) -> str:
-    """As in `docs/reliability.md`."""
+    """Returns the table of `docs/reliability.md`."""
     lines = [
         "| fault | phase | faults | continued exactly | stopped after, s | steps lost | recovered after, s |",
         "|---|---|---|---|---|---|---|",

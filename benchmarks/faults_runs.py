@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 600.0
 
 
 def free_address() -> str:
-    """An address for the coordinator of several processes on this machine."""
+    """Returns a free address for the coordinator of several processes on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"
@@ -47,7 +47,7 @@ class Run:
         self._processes: list[subprocess.Popen] = []
 
     def start(self, *, only: int | None = None, **environment: str) -> None:
-        """Starts the processes, again if they have ended; `environment`: variables of all, or only of one of them."""
+        """Starts the processes, or restarts them if they have ended; `environment` is for all, or for `only` one."""
         address, self._processes = free_address(), []
         for index in range(self._count):
             variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(self._count)}
@@ -80,11 +80,11 @@ class Run:
             time.sleep(0.005)
 
     def wait_for_phase(self, phase: str, times: int) -> None:
-        """Until process 0 has begun a phase so many times."""
+        """Blocks until process 0 has begun a phase `times` times."""
         self._until(lambda: self.text(0).count(f"phase {phase}") >= times, f"{phase} {times} times")
 
     def reaches(self, phase: str, times: int) -> bool:
-        """Blocks until process 0 has begun a phase so many times; False if the run finishes before."""
+        """Blocks until process 0 has begun a phase `times` times; returns False if the run finishes earlier."""
         self._until(lambda: self.text(0).count(f"phase {phase}") >= times or self._ended(), f"{phase} {times} times")
         return self.text(0).count(f"phase {phase}") >= times
 
@@ -93,16 +93,16 @@ class Run:
         return [int(line[2]) for line in words if line[:2] == ["phase", "training"] and len(line) == 3]
 
     def step(self) -> int:
-        """The last step that process 0 has begun, 0 for none."""
+        """Returns the last step that process 0 has begun, 0 for none."""
         return max(self._steps(), default=0)
 
     def continued_at(self) -> int:
-        """The step of the checkpoint that the run continued from, 0 for none."""
+        """Returns the step of the checkpoint that the run continued from, 0 for none."""
         steps = re.findall(r"continuing at step (\d+)", self.text(0))
         return int(steps[-1]) if steps else 0
 
     def first_step(self) -> int:
-        """The first step that process 0 begins, 0 if nothing is left to do. Blocks until it is known."""
+        """Returns the first step that process 0 begins, 0 if nothing is left to do. Blocks until it is known."""
         self._until(lambda: self._steps() or self._ended(), "the first step")
         return min(self._steps(), default=0)
 
@@ -116,7 +116,7 @@ class Run:
         self._processes[index].send_signal(number)
 
     def wait(self, seconds: float, without: set[int]) -> list[int | None]:
-        """Exit statuses; None for processes that still run after so many seconds. `without`: who is not waited for."""
+        """Returns the exit statuses, None for processes that still run after `seconds`; ignores those in `without`."""
         deadline = time.monotonic() + seconds
         for index, process in enumerate(self._processes):
             while index not in without and process.poll() is None and time.monotonic() < deadline:
@@ -140,7 +140,7 @@ class Run:
 
 
 def differences(folder: Path, reference: Path, *, metrics: bool) -> list[str]:
-    """What differs between two finished runs, bit for bit: arrays of the last checkpoint, and metrics."""
+    """Returns the differences between two finished runs, bit for bit: arrays of the last checkpoint, and metrics."""
     differing = []
     for item in ("model", "optimizer", "carry"):
         arrays, expected = (read_arrays(path / "checkpoints" / str(STEPS) / item) for path in (folder, reference))
@@ -154,7 +154,9 @@ def differences(folder: Path, reference: Path, *, metrics: bool) -> list[str]:
 
 
 def largest_difference(folder: Path, reference: Path) -> float:
-    """Of what is learned; moments of weights with nearly no gradient are rounding."""
+    """Returns the largest difference of weights and buffers; not of the optimizer state, where moments of weights with
+    nearly no gradient are rounding.
+    """
     largest = 0.0
     for item in ("model", "optimizer"):
         arrays, expected = (read_arrays(path / "checkpoints" / str(STEPS) / item) for path in (folder, reference))
@@ -169,7 +171,7 @@ def relative_error(array: np.ndarray, expected: np.ndarray) -> float:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of one item of a checkpoint."""
+    """Returns the arrays of one item of a checkpoint."""
     import orbax.checkpoint as ocp
 
     if not path.exists():
@@ -181,6 +183,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The records of a run without times and speeds."""
+    """Returns the records of a run, without times and speeds."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     return [{k: v for k, v in record.items() if k not in TIMES and not k.startswith("perf/")} for record in records]

@@ -35,7 +35,9 @@ from train_jax.tasks.language.sampling import GREEDY
 
 DISPATCH = 8
 _PAUSE = 0.2
-"""Seconds before each side, since the threads of PyTorch stay busy for a while after its last operation."""
+"""Seconds to wait before each side is measured, because the threads of PyTorch stay busy for a while after its last
+operation.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Requests:
     requests: int = 500
     slots: int = 16
     longest: int = 400
-    """Tokens after a prompt, from 1, uniform and log-uniform."""
+    """Largest number of tokens after a prompt; numbers are drawn from 1 on, uniformly and log-uniformly."""
 
 
 def module_of(name: str) -> tuple[Any, Any]:
@@ -137,7 +139,7 @@ def by_hand(module: Any, arch: Any, prompt: list[int], capacity: int) -> Callabl
 
 
 class GrowingCache:
-    """The cache of a PyTorch user: keys and values are joined to those before."""
+    """The cache that a PyTorch user would write: new keys and values are concatenated to the earlier ones."""
 
     def __init__(self, layers: int):
         self.pairs: list[Any] = [None] * layers

@@ -36,7 +36,7 @@ from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.solving import puzzle_task
 
 EQR_STEPS_PER_SECOND = 3600
-"""Of another implementation, on one GPU."""
+"""Published speed of another implementation, EqR, on one GPU."""
 MODES = ("to the limit", "halting", "refill")
 TITLES = ("model", "batch", "evaluation", "puzzles", "ACT steps of a puzzle", "seconds", "puzzles/s", "ACT steps/s",
           "useful ACT steps/s", f"useful / {EQR_STEPS_PER_SECOND:,} of EqR on a GPU")  # fmt: skip
@@ -44,7 +44,7 @@ TITLES = ("model", "batch", "evaluation", "puzzles", "ACT steps of a puzzle", "s
 
 @dataclasses.dataclass(frozen=True)
 class Options(tables.Files):
-    """Count the ACT steps a second of evaluation."""
+    """Count the ACT steps per second of evaluation."""
 
     run_dir: Annotated[str, tyro.conf.Positional] = ""
     """A trained run; without one, untrained models of `--sizes`."""
@@ -126,7 +126,7 @@ def measured(evaluators: Mapping[str, Any], state: Any, limit: int, options: Opt
 
 
 def cells(result: Mapping[str, Any], mode: str) -> list[str]:
-    """The row of an evaluation."""
+    """Returns the row of an evaluation."""
     row = result["rows"][mode]
     per_second = row["puzzles"] / row["seconds"]
     useful = per_second * row["steps"]

@@ -37,7 +37,7 @@ class Options(tables.Files):
 
 
 def in_pytorch(run_dir: str) -> dict[str, Any]:
-    """Returns `figures`, `losses` and `seconds` of PyTorch, whose progress is printed as it comes."""
+    """Returns `figures`, `losses` and `seconds` of PyTorch, and prints its progress."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "torch.json"
         command = [sys.executable, "-m", "support.torch_language", run_dir, str(out)]

@@ -152,7 +152,7 @@ def torchax_alone() -> dict[str, Errors | str]:
 
 
 def draws_of_torchax(row: Any) -> str:
-    """Returns whether two calls of the jitted function draw different numbers; PyTorch's cannot be compared."""
+    """Describes whether two calls of the jitted function draw the same numbers; PyTorch's draw others."""
     states, function = torchax.extract_jax(row.build().train())
     call = jax.jit(function)
     args, _ = mapped(row.example(), lambda t: jnp.asarray(t.numpy()))

@@ -43,7 +43,7 @@ QUIET = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", 
 
 
 class Observer:
-    """A pytest plugin: the first failure, and if asked the lines that each test runs, with its seconds."""
+    """A pytest plugin: the first failure, and optionally the lines that each test runs, with its seconds."""
 
     def __init__(self, tree: Path, package: str, records: bool):
         self.failed, self.tests, self.run = "", {}, 0
@@ -108,7 +108,7 @@ class Task:
 
 
 def run_all(tasks: Iterable[Task], options: argparse.Namespace, root: Path) -> None:
-    """Runs the tasks, `options.jobs` at a time, each in a copy of the tree of its own."""
+    """Runs the tasks, `options.jobs` at a time, each in its own copy of the tree."""
     free = [options.folder / f"tree-{number}" for number in range(options.jobs)]
     running: dict[int, tuple[Task, Path, float]] = {}
     for tree in free:
@@ -186,7 +186,7 @@ def coverage(options: argparse.Namespace, root: Path) -> dict[str, dict[str, Any
 
 
 def chosen(mutant: Mutant, tests: dict[str, dict[str, Any]], most: int) -> list[str]:
-    """Returns the tests that run the line; of all files in turns, the quickest first."""
+    """Returns the tests that run the line, from all files in turn, the quickest first."""
     running = [name for name, test in tests.items() if mutant.line in test["lines"].get(mutant.file, ())]
     if not running and is_top_level(mutant):
         running = [name for name, test in tests.items() if mutant.file in test["lines"]]

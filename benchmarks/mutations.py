@@ -46,7 +46,7 @@ class Mutant:
 
 
 def drawn(root: Path, package: str, count: int, seed: int) -> list[Mutant]:
-    """Returns mutants at random: a line that has any, then one of the line's, each at most once."""
+    """Draws mutants at random: first a line that has any, then one of that line's mutants, each at most once."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for path in sorted((root / package).rglob("*.py")):
         for mutant in mutants_of(path.read_text(), str(path.relative_to(root))):
@@ -64,7 +64,7 @@ def drawn(root: Path, package: str, count: int, seed: int) -> list[Mutant]:
 
 
 def differs(mutant: Mutant, source: str) -> bool:
-    """True if the mutated text is a program, and another one."""
+    """Returns True if the mutated text is a valid program that differs from the original."""
     try:
         return ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source))
     except SyntaxError:

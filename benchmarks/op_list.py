@@ -90,7 +90,7 @@ _KINDS = {name: kind for kind, names in OPS.items() for name in names.split()}
 
 
 def kind_of(name: str) -> str:
-    """The kind of an entry of the database."""
+    """Returns the kind of an entry of the database."""
     return _KINDS.get(name) or next((kind for kind, starts in BEGINNINGS.items() if name.startswith(starts)), "rare")
 
 

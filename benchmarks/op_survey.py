@@ -142,7 +142,9 @@ def widened(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def within(row: Row) -> bool:
-    """Inputs and cotangents are of order 1, which float32 rounds to 1e-7, so the scale of a leaf is at least 1e-2."""
+    """Returns True if the error is within the tolerance. Inputs and cotangents are of order 1, which float32 rounds to
+    1e-7, so the scale of a leaf is at least 1e-2.
+    """
     return row.error * row.scale <= row.tolerance * max(row.scale, 1e-2)
 
 
@@ -171,7 +173,7 @@ def reason(op: Callable, args: tuple, kwargs: dict, process: Callable) -> tuple[
 
 
 def survey(wanted: str | None, limit: int, known: dict[str, Outcome] | None = None) -> Iterator[Outcome]:
-    """Runs the entries; one that is known already is not run again."""
+    """Runs the entries, except those with a known outcome."""
     for kind, name, entry in entries(wanted):
         outcome = Outcome(name, kind)
         if out_of_scope(name) or name in (known or {}):
@@ -199,13 +201,13 @@ class Options:
     """Survey the bridge with PyTorch's own op database."""
 
     op: str | None = None
-    """One op of the database, with or without its variant; by default every one."""
+    """One op of the database, with or without its variant; by default all."""
     samples_per_op: int = 6
     """Float32 samples of each op (or variant)."""
     markdown: Path | None = None
     """Write the table as Markdown to this file."""
     results: Path | None = None
-    """Keep the outcomes in this file, a line of JSON each, and continue from those that are in it."""
+    """Keep the outcomes in this file, one line of JSON each, and continue from the outcomes that are already in it."""
 
 
 def summary(outcomes: list[Outcome]) -> str:
@@ -248,13 +250,13 @@ def gap(name: str) -> str | None:
 
 
 def refusal(outcome: Outcome) -> str:
-    """The first error, without what a table cannot hold."""
+    """Returns the first error, without characters that would break a table."""
     text = outcome.failures[0].removeprefix("BridgeError: ")
     return text.replace("the exported call fails where PyTorch does not, in step 0: ", "").replace("|", "/")
 
 
 def table(title: str, text: list[str], rows: Iterable[tuple[Outcome, str | None]]) -> list[str]:
-    """Returns a section with the outcomes and a reason each; nothing for no rows."""
+    """Returns a section with each outcome and its reason; empty without rows."""
     lines = [f"| `{o.name}` | {o.passed}/{o.total} | {why} |" for o, why in rows]
     return [f"## {title}", "", *text, "| op | passed | reason |", "|---|---|---|", *lines, ""] if lines else []
 

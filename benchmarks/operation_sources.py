@@ -47,10 +47,10 @@ SERVERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Who serves the operations of models."""
+    """Count which library serves the operations of models."""
 
     zoo: Path | None = None
-    """A folder with `build.py`, whose `builders()` maps names to (family, function that makes a `Model`)."""
+    """Folder with `build.py`, whose `builders()` maps names to (family, function that makes a `Model`)."""
     transformers: bool = True
     """Trace a few models of Hugging Face, too."""
 
@@ -141,7 +141,7 @@ TRANSFORMERS: dict[str, tuple[dict[str, Any], str]] = {
     "ResNetModel": ({"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}, "image"),
     "ConvNextModel": ({"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}, "image"),
 }
-"""Class of Hugging Face -> fields of its configuration, and what it is called with."""
+"""Maps a class of Hugging Face to the fields of its configuration and the name of its input."""
 
 
 def of_transformers(name: str, fields: dict[str, Any], inputs: str) -> Model:
@@ -158,7 +158,7 @@ def of_transformers(name: str, fields: dict[str, Any], inputs: str) -> Model:
 
 
 def servers_of(model: Model) -> set[tuple[str, str]]:
-    """Returns (operation, who serves it) of one call."""
+    """Returns pairs of an operation of one call and what serves it."""
     module, args, kwargs = model
     composed: set[tuple[str, str]] = set()
 
@@ -183,7 +183,7 @@ def is_of_pytorch(op: Any, made_of: Callable) -> bool:
 
 
 def used(options: Options) -> tuple[dict[tuple[str, str], set[str]], list[str], dict[str, str]]:
-    """Returns (operation, who serves it) -> models, the models that were traced, and those that were not, with why."""
+    """Returns a map from (operation, what serves it) to models, the traced models, and the others with the reason."""
     users: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
     traced, failed = [], {}
     for name, build in models(options):
@@ -200,14 +200,14 @@ def used(options: Options) -> tuple[dict[tuple[str, str], set[str]], list[str], 
 
 
 def by_name(name: str) -> Any:
-    """The overload called `aten::add.Tensor`."""
+    """Returns the overload with a name such as `aten::add.Tensor`."""
     space, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
 
 
 def substitute(name: str) -> str:
-    """What could serve the operation without torchax. A decomposition into `prims` is none: these need lowerings."""
+    """Returns what could serve the operation without torchax. Not a decomposition into `prims`, which need lowerings."""
     plain = name.removeprefix("aten::").partition(".")[0].strip("_").removeprefix("special_")
     owners = {"jax.numpy": jnp, "jax.lax": jax.lax, "jax.nn": jax.nn, "jax.scipy.special": jax.scipy.special}
     for module, owner in (owners | {"jax.numpy.linalg": jnp.linalg}).items():

@@ -70,14 +70,14 @@ class ByHand(Objective):
 
 
 def trainings(config: TRMConfig, devices: int = 1, **fields: Any) -> dict[str, Training]:
-    """Both sides of a run with `config`; `fields` are those of its `RunConfig`."""
+    """Returns both sides of a run with `config`; `fields` are fields of its `RunConfig`."""
     run = example_run("trm", config, steps=1000, **fields)
     bridged = start(run, ExamplePuzzles(run), Devices(devices))
     return {"bridge": bridged, "by hand": by_hand(bridged, config)}
 
 
 def by_hand(bridged: Training, config: TRMConfig, network: trm_jnp.Network = trm_jnp.level) -> Training:
-    """The same run with the hand-written objective; `config` has the sizes of the bridged module."""
+    """Returns the same run with the hand-written objective; `config` has the sizes of the bridged module."""
     fields = {field.name: getattr(bridged.objective, field.name) for field in dataclasses.fields(Objective)}
     return dataclasses.replace(bridged, objective=ByHand(**fields, config=config, network=network))
 

@@ -37,7 +37,7 @@ class Options(tables.Files):
     """Compile the published train step for a TPU slice, by the bridge and by hand."""
 
     variants: tuple[Variant, ...] = ("attention", "mixer")
-    """What mixes positions."""
+    """How positions are mixed."""
     sides: tuple[Side, ...] = SIDES
     """Programs to compile."""
     topology: str = "v4:2x4x4"
@@ -47,7 +47,7 @@ class Options(tables.Files):
     bundles: bool = True
     """Also count scheduled bundles, which libtpu writes for v4."""
     here: bool = False
-    """Compile the only variant and side in this process, and write nothing but the JSON file."""
+    """Compile the only variant and side in this process, and write only the JSON file."""
 
 
 def main() -> int:
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def _cells(cost: list[float]) -> tuple[str, ...]:
-    """Of Mcycles, Mbundles and gigabytes."""
+    """Formats Mcycles, Mbundles and gigabytes."""
     cycles, bundles, size = cost
     return f"{cycles:.1f}", f"{bundles:.1f}" if bundles else "-", f"{size:.2f}"
 

@@ -105,7 +105,7 @@ measured(lambda: None)
 
 
 def run(published: str | Path, program: str, *arguments: Any) -> dict[str, Any]:
-    """Returns `seconds` and `cpu_seconds` of the work, `peak_bytes` of the process, and the result, `found`."""
+    """Returns `seconds` and `cpu_seconds` of the work, `peak_bytes` of the process, and `found`, the result."""
     folder = str(Path(published).resolve())
     paths = [folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""Writes docs/dev/readiness.md: what a run on a v4-64 slice needs, what shows it, and what only a TPU can show.
+"""Writes docs/dev/readiness.md: what a run on a v4-64 slice needs, which tests show it, and what only a TPU can show.
 
     python -m benchmarks.readiness [--output docs/dev/readiness.md] [--reports default.xml slow.xml]
 
@@ -34,11 +34,11 @@ class Row:
     """Files below tests/, with `::name` for a single test and `::name[id]` for one of its cases; all cases count
     together."""
     needs: str = ""
-    """What only a TPU, a bucket or an account can show."""
+    """What can be shown only with a TPU, a bucket or an account."""
     proved_by: str = ""
     """The rows of `trm prove` that answer it on the hardware."""
     compiled: bool = False
-    """Whether the tests compile for a TPU without having one."""
+    """True if the tests compile for a TPU without having one."""
 
 
 _PREFLIGHT, _HOSTS = "train_jax/test_preflight.py::test_a_fault_is_caught", "train_jax/test_preflight_hosts.py"
@@ -187,14 +187,15 @@ class Options:
     """Run the tests behind the readiness for a v4-64, and write the page."""
 
     output: Annotated[Path, tyro.conf.arg(metavar="FILE")] = ROOT / "docs" / "dev" / "readiness.md"
-    """The page."""
+    """File to write the page to."""
     reports: tuple[Path, ...] = ()
-    """JUnit reports of complete test runs of this commit (`--junitxml`), to be read instead of running the tests."""
+    """JUnit reports of complete test runs of this commit (`--junitxml`), which are read instead of running the tests.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How the tests of a row ended."""
+    """The result of the tests of a row."""
 
     passed: int = 0
     failed: int = 0
@@ -249,7 +250,7 @@ def page(rows: Sequence[Row], results: Sequence[Outcome], facts: Mapping[str, st
 
 
 def state(row: Row, result: Outcome) -> str:
-    """`shown`, `compiled`, or why it is neither."""
+    """Returns `shown`, `compiled`, or the reason why it is neither."""
     if result.failed:
         return f"**{result.failed} failed**"
     if not result.passed:

@@ -1,4 +1,4 @@
-"""Whether recursion helps a small language model: sums, sorting and Sudokus of 4 x 4 cells, each with a checked answer.
+"""Tests if recursion helps a small language model: sums, sorting and Sudokus of 4 x 4 cells, each with checked answers.
 
 `python -m benchmarks.recursive_text write FILE.jsonl` writes the samples for `trm build-data instructions`;
 `python -m benchmarks.recursive_text score DATA RUN …` prints the share of held-out responses that are right, by task,
@@ -20,7 +20,7 @@ from train_jax.tasks.language.generation import TextModel, with_cycles
 from train_jax.tasks.language.sampling import Sampling
 
 COUNT = 12_000
-"""Samples of a task, different ones; there are 10 000 sums."""
+"""Number of different samples of a task; there are 10 000 sums."""
 TEST_SHARE = 0.05
 Pair = tuple[str, str]
 """An instruction and its response."""
@@ -71,7 +71,7 @@ def task_of(instruction: str) -> str:
 
 
 def score(data_dir: str, run_dir: str, cycles: int) -> dict[str, float]:
-    """Returns the share of right responses by task."""
+    """Returns the share of correct responses by task."""
     held_out = [pair for pair in pairs() if is_test(pair[0], 0, TEST_SHARE)]
     model = TextModel(with_cycles(restore(run_dir), cycles), data_dir)
     sampling = Sampling(temperature=0)

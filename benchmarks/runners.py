@@ -27,9 +27,9 @@ class Options:
     devices: tuple[int, ...] = (1, 8)
     """Numbers of devices, each in a separate process; virtual devices on a CPU."""
     steps: int = 64
-    """Steps in a round."""
+    """Number of steps in a round."""
     rounds: int = 7
-    """Rounds of every variant."""
+    """Number of rounds of every variant."""
     here: bool = False
     """Measure in this process, on its devices."""
 

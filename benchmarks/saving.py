@@ -42,19 +42,19 @@ class Options:
     """Measure how long a save blocks the loop."""
 
     saves: int = 5
-    """Measured saves, after one that is not."""
+    """Number of measured saves, after one that is not measured."""
     global_batch_size: int = 6144
     """Examples whose carry is saved."""
     hidden_size: int = 512
     """Width of the model."""
     steps_between: int = 40
-    """Stub steps between two saves."""
+    """Number of stub steps between two saves."""
     folder: str = ""
-    """Where the checkpoints go, and are removed at the end; by default a temporary folder."""
+    """Folder for the checkpoints, which are removed at the end; by default a temporary folder."""
 
 
 def made(options: Options, folder: Path) -> tuple[Saving, Any, Any]:
-    """The saving of a run of the baseline, its state and its carry, on the devices."""
+    """Returns the `Saving` of a run of the baseline, its state and its carry, on the devices."""
     devices = Devices(DEVICES)
     arch = TRMConfig(
         batch_size=options.global_batch_size, seq_len=81, vocab_size=11, hidden_size=options.hidden_size,
@@ -69,7 +69,7 @@ def made(options: Options, folder: Path) -> tuple[Saving, Any, Any]:
 
 
 def stub_step() -> Any:
-    """Changes the smallest array of the carry in place and hands the others on, as donated arguments."""
+    """Returns a step that changes the smallest array of the donated carry in place and returns the others as they are."""
 
     def step(carry: Any) -> Any:
         leaves, structure = jax.tree.flatten(carry)
@@ -109,7 +109,7 @@ def measure(options: Options, folder: Path) -> None:
 
 
 def restore_seconds(options: Options, folder: Path) -> float:
-    """Until a run that continues has its state and carry on the devices."""
+    """Returns the seconds until a run that continues has its state and carry on the devices."""
     saving, state, carry = made(options, folder)
     begun = time.perf_counter()
     resumed = saving.restore(jax.device_get(state))

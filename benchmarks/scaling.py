@@ -39,13 +39,13 @@ class Options(tables.Files):
     devices: tuple[int, ...] = (1, 2, 4, 8)
     """Numbers of devices of one process."""
     processes: bool = True
-    """Also two processes with half of the largest number of devices each."""
+    """Also measure two processes with half of the largest number of devices each."""
     preset: str = "sudoku9"
     """Preset of a puzzle run."""
     batch_size: int = 0
     """Examples in a step; 0 uses that of the preset."""
     rounds: int = 15
-    """Measured steps, after two that are not; 0 only counts."""
+    """Number of measured steps, after two that are not measured; 0 only counts."""
     here: bool = False
     """Measure in this process, on its devices."""
 
@@ -93,7 +93,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def measured(options: Options, processes: int, devices: int) -> dict[str, Any]:
-    """The figures of `processes` processes with `devices` devices each."""
+    """Returns the figures of `processes` processes with `devices` devices each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -118,7 +118,7 @@ def measured(options: Options, processes: int, devices: int) -> dict[str, Any]:
 
 
 def cells(processes: int, devices: int, result: dict[str, Any], alone: dict[str, Any]) -> list[str]:
-    """The row of a result; `alone` is that of one device."""
+    """Returns the row of a result; `alone` is that of one device."""
     count = processes * devices
     times = [f"{result['ms']:.1f}", f"{alone['ms'] / result['ms']:.2f}"] if "ms" in result else ["-", "-"]
     return [

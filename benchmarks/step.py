@@ -35,7 +35,7 @@ from models_torch.trm import TRMConfig
 
 Size = Literal["sudoku9", "attention", "mixer", "baseline"]
 SUDOKU = {"seq_len": 81, "vocab_size": 11, "num_puzzle_identifiers": 1, "halt_exploration_prob": 0.0}
-"""Without exploration, no random number changes a result."""
+"""Configuration of the data; without exploration, no random number changes a result."""
 SMALL = SUDOKU | {"hidden_size": 128, "puzzle_emb_ndim": 128, "forward_dtype": "float32"}
 ATTENTION = {"mlp_t": False, "pos_encodings": "rope"}
 MIXER = {"mlp_t": True, "pos_encodings": "none"}
@@ -52,7 +52,7 @@ published model, with attention and with the mixer; the published size."""
 SIDES: tuple[Side, ...] = ("eager", "compiled", "by hand", "bridge")
 TITLES = {"eager": "PyTorch", "compiled": "torch.compile", "by hand": "jax.numpy by hand", "bridge": "bridge"}
 RIVALS = ("eager", "compiled")
-"""Sides that have a column of ratios."""
+"""Sides whose times are compared with the others in columns of ratios."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Options(tables.Files):
     sides: tuple[Side, ...] = SIDES
     """Implementations to time."""
     rounds: int = 7
-    """Turns of every side."""
+    """Number of rounds of every side."""
     round_seconds: float = 2.0
-    """Approximate length of a turn; at least one step."""
+    """Approximate length of a round in seconds; at least one step."""
     batch_size: int = 0
     """Examples in a step; 0 uses that of the size."""
     cpu_examples: int = 4
@@ -83,14 +83,14 @@ class Options(tables.Files):
 
 @dataclasses.dataclass
 class Result:
-    """What was measured of one side."""
+    """The measurements of one side."""
 
     size: str
     phase: str
     side: str
     facts: dict[str, Any]
     seconds: list[float] = dataclasses.field(default_factory=list)
-    """Of a step, in each round."""
+    """Seconds of a step in each round."""
     losses: list[float] = dataclasses.field(default_factory=list)
     memory: int = 0
 
@@ -183,7 +183,7 @@ def check_losses(results: Sequence[Result], of_first_step: float, of_others: flo
 
 
 def cells(result: Result, results: Sequence[Result]) -> list[str]:
-    """The row of a side in the table of all `results` of a step."""
+    """Returns the row of a side in the table of all `results` of a step."""
     seconds, facts = statistics.median(result.seconds), result.facts
     ratios = [
         f"{statistics.median(a / b for a, b in zip(result.seconds, other.seconds, strict=True)):.2f}"

@@ -32,7 +32,7 @@ START = "start.pt"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is measured: a model, an optimizer and a batch of random examples."""
+    """The case to measure: a model, an optimizer and a batch of random examples."""
 
     arch: dict[str, Any]
     """Fields of `TRMConfig`."""
@@ -40,7 +40,7 @@ class Case:
     """Fields of `OptimConfig` that differ from its defaults."""
     batch_size: int
     cpu_examples: int = 0
-    """Of the JAX sides on a CPU, as `--compute.cpu-examples`."""
+    """Value of `--compute.cpu-examples` for the JAX sides on a CPU."""
     cpu_devices: int = 0
     """Virtual devices of the JAX sides on a CPU; 0 for one, or with `cpu_examples` one for each core."""
     mlp: Literal["plain", "fused"] = "plain"
@@ -63,11 +63,11 @@ class Running:
     """Starts a step and returns its loss, which may not be computed yet."""
     device: str
     flops: float = 0.0
-    """FLOPs of the matrix products of a step; 0 where they were not counted."""
+    """FLOPs of the matrix products of a step; 0 if they were not counted."""
     peak_flops: float = 0.0
-    """Of the device; 0 where it is not known."""
+    """Peak FLOP/s of the device; 0 if it is not known."""
     memory: Callable[[], int] = lambda: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    """Largest number of bytes so far: of the device, on a CPU of the process."""
+    """Returns the peak memory so far in bytes: of the device or, on a CPU, of the process."""
 
     def run(self, steps: int) -> tuple[float, float]:
         """Returns the seconds of a step and the loss of the last one."""
@@ -80,7 +80,7 @@ class Running:
 
 
 def in_torch(case: Case, folder: Path, phase: Phase, compiled: bool) -> Running:
-    """PyTorch: the module, fused AdamW, the EMA and the update of the puzzle rows."""
+    """Builds the PyTorch side: the module, fused AdamW, the EMA and the update of the puzzle rows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config, optim = case.config(), case.optimizer()
     module: Any = build("trm", config).train(phase == "train")
@@ -133,7 +133,7 @@ def in_torch(case: Case, folder: Path, phase: Phase, compiled: bool) -> Running:
 
 
 def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
-    """JAX: the steps of the trainer, with the module through the bridge or with `benchmarks.trm_jnp`."""
+    """Builds the JAX side: the steps of the trainer, with the module through the bridge or `benchmarks.trm_jnp`."""
     import jax
 
     from benchmarks.example_puzzles import ExamplePuzzles, example_run
@@ -194,7 +194,7 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
 
 
 class _Loss:
-    """A replicated number."""
+    """A replicated scalar that is fetched as a float."""
 
     def __init__(self, array: Any):
         self._array = array

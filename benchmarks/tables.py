@@ -1,4 +1,4 @@
-"""What benchmarks share: tables in Markdown, their JSON files, and the comparison with an earlier run."""
+"""Common parts of the benchmarks: tables in Markdown, their JSON files, and the comparison with an earlier run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from train_jax.runtime.backend import cores
 from train_jax.version import commit
 
 SLOWER = 1.1
-"""A figure that is this many times as large as before is named."""
+"""Ratio to the earlier run from which a figure is reported as larger."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The files of a benchmark."""
+    """Options for the files of a benchmark."""
 
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write all figures to this file."""
     compare: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Name the figures that are larger by more than a tenth than in this file, the JSON of an earlier run."""
+    """Report the figures that are more than a tenth larger than in this file, the JSON of an earlier run."""
 
 
 def header(titles: Sequence[str]) -> str:
@@ -39,7 +39,7 @@ def row(cells: Sequence[object]) -> str:
 
 
 def figures_before(files: Files) -> dict[str, float]:
-    """The figures of `--compare` by name, empty without it; status 2 if they are of another machine."""
+    """Returns the figures of `--compare` by name, empty without it; exit status 2 if they are of another machine."""
     if files.compare is None:
         return {}
     try:
@@ -62,7 +62,7 @@ def larger(figures: Mapping[str, float], before: Mapping[str, float]) -> list[st
 
 
 def finish(files: Files, figures: Mapping[str, float], before: Mapping[str, float], device: str, **more: Any) -> int:
-    """Prints the machine, writes the JSON and names what became larger; returns the exit status, 1 if something did.
+    """Prints the machine, writes the JSON and reports what became larger; returns the exit status, 1 if something did.
 
     `figures` are those of which less is better, such as `baseline train, ms`; `more` only goes into the JSON.
     """

@@ -56,7 +56,7 @@ def means(results: dict[float, list[dict[str, Any]]], name: str) -> dict[Setting
 
 
 def stopped(results: dict[float, list[dict[str, Any]]]) -> dict[Setting, Point]:
-    """Returns the mean over the runs of steps and accuracy for every setting with early halting."""
+    """Returns the mean steps and accuracy over the runs for every setting with early halting."""
     points = {}
     for noise, of_noise in results.items():
         for i, count in enumerate(of_noise[0]["trajectories"]):

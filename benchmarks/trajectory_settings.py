@@ -26,13 +26,15 @@ class Options:
     """Choose noise and depth on a validation set, and report the accuracy on a test set."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Runs of the same preset with other seeds."""
+    """Runs of the same preset with different seeds."""
     validation: str = "data/validation"
     test: str = "data/test"
     trajectories: tuple[int, ...] = (8,)
-    """Without `--thresholds`, the largest number is evaluated, of which the curve has smaller ones."""
+    """Numbers of trajectories. Without `--thresholds`, only the largest is evaluated, and its curve contains the
+    smaller ones.
+    """
     depth: tuple[int, ...] = (16,)
-    """ACT steps of a trajectory, as `--trajectories`."""
+    """Numbers of ACT steps of a trajectory, evaluated like `--trajectories`."""
     noises: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3)
     choose: Chooser = "halting"
     validation_puzzles: int = 1000
@@ -42,9 +44,9 @@ class Options:
     thresholds: tuple[float, ...] = ()
     """Halting probabilities to choose from, each evaluated with every noise, number of trajectories and depth."""
     target: float = 0.99
-    """The cheapest setting with this mean accuracy on the validation set is reported too."""
+    """Report also the cheapest setting that reaches this mean accuracy on the validation set."""
     timed: int = 0
-    """Puzzles on which the seconds of each setting are measured, with the first run; 0 measures none."""
+    """Number of puzzles on which the seconds of each setting are measured, with the first run; 0 measures none."""
     batch_size: int = 0
     """Examples per batch; 0 uses that of the run."""
     results: Path = Path("trajectories")
@@ -53,13 +55,13 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is chosen: the result with so many trajectories and ACT steps and this noise."""
+    """A setting to choose: numbers of trajectories and ACT steps, and the noise."""
 
     trajectories: int
     noise: float
     depth: int
     threshold: float | None = None
-    """Halting probability above which a puzzle is computed no further; None computes all trajectories."""
+    """Halting probability above which the computation of a puzzle ends; None computes all trajectories."""
 
 
 class Study:
@@ -99,7 +101,7 @@ class Study:
         return puzzle_task(self.run(self._options.runs[0])).halt_max_steps
 
     def _computed(self, path: str, setting: Setting, data_dir: str, limit: int) -> tuple[dict[str, Any], float]:
-        """Returns what is kept of an evaluation, and its seconds."""
+        """Returns the results of an evaluation that are kept, and its seconds."""
         run, options = self.run(path), self._options
         settings = TrajectoryOptions(setting.trajectories, setting.noise, setting.depth, options.choose)
         task, puzzles = puzzle_task(run), load_mixture(data_dir, "test")
@@ -136,7 +138,7 @@ COLUMNS = "data", "run", "trajectories", "noise", "depth", "threshold", "act_ste
 
 
 def write_evaluations(results: Path) -> None:
-    """Writes `evaluations.csv`, a row for each evaluation in the folder, of a curve for each of its points."""
+    """Writes `evaluations.csv`, one row for each evaluation in the folder, or for each point of its curve."""
     rows = []
     for file in results.glob("*.json"):
         stored = json.loads(file.read_text())

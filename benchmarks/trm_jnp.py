@@ -50,7 +50,7 @@ def initial_carry(batch: dict[str, Array], config: TRMConfig) -> Carry:
 
 
 def take_up(carry: Carry, batch: dict[str, Array]) -> dict[str, Array]:
-    """Returns the examples of the next ACT step: those of `batch` where the last one halted."""
+    """Returns the examples of the next ACT step: those of `batch` where the last example halted."""
 
     def pick(new: Array, old: Array) -> Array:
         return jnp.where(carry.halted.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -71,7 +71,7 @@ def rms_norm(x: Array, epsilon: float) -> Array:
 
 
 def swiglu(x: Array, params: Params, name: str) -> Array:
-    """`down(silu(gate) * up)` with the weights at `name`."""
+    """Returns `down(silu(gate) * up)` with the weights at `name`."""
     gate, up = jnp.split(linear(x, params[f"{name}.gate_up_proj.weight"]), 2, axis=-1)
     return linear(jax.nn.silu(gate) * up, params[f"{name}.down_proj.weight"])
 
@@ -92,7 +92,7 @@ def rotate(x: Float[Array, "batch seq heads head_dim"], theta: float) -> Float[A
 
 
 def attention(x: Latent, params: Params, name: str, config: TRMConfig) -> Latent:
-    """Full attention with the weights at `name`."""
+    """Applies attention over all positions with the weights at `name`."""
     qkv = linear(x, params[f"{name}.qkv_proj.weight"])
     query, key, value = (part.reshape(*part.shape[:2], config.num_heads, -1) for part in jnp.split(qkv, 3, axis=-1))
     if config.pos_encodings == "rope":
@@ -102,7 +102,7 @@ def attention(x: Latent, params: Params, name: str, config: TRMConfig) -> Latent
 
 
 def level(z: Latent, injection: Latent, params: Params, config: TRMConfig) -> Latent:
-    """The network of TRM."""
+    """Applies the network of TRM."""
     z, epsilon = z + injection, config.rms_norm_eps
     for index in range(config.L_layers):
         name = f"{INNER}L_level.layers.{index}"
@@ -116,11 +116,11 @@ def level(z: Latent, injection: Latent, params: Params, config: TRMConfig) -> La
 
 
 Network = Callable[[Latent, Latent, Params, TRMConfig], Latent]
-"""Computes what `level` does."""
+"""A function with the signature and the result of `level`."""
 
 
 def embed(params: Params, puzzle_rows: Array | None, inputs: Int[Array, "batch seq"], config: TRMConfig) -> Latent:
-    """The puzzle embedding, padded with zeros to its positions, then the token embeddings."""
+    """Returns the puzzle embedding, padded with zeros to its positions, followed by the token embeddings."""
     dtype = config.forward_dtype
     input_embeddings = params[f"{INNER}embed_tokens.embedding_weight"].astype(dtype)[inputs]
     if config.puzzle_emb_ndim:
@@ -138,7 +138,7 @@ def embed(params: Params, puzzle_rows: Array | None, inputs: Int[Array, "batch s
 def deep_recursion(
     params: Params, input_embeddings: Latent, z_H: Latent, z_L: Latent, config: TRMConfig, network: Network = level
 ) -> tuple[Latent, Latent, Float[Array, "batch seq vocab"], PerSequence, PerSequence]:
-    """The H-cycles of one ACT step: latents, answer logits, halt and continue logits."""
+    """Runs the H-cycles of one ACT step; returns latents, answer logits, halt and continue logits."""
 
     def h_cycle(z_H: Latent, z_L: Latent, params: Params, input_embeddings: Latent) -> tuple[Latent, Latent]:
         for _ in range(config.L_cycles):
@@ -166,7 +166,7 @@ def act_step(
     train: bool,
     network: Network = level,
 ) -> tuple[Carry, dict[str, Array]]:
-    """One ACT step for every sequence: the new carry and the outputs by their PyTorch names."""
+    """Runs one ACT step for every sequence; returns the new carry and the outputs by their PyTorch names."""
     data = take_up(carry, batch)
     fresh = carry.halted[:, None, None]
     z_H = jnp.where(fresh, stop_gradient(params[f"{INNER}H_init"]), carry.z_H).astype(config.forward_dtype)
@@ -207,7 +207,7 @@ def token_losses(
 
 
 def binary_cross_entropy(logits: PerSequence, targets: PerSequence) -> Float[Array, ""]:
-    """Summed, from logits."""
+    """Returns the binary cross-entropy of logits, summed over the sequences."""
     return jnp.sum(jax.nn.softplus(logits) - logits * targets)
 
 

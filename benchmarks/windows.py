@@ -35,7 +35,7 @@ class Options:
     hidden_size: int = 128
     """Number of channels; heads have 32 channels."""
     rounds: int = 5
-    """Number of timed steps of each."""
+    """Number of timed steps of each variant."""
 
 
 class Step:

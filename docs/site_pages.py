@@ -1,4 +1,4 @@
-"""MkDocs hook: the site is made from the Markdown that readers see in the repository.
+"""MkDocs hook that makes the site from the Markdown files of the repository.
 
 README.md and the other pages at the root become pages of the site. A link to a file outside docs/ (a test, a script)
 leads to a copy of that file on the site, as text, so that every link works without knowing where the repository is.
@@ -54,11 +54,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def in_repository(page: str, target: str) -> str:
-    """The path from the repository's root of what `page` of the site links to."""
+    """Returns the path from the root of the repository of a file that `page` of the site links to."""
     source = {place: name for name, place in ROOT_PAGES.items()}.get(page, f"docs/{page}")
     return posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
 
 
 def copied(path: str) -> str:
-    """Where a file outside docs/ lies on the site; as .txt, which browsers show rather than download."""
+    """Returns the path on the site of a file outside docs/; it ends in .txt, which browsers show."""
     return f"source/{path}.txt"

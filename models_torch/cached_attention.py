@@ -19,25 +19,25 @@ class KVCache(Protocol):
 
     n_layers: int
     cache_seqlens: Int[Tensor, " batch"]
-    """The number of positions in the cache, of each row."""
+    """Number of positions in the cache for each row."""
     prev_embedding: Float[Tensor, "batch 1 n_embd"] | None
     """The normalized embedding of the last token in the cache."""
 
     def get_pos(self) -> int:
-        """Returns the number of positions in the cache, as many in every row."""
+        """Returns the number of positions in the cache, the same in every row."""
         ...
 
     def get_layer_cache(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Returns the buffers of a layer, (batch, capacity, heads, head_dim), in which it writes."""
+        """Returns the buffers of a layer, (batch, capacity, heads, head_dim), to which it writes."""
         ...
 
     def advance(self, num_tokens: int) -> None:
-        """Counts tokens that are in the buffers of all layers."""
+        """Counts tokens that were written to the buffers of all layers."""
         ...
 
 
 def windowed_attention(query: Heads, key: Heads, value: Heads, window: int) -> Heads:
-    """Attends to the position itself and at most `window` before it; -1 for all before it.
+    """Attends to the position itself and to at most `window` positions before it; -1 for all positions before it.
 
     Several query heads share a key/value head if there are fewer of them.
     """
@@ -59,7 +59,7 @@ def attention_with_cache(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
 ) -> Heads:
-    """Writes `k` and `v` after the first `cache_seqlens` positions of each row, and attends to all that are filled.
+    """Writes `k` and `v` after the first `cache_seqlens` positions of each row, and attends to all filled positions.
 
     The buffers are changed in place and must be finite. `window_size[0]` is the number of positions before its own that
     a query attends to, -1 for all. Raises ValueError without `causal`.

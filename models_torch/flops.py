@@ -16,7 +16,7 @@ from models_torch.gpt_2026 import GPT2026Config, windows
 from models_torch.hrm_text import HRMTextConfig
 
 PRODUCTS_OF_BACKWARD = 2
-"""For each product of the forward pass: the gradients of its two factors."""
+"""Number of products in the backward pass for each product of the forward pass: the gradients of its two factors."""
 WITHOUT_EFFECT = {"batch_size": 1, "num_puzzle_identifiers": 1, "forward_dtype": "float32"}
 """Fields that do not change the FLOPs of an example in one step."""
 
@@ -75,7 +75,7 @@ def _counted(model: str, arch: ModelConfig) -> float:
 
 
 class _Products(TorchDispatchMode):
-    """Counts the products of operations as they run; those under a gradient also in the backward pass."""
+    """Counts the products of operations as they run; those with gradients count for the backward pass, too."""
 
     def __init__(self):
         super().__init__()

@@ -33,7 +33,7 @@ _WINDOW_MULTIPLE = 128
 _QK_SCALE = 1.2
 _SMEAR_CHANNELS = 24
 _VALUE_CHANNELS = 12
-"""Channels of the input that decide a gate."""
+"""Number of input channels that determine a gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def has_value_embedding(layer: int, n_layer: int) -> bool:
 
 
 def windows(pattern: str, seq_len: int, n_layer: int) -> list[int]:
-    """Returns how many positions before its own each layer attends to."""
+    """Returns the number of positions before its own that each layer attends to."""
     short = -(-seq_len // (4 * _WINDOW_MULTIPLE)) * _WINDOW_MULTIPLE
     kinds = {"S": short, "L": seq_len}
     repeated = [kinds[pattern.upper()[layer % len(pattern)]] for layer in range(n_layer)]

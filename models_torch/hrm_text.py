@@ -80,7 +80,7 @@ class HRMTextConfig(ModelConfig):
         return self.n_layers // (2 if self.design in TWO_STACKS else 1)
 
     def with_cycles(self, cycles: int) -> "HRMTextConfig":
-        """Returns the configuration that thinks longer or shorter with the same weights. Raises ValueError if none."""
+        """Returns the configuration with other cycles for the same weights. Raises ValueError if it has none."""
         if self.design == "transformer":
             raise ValueError("a transformer has no cycles; leave them out")
         field = "H_cycles" if self.design in ("hrm", "trm") else "L_cycles"
@@ -88,15 +88,15 @@ class HRMTextConfig(ModelConfig):
 
 
 class Context(NamedTuple):
-    """What every block of a call needs."""
+    """The inputs that every block of a call needs."""
 
     cos_sin: CosSin
     attends: Bool[Tensor, "batch 1 seq seq"] | None
-    """Which positions each position attends to; None for those before it."""
+    """Mask of the positions that each position attends to; None for causal attention."""
     cache: Any = None
     """Keys and values of earlier calls, with the method `insert_kv` of nanochat's cache."""
     slots: Iterator[int] = iter(())
-    """Their numbers: each application of a layer has its own, in the order of computation."""
+    """Numbers of the cache's layers: each application of a layer has its own, in the order of computation."""
 
 
 class Attention(nn.Module):
@@ -287,7 +287,7 @@ class HRMText(nn.Module):
 def _attends(
     samples: Int[Tensor, "batch seq"] | None, instruction: Bool[Tensor, "batch seq"] | None
 ) -> Bool[Tensor, "batch 1 seq seq"] | None:
-    """Returns which positions (last axis) each position attends to; None for those before it."""
+    """Returns the mask of the positions (last axis) that each position attends to; None for causal attention."""
     known = samples if samples is not None else instruction
     if known is None:
         return None

@@ -19,10 +19,10 @@ Logits = Float[Tensor, "batch seq vocab_size"]
 
 
 class Buffers(NamedTuple):
-    """What is kept from token to token, of each layer and of the last token."""
+    """The values that are kept from token to token, for each layer and for the last token."""
 
     keys: list[Tensor]
-    """By layer: (batch, heads, capacity, head_dim), or of a model of 2026 (batch, capacity, heads, head_dim)."""
+    """Keys by layer: (batch, heads, capacity, head_dim), or for models of 2026 (batch, capacity, heads, head_dim)."""
     values: list[Tensor]
     previous: Float[Tensor, "batch 1 n_embd"] | None
     """The embedding of the last token, if the model keeps it."""
@@ -51,9 +51,9 @@ class PromptCache:
     """An empty cache, for one call: the keys and values that it is given, by layer."""
 
     model: Any
-    """The model of the call, which has the sizes and the dtype of buffers that it asks for."""
+    """The model of the call, which determines the sizes and the dtype of the buffers that it requests."""
     cache_seqlens: Int[Tensor, " batch"]
-    """Zeros."""
+    """Always zero."""
     seq: int
     prev_embedding: Tensor | None = None
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class PromptCache:
         return 0
 
     def insert_kv(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps (batch, heads, tokens, head_dim) of a layer and returns them."""
+        """Stores the keys and values of a layer, (batch, heads, tokens, head_dim), and returns them."""
         self.layers[layer] = key, value
         return key, value
 
@@ -108,7 +108,8 @@ class StaticCache:
         return self.position
 
     def insert_kv(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes (batch, heads, tokens, head_dim) after the tokens of a layer; returns all keys and values of it.
+        """Writes keys and values, (batch, heads, tokens, head_dim), after the tokens of a layer; returns all keys and
+        values of the layer.
 
         The tokens count once the last layer has them.
         """
@@ -120,11 +121,11 @@ class StaticCache:
         return self.keys[layer][:, :, :last], self.values[layer][:, :, :last]
 
     def get_layer_cache(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Returns the buffers of a layer, (batch, capacity, heads, head_dim), in which the model writes."""
+        """Returns the buffers of a layer, (batch, capacity, heads, head_dim), to which the model writes."""
         return self.keys[layer], self.values[layer]
 
     def advance(self, num_tokens: int) -> None:
-        """Counts tokens that the buffers of all layers have."""
+        """Counts tokens that were written to the buffers of all layers."""
         self.position = self.position + num_tokens
 
 
@@ -137,7 +138,7 @@ class CachedModel(nn.Module):
     """A language model whose cache is an argument and a result: `prefill` for a prompt, `decode` for one more token."""
 
     def __init__(self, model: Any):
-        """`model` takes `(idx, kv_cache=…)`, as nanochat's."""
+        """`model` is called as `model(idx, kv_cache=…)`, like nanochat's."""
         super().__init__()
         self.model = model
 

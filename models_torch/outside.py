@@ -59,7 +59,7 @@ class OutsideConfig(ACTConfig):
 
 
 def constructor_values(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of a configuration that the class can get, without `options`."""
+    """Returns the fields of a configuration that can be passed to the class, without `options`."""
     return {each.name: getattr(config, each.name) for each in fields(config) if each.name != "options"}
 
 

@@ -1,4 +1,4 @@
-"""Builds modules without filling large tensors, where only their shapes matter."""
+"""Builds modules without filling large tensors, for uses in which only their shapes matter."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LARGE = 2**20
-"""Elements from which a tensor is not filled."""
+"""Number of elements from which a tensor is not filled."""
 _FILLERS = {getattr(torch.ops.aten, name) for name in ("normal_", "uniform_", "zero_", "fill_")}
 
 _TRUNCATED = "_no_grad_trunc_normal_"
-"""What `nn.init.trunc_normal_` calls, also where it was imported by name."""
+"""Name of the function that `nn.init.trunc_normal_` calls, also if it was imported by name."""
 
 
 class Uninitialized(TorchDispatchMode):
