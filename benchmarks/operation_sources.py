@@ -207,7 +207,7 @@ def by_name(name: str) -> Any:
 
 
 def substitute(name: str) -> str:
-    """Returns what could serve the operation without torchax. Not a decomposition into `prims`, which need lowerings."""
+    """Returns what could serve the operation without torchax; no decompositions into `prims`, which need lowerings."""
     plain = name.removeprefix("aten::").partition(".")[0].strip("_").removeprefix("special_")
     owners = {"jax.numpy": jnp, "jax.lax": jax.lax, "jax.nn": jax.nn, "jax.scipy.special": jax.scipy.special}
     for module, owner in (owners | {"jax.numpy.linalg": jnp.linalg}).items():

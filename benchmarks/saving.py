@@ -69,7 +69,7 @@ def made(options: Options, folder: Path) -> tuple[Saving, Any, Any]:
 
 
 def stub_step() -> Any:
-    """Returns a step that changes the smallest array of the donated carry in place and returns the others as they are."""
+    """Returns a step that changes the smallest array of the donated carry in place, and no other."""
 
     def step(carry: Any) -> Any:
         leaves, structure = jax.tree.flatten(carry)

@@ -114,14 +114,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _accept_every_character() -> None:
-    """Output in an encoding that lacks a character has a question mark in its place."""
+    """Replaces characters that the encoding of the output lacks by question marks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _exit_soon(status: int) -> None:
-    """Leaves out what JAX and torch do at exit: seconds on a busy machine, which is about to be taken away."""
+    """Ends the process without the work of JAX and torch at exit, which takes seconds on a busy machine."""
     peers = sys.modules.get("train_jax.runtime.peers")
     if peers is not None:
         atexit.register(peers.exit_now, status)
@@ -150,7 +150,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _stage(name: str) -> Any:
-    """Imports a stage without garbage collections, which would look through what is imported again and again.
+    """Imports a stage without garbage collections, which would scan the imported objects again and again.
 
     Later ones leave it out, too: modules stay until the process ends.
     """
@@ -168,7 +168,7 @@ def _stage(name: str) -> Any:
 
 @contextlib.contextmanager
 def preempted_before_start() -> Iterator[None]:
-    """SIGTERM ends a run that has not begun, as it does later; nothing is there to be saved."""
+    """Makes SIGTERM end a run that has not begun as it ends a run later; there is nothing to save yet."""
 
     def stop(*_: object) -> None:
         raise PreemptedError(0)
@@ -184,7 +184,7 @@ def preempted_before_start() -> Iterator[None]:
 
 
 def command(argv: list[str] | None = None) -> int:
-    """The program `trm`, in a process of its own: after `main`, the process ends without dismantling the interpreter.
+    """Runs the program `trm` in its own process: after `main`, the process ends without dismantling the interpreter.
 
     While Python dismantles itself, threads of C++ libraries that release Python objects abort the process at times
     ("FATAL: exception not rethrown"), after a run that has finished.
@@ -198,7 +198,7 @@ def command(argv: list[str] | None = None) -> int:
 
 
 def _interrupted_at_exit(status: int, *_: object) -> None:
-    """Ctrl-C while the process ends: Python would print the traceback of whatever a library does at exit."""
+    """Suppresses the traceback that Python prints for what a library does at exit when Ctrl-C interrupts it."""
     if status != INTERRUPTED:
         os.write(2, INTERRUPTED_LINE.encode())
     os._exit(INTERRUPTED)

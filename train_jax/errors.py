@@ -16,18 +16,18 @@ class UserError(Exception):
 
 
 class StorageError(UserError):
-    """Files cannot be read or written although nothing is wrong with the command: a full disk, a service that does not
-    answer. What was saved before is intact."""
+    """Files cannot be read or written although the command is right: a full disk, a service that does not answer. What
+    was saved before is intact."""
 
     STATUS: ClassVar[int] = 74
-    """As of an input or output error (EX_IOERR)."""
+    """Exit status, that of an input or output error (EX_IOERR)."""
 
 
 class PreemptedError(Exception):
     """A run that stopped because of SIGTERM, saved after `step`. Not a mistake: the same command continues it."""
 
     STATUS: ClassVar[int] = 75
-    """Exit status, as of a temporary failure (EX_TEMPFAIL)."""
+    """Exit status, that of a temporary failure (EX_TEMPFAIL)."""
 
     def __init__(self, step: int):
         done = f"saved after step {step}" if step else "before the first step"
@@ -38,7 +38,7 @@ class LostProcessError(Exception):
     """Another process of the run died or hangs, so this one cannot go on. The same command continues the run."""
 
     STATUS: ClassVar[int] = 69
-    """Exit status, as of a service that is not available (EX_UNAVAILABLE)."""
+    """Exit status, that of a service that is not available (EX_UNAVAILABLE)."""
 
     def __init__(self, index: int, host: str, reason: str):
         where = f" on {host}" if host else ""
@@ -49,7 +49,7 @@ class LostProcessError(Exception):
 
 
 def out_of_memory(error: BaseException) -> str:
-    """The line for an error of a device without free memory, of JAX; empty for another error."""
+    """Returns the message for JAX's error of a device without free memory; empty for another error."""
     text = str(error)
     if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError") or "RESOURCE_EXHAUSTED" not in text:
         return ""
@@ -69,7 +69,7 @@ def check_fields(config: Any, prefix: str = "") -> None:
 
 
 def check_options(options: Any) -> None:
-    """Does the same with the name of the option: "--num-aug is -1; use at least 0"."""
+    """Raises `UserError` like `check_fields`, with the name of the option: "--num-aug is -1; use at least 0"."""
     try:
         check_ranges(options)
     except ValueError as error:

@@ -26,16 +26,16 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class ExportedStep:
-    """A step and what it continues from."""
+    """A train step as a program, and the state that it continues from."""
 
     program: export.Exported
     """`(arrays, batch, key) -> (arrays, metrics)`: dicts of arrays by the names of a checkpoint."""
     arrays: dict[str, np.ndarray]
     """State and carry before the step, by name."""
     key: np.ndarray
-    """The same for every step."""
+    """Random key, the same for every step."""
     step: int
-    """Optimizer steps that are in the state."""
+    """Number of optimizer steps that the state contains."""
     batch: dict[str, np.ndarray]
     """The next batch, with a leading device axis; only an example of its shapes."""
 
@@ -64,7 +64,7 @@ def export_step(run_dir: str, step: str, devices: int) -> ExportedStep:
 
 
 def _program(training: Training, state: Any, carry: Any, batch: Any, key: Any) -> export.Exported:
-    """Names instead of classes, which JAX would have to know where the program is loaded."""
+    """Exports the step with arrays by name instead of classes, which JAX would have to know to load the program."""
     step, compute = training.parallel_step(), training.config.compute
 
     def by_names(arrays: dict[str, Any], batch: dict[str, Any], key: jax.Array) -> Any:

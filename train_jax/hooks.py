@@ -1,4 +1,4 @@
-"""What happens between the steps of a run: profiles, a search for NaN, log lines, evaluations, checkpoints, SIGTERM."""
+"""Hooks of the training loop: profiles, a search for NaN, log lines, evaluations, checkpoints, SIGTERM."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from train_jax.start import Training
 from train_jax.task import Evaluation, Periodic
 
 MEMORY_BEFORE, MEMORY_AFTER = "memory-before.prof", "memory-after.prof"
-"""What holds the memory of the devices, for pprof."""
+"""Names of the profiles of the device memory before and after the traced steps, for pprof."""
 _DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops=true"
 
 
@@ -61,13 +61,13 @@ class Logging(Hook):
             del self._window[:-1]
 
     def flush(self, session: Session) -> None:
-        """Logs what is in the window; the next step starts a new one."""
+        """Logs the metrics in the window; the next step starts a new window."""
         if self._window:
             self._log(session, self._window)
             self._window.clear()
 
     def _log(self, session: Session, window: list[tuple[int, Any]]) -> None:
-        """Raises `UserError` if too many consecutive steps were skipped."""
+        """Logs the metrics of a window. Raises `UserError` if too many consecutive steps were skipped."""
         training, config = session.training, session.training.config
         fetched = training.devices.to_host([metrics for _, metrics in window])
         if config.compute.steps_per_dispatch > 1:  # stacked
@@ -192,7 +192,7 @@ class Saving(Hook):
         return due
 
     def start(self, session: Session) -> None:
-        """Saves in the background. Collective."""
+        """Starts to save in the background. Collective."""
         training = self._training
         notes = {"train_seconds": session.clock.train_seconds, "data": training.task.fingerprint}
         value, problem = None, None
@@ -207,7 +207,7 @@ class Saving(Hook):
             raise problem
 
     def wait(self) -> None:
-        """Blocks until everything that was started is on disk."""
+        """Blocks until everything that is being saved is on disk."""
         self._checkpoints.wait()
 
     def end(self, session: Session) -> None:
@@ -232,7 +232,7 @@ def figure_of_best(metrics: Mapping[str, float], name: str) -> float | None:
 
 
 class Preempting(Hook):
-    """Saves and ends the process after a notice that the machine is taken away."""
+    """Saves and ends the process after a notice that the machine will be taken away."""
 
     def __init__(self, preemption: Preemption, logging: Logging, saving: Saving):
         self._preemption, self._logging, self._saving = preemption, logging, saving

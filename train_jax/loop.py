@@ -75,7 +75,7 @@ def train(
 
 
 class _Run:
-    """The second half of `train`; what is opened is closed by `closing`, in the opposite order."""
+    """The second half of `train`; `closing` closes what was opened, in the opposite order."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ def _identity(training: Training) -> str:
 
 
 def _open(training: Training, closing: contextlib.ExitStack) -> RunFolder:
-    """The run's folder with the files that describe the run, checked to be the same for every process."""
+    """Returns the run's folder with the files that describe the run, checked to be the same for every process."""
     config, task, devices = training.config, training.task, training.devices
     require_equal(_identity(training), f"fields, or other data in {config.data_dir}")
     if process_shard()[1] > 1:

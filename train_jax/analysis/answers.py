@@ -113,12 +113,12 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The answer of a group."""
+    """The answer to the question of a group."""
 
     group: str
     aim: Aim
     points: tuple[Point, ...]
-    """In the order of the axis, or of the table."""
+    """Points in the order of the axis, or of the table."""
     sentence: str
     notes: tuple[str, ...]
     law: PowerLaw | None

@@ -22,7 +22,7 @@ from train_jax.run.storage import path_of
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What the files of one run say; None for what is not known."""
+    """The results of one run, from its files; None for what is not known."""
 
     group: str
     experiment: str
@@ -134,7 +134,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _flops(config: str, facts: Mapping[str, Any], steps: int) -> float | None:
-    """None for a model that cannot be built from its fields, such as one of the user."""
+    """Returns the FLOPs of all train steps; None for a model that cannot be built from its fields alone."""
     try:
         sizes = {name: facts[name] for name in ("seq_len", "vocab_size") if name in facts}
         examples = facts.get("total_groups", 0) * facts.get("mean_puzzle_examples", 0)

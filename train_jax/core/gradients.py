@@ -24,7 +24,7 @@ class Gradients(NamedTuple):
     row_ids: Arrays
     """The row indices of `rows`."""
     loss: jax.Array
-    """Summed over the examples."""
+    """The loss, summed over the examples."""
     weight: jax.Array | None
     counted: jax.Array | None
     metrics: dict[str, jax.Array]

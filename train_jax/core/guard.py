@@ -32,7 +32,7 @@ def new_guard(scales_loss: bool) -> Guard:
 
 
 class FiniteCheck(NamedTuple):
-    """True if a step is applied."""
+    """The result of the check for values that are not finite."""
 
     good: Bool[Array, ""]
     """True if the state is updated; otherwise only its guard changes."""

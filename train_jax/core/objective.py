@@ -36,8 +36,8 @@ class LossSums(NamedTuple):
     carry: Any
     buffers: Arrays
     counted: jax.Array | None = None
-    """What the loss has terms for, such as targets, summed over all replicas; by default `weight`. A step for which it
-    is 0 is not applied."""
+    """Number of terms of the loss, such as targets, summed over all replicas; by default `weight`. A step with 0 terms
+    is not applied."""
 
 
 class TrainingTask(Protocol):
@@ -48,7 +48,7 @@ class TrainingTask(Protocol):
         ...
 
     def initial_carry(self, call: Call, batch: Batch) -> Any:
-        """The carry before the first step, for batches shaped like `batch`; `()` for a task without one."""
+        """Returns the carry before the first step, for batches shaped like `batch`; `()` for a task without one."""
         ...
 
 

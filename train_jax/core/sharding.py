@@ -1,4 +1,4 @@
-"""Where parameters, their averages and the optimizer state are: whole on every device, or a shard on each.
+"""Placement of parameters, their averages and the optimizer state: whole on every device, or a shard on each.
 
 `Replicated` and `Sharded` have the same methods, which a training step calls inside of the mapped function. With
 `Sharded`, gradients are summed by a reduce-scatter and parameters are collected by an all-gather.
@@ -32,7 +32,7 @@ class Replicated:
     """Every device has all parameters."""
 
     reduction: Reduction = "flat"
-    """How gradients are summed over devices."""
+    """The way in which gradients are summed over devices."""
 
     def whole(self, params: Arrays) -> Arrays:
         """Returns the parameters in their shapes, by their names."""
@@ -85,7 +85,7 @@ class Bucket:
         return xp.pad(array, [(0, padding), *[(0, 0)] * (array.ndim - 1)]) if padding else array
 
     def split(self, array: Any) -> Arrays:
-        """Returns the arrays by name of `[devices * rows of a shard, …]`."""
+        """Splits an array `[devices * rows of a shard, …]` into the arrays of the parameters by name."""
         if self.matrices:
             each = array.reshape(self.devices, -1, *array.shape[1:])
             return {name: each[number] for number, name in enumerate(self.names)}
@@ -108,7 +108,7 @@ class Sharded:
     """
 
     def __init__(self, params: Arrays, trained: Arrays, alike: Sequence[Sequence[str]], devices: int):
-        """`alike`: lists of trained matrices of one shape that an update needs whole."""
+        """`alike` has lists of trained matrices of one shape that an update needs whole."""
         matrices = [tuple(names[n : n + devices]) for names in alike for n in range(0, len(names), devices)]
         others = params.keys() - {name for names in matrices for name in names}
         keys = [*matrices, *((name,) for name in params if name in others)]

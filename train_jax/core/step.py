@@ -35,11 +35,11 @@ class StepOptions:
     global_batch_size: int
     device_count: int
     scales_loss: bool = False
-    """Whether to scale the loss, which gradients in float16 need."""
+    """True if the loss is scaled, which gradients in float16 need."""
     accumulation_steps: int = 1
     """Number of parts in which a replica processes its examples."""
     sharding: Sharding = dataclasses.field(default_factory=Replicated)
-    """Where parameters, averages and optimizer state are."""
+    """Placement of parameters, averages and optimizer state."""
     overrides: Mapping[str, optax.Schedule] = dataclasses.field(default_factory=dict)
     """Schedules of numeric module attributes, by dotted path."""
 

@@ -44,7 +44,7 @@ Settings = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(Work):
-    """The work of a run, and what it is about."""
+    """The work of a run, with its experiment, configuration and data sets."""
 
     experiment: str
     """Experiment or preset."""
@@ -52,7 +52,7 @@ class Job(Work):
     seed: int
     config: RunConfig
     sets: tuple[DataSet, ...]
-    """Empty for data sets that no experiment knows."""
+    """Data sets of the run; empty if no experiment knows them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from train_jax.run.status import read_status
 from train_jax.run.storage import path_of
 
 POLL_SECONDS = 2.0
-"""Between two looks at runs that other sweepers train."""
+"""Seconds between two checks of runs that other sweepers train."""
 INTERRUPTED = (PreemptedError.STATUS, 130, 143)
 """Exit statuses of SIGTERM and Ctrl-C."""
 
@@ -47,7 +47,7 @@ class Work:
     needs: str = ""
     """The run whose weights it starts from."""
     same_as: str = ""
-    """The run with the same configuration, whose results are copied instead of training it again."""
+    """Name of the run with the same configuration, whose results are copied instead of training it again."""
 
 
 class SweepFiles:
@@ -61,7 +61,7 @@ class SweepFiles:
         return RunFolder(self.root / name)
 
     def claim(self, name: str) -> Path:
-        """The folder whose only writer may train the run, or build the data set."""
+        """Returns the folder whose only writer may train the run, or build the data set."""
         return self._folder / "claims" / name.replace("/", "--")
 
     def copy(self, work: Work) -> None:
@@ -81,7 +81,7 @@ class SweepFiles:
         write_text(target.finished, json.dumps((finished_figures(source) or {}) | {"copied_from": work.same_as}))
 
     def is_finished(self, name: str, steps: int) -> bool:
-        """True if the run has all its steps."""
+        """Returns True if the run has all its steps."""
         figures = finished_figures(self.run(name))
         return figures is not None and figures["train_steps"] >= steps
 
@@ -97,7 +97,7 @@ class SweepFiles:
 
 
 def finished_figures(folder: RunFolder) -> dict[str, Any] | None:
-    """The figures of a finished run; None for one that is not finished, or whose FINISHED cannot be read."""
+    """Returns the figures of a finished run; None for one that is not finished, or whose FINISHED cannot be read."""
     figures = read_json(folder.finished)
     return figures if isinstance(figures, dict) and isinstance(figures.get("train_steps"), int | float) else None
 
@@ -130,7 +130,7 @@ class Sweeper:
         self._built: set[tuple[str, ...]] = set()
         self._steps = {work.name: work.steps for work in works}
         self._failed: set[str] = set()
-        """Runs that failed in this sweeper, and those that need them."""
+        """Names of the runs that failed in this sweeper, and of those that need them."""
 
     def sweep(self) -> int:
         """Returns the exit status: 0 if all runs are finished, 1 if some failed, 75 after SIGTERM."""
@@ -146,7 +146,7 @@ class Sweeper:
         return 1 if self._failed else 0
 
     def _is_settled(self, work: Work) -> bool:
-        """True if there is nothing left to do for the run: it is finished, or failed in this sweeper."""
+        """Returns True if there is nothing left to do for the run: it is finished, or failed in this sweeper."""
         if work.name in self._failed or self._files.is_finished(work.name, work.steps):
             return True
         if lost := self._failed & {work.needs, work.same_as}:
@@ -171,7 +171,7 @@ class Sweeper:
             return None
 
     def _train(self, work: Work) -> int:
-        """Raises `HeldError` if another sweeper builds a data set of the run."""
+        """Trains a run; returns the exit status. Raises `HeldError` if another sweeper builds a data set of the run."""
         if work.same_as and not self._files.run(work.name).config.is_file():
             self._files.copy(work)
             self._say(f"{work.name}: copied from {work.same_as}, which has the same configuration")

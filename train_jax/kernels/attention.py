@@ -24,7 +24,7 @@ from train_jax.kernels.blocks import LANES, SUBLANES, VECTOR_MEMORY, Blocks, Lat
 Table = Float[Array, "positions half_head_dim"]
 Tables = Float[Array, "two rows lanes"]
 _MOST_EXAMPLES = 3
-"""Examples of a step. Two take 3 % more bundles in the forward pass; four do not fit at the published size."""
+"""Most examples of a step. Two take 3 % more bundles in the forward pass; four do not fit at the published size."""
 Rows = Float[Array, "rows lanes"]
 Scores = Float[Array, "keys queries"]
 
@@ -51,15 +51,15 @@ class Heads:
         return [(example, head) for example in range(self.blocks.examples) for head in range(self.in_a_group)]
 
     def example(self, rows: Rows, example: int) -> Rows:
-        """The rows of an example."""
+        """Returns the rows of an example."""
         return rows[example * self.blocks.padded : (example + 1) * self.blocks.padded]
 
     def by_example(self, of_heads: list[Array]) -> list[list[Array]]:
-        """What belongs to the pairs of `each`, in a list for each example."""
+        """Groups the arrays of the pairs of `each` by example."""
         return [of_heads[i : i + self.in_a_group] for i in range(0, len(of_heads), self.in_a_group)]
 
     def masked(self, rows: Rows, dtype: Any, *, halves_first: bool) -> list[Rows]:
-        """For each example and head of a group, the rows in `dtype` with zeros in the channels of other heads.
+        """Returns the rows of each example and head of a group in `dtype`, with zeros in the channels of other heads.
 
         `halves_first` says that the first halves of all heads come before the second halves.
         """
@@ -73,7 +73,7 @@ class Heads:
         return jnp.where(mine, self.example(rows, example), 0.0)
 
     def without_added_keys(self, scores: Scores) -> Scores:
-        """The scores, with those of added keys -inf."""
+        """Returns the scores with -inf for added keys."""
         if self.blocks.padded == self.blocks.positions:
             return scores
         key = jax.lax.broadcasted_iota(jnp.int32, (self.blocks.padded, 1), 0)
@@ -155,7 +155,7 @@ def fused_mix_by_attention(
     *,
     interpret: bool = False,
 ) -> Latent:
-    """`mix_by_attention` by Pallas kernels for TPU, where `heads_of` has a result; elsewhere by operations of JAX.
+    """Computes `mix_by_attention` by Pallas kernels for TPU if `heads_of` has a result, otherwise by operations of JAX.
 
     Rotated queries and keys, values, weights of attention and what they make of the values are rounded to bfloat16
     before the next product; scores and sums are float32. The kernels give `cos` and `sin` no gradient. For derivatives
@@ -184,7 +184,7 @@ def _halves_first(heads: Heads, qkv: Array) -> Array:
 
 
 def _tables(heads: Heads, cos: Table, sin: Table) -> Float[Array, "two rows lanes"]:
-    """Cosines, and sines with the sign of their term, for 128 channels and the rows of a step; zeros in added rows."""
+    """Returns cosines, and sines with the sign of their term, for 128 channels and the rows of a step, padded by 0."""
     wide = jnp.tile(cos, (1, 2 * heads.in_a_group)), jnp.tile(sin, (1, heads.in_a_group))
     tables = jnp.stack([wide[0], jnp.concatenate([-wide[1], wide[1]], -1)]).astype(jnp.float32)
     padded = jnp.pad(tables, ((0, 0), (0, heads.blocks.padded - cos.shape[0]), (0, 0)))
@@ -341,7 +341,7 @@ def _backward(
         return [joined(each) for each in (by_query, by_key, by_value)]
 
     def joined(of_heads: list[Rows]) -> Rows:
-        """The sums over the heads of each example; each head has its channels, and zeros elsewhere."""
+        """Returns the sums over the heads of each example; each head has its channels, and zeros elsewhere."""
         return jnp.concatenate([sum(rest, first) for first, *rest in heads.by_example(of_heads)])
 
     latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda core, i: (core * steps + i, 0, 0))
@@ -391,7 +391,7 @@ def _rotated(rows: Rows, tables: Any) -> Rows:
 
 
 def _rotated_back(rows: Rows, tables: Any) -> Rows:
-    """The transpose of `_rotated`."""
+    """Applies the transpose of `_rotated`."""
     from jax.experimental.pallas import tpu as pltpu
 
     return rows if tables is None else rows * tables[0] + pltpu.roll(rows * tables[1], LANES // 2, 1)

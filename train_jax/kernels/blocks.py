@@ -1,4 +1,4 @@
-"""What the Pallas kernels share: sizes of a TPU, products, the gate of an MLP, the rows of a step.
+"""Common parts of the Pallas kernels: sizes of a TPU, products, the gate of an MLP, the rows of a step.
 
 A step of the kernels over channels computes whole examples, or a part of the positions of one.
 """
@@ -23,7 +23,7 @@ VECTOR_MEMORY = 15 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """What a step of a kernel computes: some examples whole, or a part of the positions of one.
+    """The part of the input that a step of a kernel computes: some whole examples, or some positions of one example.
 
     A TPU holds the positions of an example in registers of 8 rows. The kernels keep the rows that this adds, as zeros.
     """
@@ -34,7 +34,7 @@ class Blocks:
     """Positions of a block with the added rows."""
     steps: int
     of_an_example: int
-    """Steps in which one example is computed; 1 where a step has whole ones."""
+    """Number of steps in which one example is computed; 1 if a step has whole examples."""
 
     @property
     def rows(self) -> int:
@@ -64,7 +64,7 @@ def blocks_of(x: Any, width: int) -> Blocks | None:
 
 
 def place_of(blocks: Blocks) -> Callable[[Any], tuple[Any, Any, int]]:
-    """Returns which block of `(batch, positions, hidden)` a step has."""
+    """Returns a function that maps a step to its block of `(batch, positions, hidden)`."""
     if blocks.of_an_example == 1:
         return lambda i: (i, 0, 0)
     return lambda i: (jax.lax.div(i, blocks.of_an_example), jax.lax.rem(i, blocks.of_an_example), 0)
@@ -115,19 +115,19 @@ def _most_rows(hidden: int, width: int) -> int:
 
 
 def _temporaries(hidden: int, chunk: int) -> int:
-    """Returns the bytes of a row that are neither an argument nor a result, as the compiler was seen to need them."""
+    """Returns the bytes of a row that are neither an argument nor a result, as measured with the compiler."""
     return 4 * (3 * hidden // 2 + 4 * chunk)
 
 
 def once(shape: tuple[int, ...], at: tuple[int, ...] | Callable[..., tuple[Any, ...]]) -> Any:
-    """A block with one buffer, for what stays in the vector memory; `at` is its place or a function of the step."""
+    """Returns a block with one buffer that stays in the vector memory; `at` is its place, or maps a step to it."""
     from jax.experimental import pallas as pl
 
     return pl.BlockSpec(shape, at if callable(at) else lambda *_: at, pipeline_mode=pl.Buffered(1))
 
 
 def dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
-    """The product of bfloat16 arrays that contracts an axis of each, with a float32 result.
+    """Returns the product of bfloat16 arrays that contracts an axis of each, with a float32 result.
 
     Mosaic refuses them with a higher precision, which the bridge asks for as PyTorch does for float32.
     """
@@ -136,7 +136,7 @@ def dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """By `tanh`, which a TPU computes in one instruction; `jax.nn.sigmoid` also divides."""
+    """Returns the sigmoid, computed by `tanh`, which is one instruction of a TPU; `jax.nn.sigmoid` also divides."""
     return 0.5 * jnp.tanh(0.5 * x) + 0.5
 
 

@@ -29,7 +29,7 @@ def mix_positions(
 def joined_mix_positions(
     x: Latent, gate_up: Float[Array, "twice_width positions"], down: Float[Array, "positions width"]
 ) -> Latent:
-    """As `mix_positions`, in the order of operations that XLA's compiler for CPUs does best.
+    """Computes `mix_positions` in the order of operations that is fastest with XLA's compiler for CPUs.
 
     Gate and up are one product, and positions are mixed on transposed activations. On a TPU both cost more than they
     save: the gradients of the parts are concatenated there, and channels leave the last axis.
@@ -44,7 +44,7 @@ def fused_mix_positions(
     *,
     interpret: bool = False,
 ) -> Latent:
-    """`mix_positions` by Pallas kernels for TPU, where `examples_of` is not 0; elsewhere by operations of JAX.
+    """Computes `mix_positions` by Pallas kernels for TPU if `examples_of` is not 0, otherwise by operations of JAX.
 
     Precision, derivatives and `interpret` are those of `train_jax.kernels.normed_mlp.fused_normed_mlp`.
     """
@@ -205,5 +205,5 @@ def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) 
 
 
 def _filled(weight: Array, shape: tuple[int, int], dtype: Any) -> Array:
-    """The weight in `dtype`, with zeros up to `shape`."""
+    """Returns the weight in `dtype`, with zeros up to `shape`."""
     return jnp.pad(weight.astype(dtype), [(0, size - there) for size, there in zip(shape, weight.shape, strict=True)])

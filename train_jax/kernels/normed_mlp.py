@@ -44,7 +44,7 @@ def normed_mlp(
 
 
 joined_normed_mlp = functools.partial(normed_mlp, joined=True)
-"""In the order of operations that XLA's compiler for CPUs does best; see `mix_positions.joined_mix_positions`."""
+"""`normed_mlp` in the order of operations that is fastest on CPUs; see `mix_positions.joined_mix_positions`."""
 
 
 def swiglu(
@@ -77,7 +77,7 @@ def fused_normed_mlp(
     *,
     interpret: bool = False,
 ) -> Latent:
-    """`normed_mlp` by Pallas kernels for TPU, where `blocks_of` has blocks for it; elsewhere by operations of JAX.
+    """Computes `normed_mlp` by Pallas kernels for TPU if `blocks_of` has blocks for it, otherwise by operations of JAX.
 
     `x` is rounded to bfloat16 before every product, as are the hidden activations; sums, the residual and the norm are
     float32. The gradients of the weights are summed in float32. The kernels have a gradient, but no `jvp` and no
@@ -98,11 +98,11 @@ class _Norm:
     over_positions: bool
 
     def factor(self, rows: Array, blocks: Blocks) -> Array:
-        """What divides the rows of a block; added rows are zeros."""
+        """Returns the factor of each row of a block; added rows are zeros."""
         return jax.lax.rsqrt(self._mean(jnp.square(rows), blocks) + self.epsilon)
 
     def gradient(self, normed: Array, factor: Array, by_normed: Array, blocks: Blocks) -> Array:
-        """The gradient by the rows."""
+        """Returns the gradient with respect to the rows."""
         return factor * (by_normed - normed * self._mean(normed * by_normed, blocks))
 
     def _mean(self, rows: Array, blocks: Blocks) -> Array:

@@ -1,1 +1,1 @@
-"""Preparing runs on TPU pods without a TPU: compilation for a topology, and what the compiled program tells."""
+"""Preparing runs on TPU pods without a TPU: compilation for a topology, and the analysis of the compiled program."""

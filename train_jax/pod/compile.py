@@ -1,4 +1,4 @@
-"""Compiles the steps of a run ahead of time for the devices of a TPU slice that is not there, on any machine."""
+"""Compiles the steps of a run ahead of time for the devices of an absent TPU slice, on any machine."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ _MEGACORE_CHIPS = ("v4", "v5p")
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The devices of a TPU slice that is not there."""
+    """The devices of an absent TPU slice."""
 
     name: str
     devices: Sequence[Any]
     hbm_bytes: int
-    """Memory of a device."""
+    """Memory of a device in bytes."""
     peak_flops: float
     """Peak bfloat16 FLOP/s of a device."""
     hbm_bandwidth: float
     """Peak bytes/s between a device and its memory."""
     clock: float | None
-    """Cycles/s: peak FLOP/s by those of the matrix units in one cycle. None for v6e, where this is no clock."""
+    """Cycles/s: peak FLOP/s by the FLOPs of the matrix units in a cycle. None for v6e, where this is no clock."""
 
     @property
     def hosts(self) -> int:
@@ -120,7 +120,7 @@ def _find_compiler() -> None:
 
 
 def use_host_backend() -> None:
-    """Computes on the CPU, so that a TPU of this machine stays free; call it before anything is computed."""
+    """Makes JAX compute on the CPU, so that a TPU of this machine stays free; call it before anything is computed."""
     jax.config.update("jax_platforms", "cpu")
 
 
@@ -134,7 +134,7 @@ class Memory:
     arguments: int
     temporaries: int
     outputs: int
-    """Those that do not reuse the memory of a donated argument."""
+    """Bytes of the outputs that do not reuse the memory of a donated argument."""
     code: int
 
     @property
@@ -153,11 +153,11 @@ class Compiled:
     program: Program
     memory: Memory
     flops: float
-    """As XLA counts them in the compiled program, the body of a loop once."""
+    """FLOPs as XLA counts them in the compiled program, with the body of a loop counted once."""
     products: Products
     """The matrix products of the program before XLA's optimization."""
     lower_seconds: float
-    """Tracing the PyTorch module and lowering it."""
+    """Seconds to trace the PyTorch module and to lower it."""
     compile_seconds: float
 
 
@@ -221,7 +221,7 @@ def first_line(error: Exception) -> str:
 
 
 def compile_eval_step(training: Training) -> Compiled:
-    """Like `compile_train_step`, for the step of an evaluation during training."""
+    """Compiles the step of an evaluation during training, like `compile_train_step`."""
     task: Any = training.task
     if not hasattr(task, "eval_step"):
         raise UserError(f"task {training.config.task} has no method eval_step, which compiling its evaluation needs")
@@ -231,7 +231,7 @@ def compile_eval_step(training: Training) -> Compiled:
 
 
 def compile_program(step: Any, arguments: tuple) -> Compiled:
-    """Compiles a function of `Devices.parallel` for arguments of these shapes. Raises `UserError` if it is refused."""
+    """Compiles a function of `Devices.parallel` for arguments of these shapes. Raises `UserError` if it is rejected."""
     begin = time.perf_counter()
     lowered = step.lower(*arguments)
     lowering = time.perf_counter()
@@ -258,7 +258,7 @@ def _state_shapes(training: Training) -> Any:
 
 
 def _shares(batch: Any, count: int) -> Any:
-    """The shapes of a batch on the devices."""
+    """Returns the shapes of a batch on the devices."""
     return jax.tree.map(lambda x: _shape((count, len(x) // count, *x.shape[1:]), x.dtype), batch)
 
 

@@ -22,7 +22,7 @@ class Products:
     """FLOPs of the matrix products of a train step on one device, two for a multiplication and addition."""
 
     by_name: Mapping[str, float]
-    """By the scopes and transformations around them, such as `jit(step)/transpose(jvp([Net]))/layers.0[Block]`."""
+    """FLOPs by the scopes and transformations around, such as `jit(step)/transpose(jvp([Net]))/layers.0[Block]`."""
 
     @cached_property
     def total(self) -> float:
@@ -30,17 +30,17 @@ class Products:
 
     @cached_property
     def recomputed(self) -> float:
-        """Those of the forward pass that the backward pass computes again."""
+        """FLOPs of the forward pass that the backward pass computes again."""
         return self._sum(lambda name: "rematted_computation" in name)
 
     @cached_property
     def outside(self) -> float:
-        """Those outside of the PyTorch module and its gradient, such as Newton-Schulz iterations of Muon."""
+        """FLOPs outside of the PyTorch module and its gradient, such as Newton-Schulz iterations of Muon."""
         return self._sum(lambda name: not module_of(name).name and "jvp(" not in name)
 
     @property
     def of_model(self) -> float:
-        """Those of one forward and one backward pass of the module."""
+        """FLOPs of one forward and one backward pass of the module."""
         return self.total - self.recomputed - self.outside
 
     def _sum(self, counts: Callable[[str], bool]) -> float:
@@ -58,7 +58,7 @@ def products(program: core.ClosedJaxpr) -> Products:
 
 
 def _by_name(program: core.ClosedJaxpr, arguments: list[Any], scope: str) -> dict[str, float]:
-    """The FLOPs by the scopes and transformations around each product, after those in `scope`.
+    """Returns the FLOPs by the scopes and transformations around each product, after those in `scope`.
 
     `arguments`: the values of the inputs that are constants, None for others.
     """
@@ -93,7 +93,7 @@ def _times(name: str, params: Mapping[str, Any]) -> int:
 
 
 def _computed_share(name: str, params: Mapping[str, Any], arguments: list[Any]) -> float:
-    """The share of a kernel's blocks that it computes: splash attention has a number for each, 0 for one to skip."""
+    """Returns the share of a kernel's blocks that it computes: splash attention has a number for each, 0 to skip it."""
     if name != "pallas_call" or not str(params.get("name")).startswith("splash") or len(arguments) < 2:
         return 1
     blocks = arguments[1] if params["grid_mapping"].num_index_operands >= 2 else None

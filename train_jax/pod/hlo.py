@@ -22,7 +22,7 @@ _CALLED = re.compile(r"(?:calls|body|condition|to_apply|branch_computations)=\{?
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """An array of a program, as it lies in memory."""
+    """An array of a program and its layout in memory."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Array:
 
     @property
     def size_bytes(self) -> float:
-        """Bytes with the padding of its tiles."""
+        """Size in bytes, with the padding of its tiles."""
         dims = list(self.shape)
         order, _, rest = self.layout.partition(":")
         tile = re.match(r"T\((\d+),(\d+)\)", rest)
@@ -60,7 +60,7 @@ class Instruction:
 
     @cached_property
     def estimated_cycles(self) -> int:
-        """The TPU compiler's estimate; 0 where it gives none."""
+        """Cycles that the TPU compiler estimates; 0 without an estimate."""
         return self.number(r'"estimated_cycles":"?(\d+)') or 0
 
     @property
@@ -106,8 +106,9 @@ class Program:
                     yield from self.executed(name, times * self.trips(instruction))
 
     def trips(self, instruction: Instruction) -> int:
-        """How often a `while` runs its body: as the compiler says, or else until its counter, which begins at 0, is no
-        longer below a constant. 1 where neither is known, and for all other instructions.
+        """Returns how often a `while` runs its body: the compiler's count, or else the number of times until its
+        counter, which begins at 0, is no longer below a constant. 1 if neither is known, and for all other
+        instructions.
 
         The loops of `jax.lax.scan` increase their counter by 1.
         """
@@ -169,7 +170,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(line: str, start: int) -> int:
-    """The position after the parenthesis that closes the one at `start`."""
+    """Returns the position after the parenthesis that closes the one at `start`."""
     depth = 0
     for at in range(start, len(line)):
         depth += {"(": 1, ")": -1}.get(line[at], 0)

@@ -1,4 +1,4 @@
-"""The figures of a compiled step, as they are in JSON, and their lines for the terminal."""
+"""The figures of a compiled step in JSON, and their lines for the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles the train step of a run in several variants, to find those that fit and the one estimated fastest."""
+"""Compiles the train step of a run in several variants, to find those that fit and the one with the lowest estimate."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PARTS = (1, 2, 4)
 REMAT = ("", "blocks")
 """Values of `compute.remat` that are tried, besides that of the run."""
 Figures = dict[str, Any]
-"""Those of `figures_of` for a variant; `fits` and `refusal` alone, beside what distinguishes it, if it is refused."""
+"""The result of `figures_of` for a variant; if refused, only `fits`, `refusal` and the options that distinguish it."""
 
 
 def variants(config: RunConfig, devices: int, batch_sizes: Sequence[int] = ()) -> list[RunConfig]:
-    """Returns the variants of a run: every batch size, with and without recomputation, in one part or several.
+    """Returns the variants of a run: every batch size, with and without recomputation, in one or several parts.
 
     Raises `UserError` if no batch size divides by the devices.
     """

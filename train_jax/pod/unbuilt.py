@@ -15,7 +15,7 @@ _UNBUILT = {"language": UnbuiltText, "instructions": UnbuiltInstructions}
 
 
 def is_built(config: RunConfig) -> bool:
-    """Returns whether all data sets of a run are there."""
+    """Returns whether all data sets of a run exist."""
     return all(Path(folder).exists() for folder in config.data_dir.split(","))
 
 

@@ -23,7 +23,7 @@ PRODUCTS, COLLECTIVE = "matrix products", "collectives"
 KERNELS = "Pallas kernels"
 SORTS, ELEMENTWISE = "gathers and sorts", "elementwise, reductions"
 CONTROL_FLOW = "loops and branches"
-"""The kind of what a loop takes between its operations, in measured time."""
+"""Kind of the measured time that a loop takes between its operations."""
 CLASS_DEPTH = 2
 """The number of nested modules whose classes are named."""
 _SCOPE = re.compile(r"(?:^|[/(])([\w.]*)\[([A-Za-z_]\w*)\](?=[/)]|$)")
@@ -36,14 +36,14 @@ class Module(NamedTuple):
     name: str
     """Its qualified name, that of its class for the outermost one, and "" outside of the module."""
     classes: str
-    """Its class behind that of the module around it, such as `Block/SwiGLU`."""
+    """Its class after that of the module around it, such as `Block/SwiGLU`."""
 
 
 OUTSIDE = Module("", "")
 SPLITS = ("kind", "pass", "module", "class")
-"""By what costs are summed: the kind of work (a fusion with a matrix product counts whole as one); the pass (backward
-with recomputation; the update is all outside of the module's gradient; instructions without a name are mostly copies);
-the qualified name of the PyTorch module, empty outside of it; and its class, such as `Block/SwiGLU`."""
+"""Keys by which costs are summed: the kind of work (a fusion with a matrix product counts whole as one); the pass
+(backward with recomputation; the update is all outside of the module's gradient; instructions without a name are mostly
+copies); the qualified name of the PyTorch module, empty outside of it; and its class, such as `Block/SwiGLU`."""
 ROWS_SHOWN = 12
 """The most rows of a table that are printed."""
 
@@ -53,12 +53,12 @@ class Cost:
     """The sum over some of a program's instructions, for one device and one step."""
 
     cycles: float = 0
-    """The compiler's estimate; it has none for Pallas kernels."""
+    """Cycles that the compiler estimates; it has no estimate for Pallas kernels."""
     hbm_bytes: float = 0
-    """Operands and results that lie in the memory of the device, with the padding of their tiles."""
+    """Bytes of operands and results in the memory of the device, with the padding of their tiles."""
     instructions: int = 0
     kernels: int = 0
-    """Runs of Pallas kernels."""
+    """Number of runs of Pallas kernels."""
     product_flops: float = 0
     """The FLOPs of the matrix products of the JAX program, before the compiler joins instructions into fusions."""
 
@@ -75,7 +75,7 @@ class CollectiveOperation:
     """A collective of a program."""
 
     kind: str
-    """Such as `all-reduce`."""
+    """Name of the operation, such as `all-reduce`."""
     bytes: float
     """The size of its result on one device."""
     asynchronous: bool
@@ -88,10 +88,10 @@ class Yardsticks:
 
     total: Cost
     splits: Mapping[str, Mapping[str, Cost]]
-    """By each of `SPLITS`, the most cycles first."""
+    """Costs by each of `SPLITS`, the most cycles first."""
     collectives: tuple[CollectiveOperation, ...]
     prefetched_bytes: float
-    """Copies between the memory and the caches of the device that run beside the instructions."""
+    """Bytes of copies between the memory and the caches of the device that run beside the instructions."""
 
 
 def yardsticks(
@@ -200,9 +200,9 @@ class Operation:
     name: str
     """Its name in the compiled program and in the trace."""
     milliseconds: float
-    """For a step, on all devices of the process together."""
+    """Milliseconds per step, summed over all devices of the process."""
     runs: float
-    """For a step."""
+    """Number of runs per step."""
     kind: str
     module: str
     source: str
@@ -215,13 +215,13 @@ class Measured:
 
     steps: int
     wall: float
-    """From the beginning of the first operation to the end of the last one."""
+    """Time from the beginning of the first operation to the end of the last one."""
     busy: float
-    """The sum over the operations of all devices of the process."""
+    """Sum of the times of the operations on all devices of the process."""
     splits: Mapping[str, Mapping[str, float]]
-    """By each of `SPLITS`, the longest first."""
+    """Times by each of `SPLITS`, the longest first."""
     operations: tuple[Operation, ...]
-    """The longest first."""
+    """Operations, the longest first."""
 
 
 def read_profile(folder: Path) -> Measured:
@@ -238,7 +238,7 @@ def read_profile(folder: Path) -> Measured:
 
 
 def measured(events: Iterable[Mapping[str, Any]], program: Program) -> Measured:
-    """Sums the events of the Trace Event format that are operations of `program`, each without what is inside it."""
+    """Sums the events of the Trace Event format that are operations of `program`, each without the events inside it."""
     spans = [event for event in events if event.get("ph") == "X"]
     steps = len({event["args"]["step_num"] for event in spans if event["name"] == PROFILED_STEP and "args" in event})
     instructions = program.instructions

@@ -30,13 +30,13 @@ NODE, QUEUED = "tpu-vm", "queued-resources"
 
 
 class GcloudError(UserError):
-    """gcloud failed, or is not there."""
+    """gcloud failed, or is not installed."""
 
     STATUS: ClassVar[int] = 1
 
 
 def check_names(**names: str) -> None:
-    """Raises `UserError` for a name that Google Cloud would refuse; so none is a flag, or has a meaning in a shell."""
+    """Raises `UserError` for a name that Google Cloud would refuse, which includes flags and characters of a shell."""
     for field, value in names.items():
         pattern, expected = _NAMES[field]
         if not re.fullmatch(pattern, value):
@@ -78,7 +78,7 @@ def _tpu(record: Record, group: str, verb: str, *words: str) -> list[str]:
 
 
 def create(record: Record) -> list[str]:
-    """Requests the node as a queued resource, so that it is waited for while there is no capacity."""
+    """Requests the node as a queued resource, which waits while there is no capacity."""
     words = [record.tpu, f"--node-id={record.tpu}", f"--accelerator-type={record.type}", "--quiet"]
     words += [f"--runtime-version={record.runtime_version or runtime_of(record.type)}"]
     words += [f"--{record.capacity}"] if record.capacity != "on-demand" else []
@@ -91,14 +91,14 @@ def describe(record: Record, group: str) -> list[str]:
 
 
 def delete(record: Record) -> list[str]:
-    """Deletes what a launch requested, with its node; otherwise the node alone."""
+    """Deletes the request of a launch with its node; without a request, only the node."""
     if record.created:
         return _tpu(record, QUEUED, "delete", record.tpu, "--force", "--quiet")
     return _tpu(record, NODE, "delete", record.tpu, "--quiet")
 
 
 def ssh(record: Record, worker: int, command: Sequence[str]) -> list[str]:
-    """Runs a command on one worker: one connection each, because `--worker=all` holds back the output until the end."""
+    """Runs a command on one worker: one connection each, because `--worker=all` shows no output before the end."""
     alive = ["--ssh-flag=-oServerAliveInterval=15", "--ssh-flag=-oServerAliveCountMax=4"]
     return _tpu(record, NODE, "ssh", record.tpu, *_worker(record, worker), *alive, f"--command={shlex.join(command)}")
 
@@ -132,7 +132,7 @@ class Gcloud:
         return done.stdout
 
     def json(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Returns what a command with `--format=json` prints; nothing for a resource that does not exist."""
+        """Returns what a command with `--format=json` prints; an empty dict for a resource that does not exist."""
         try:
             return json.loads(self.run(argv))
         except GcloudError as error:
@@ -155,12 +155,12 @@ class Gcloud:
 
 
 class DryRun(Gcloud):
-    """Shows command lines and executes none; the node does not exist, and then is ready."""
+    """Shows command lines and executes none, as if the node did not exist and were ready after its creation."""
 
     dry = True
 
     def __init__(self, show: Callable[[str], None], type: str):
-        """`type`: of the node; without one, the node exists and has one worker."""
+        """`type` is the accelerator type of the node; without one, the node exists and has one worker."""
         self._show, self._workers, self._created = show, worker_count(type), not type
 
     def run(self, argv: Sequence[str]) -> str:

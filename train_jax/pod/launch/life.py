@@ -1,5 +1,5 @@
-"""The life of a run on several hosts: started on all, followed, and started again after a preemption or a lost host;
-and its rehearsal, with processes of this machine in the place of hosts."""
+"""The life of a run on several hosts: it is started on all of them, followed, and restarted after a preemption or a
+lost host; and its rehearsal, with processes of this machine instead of hosts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from train_jax.runtime.supervisor import PIPE
 TIME_OUT = 124
 """Exit status of a run that was stopped at `--max-hours`, as `timeout` has it."""
 WAIT_SECONDS = 5.0
-"""Before a restart: longer than the other processes of a run need to notice that one died."""
+"""Seconds before a restart: longer than the other processes of a run need to notice that one died."""
 STOP_SECONDS = 300.0
-"""How long a run that was told to stop may take to save."""
+"""Seconds that a run may take to save after it was told to stop."""
 KILL_SECONDS = 60.0
-"""Processes that are still there so long after the rehearsal was interrupted are killed."""
+"""Seconds after an interruption of the rehearsal until the remaining processes are killed."""
 
 _FINAL = {1, 2, StorageError.STATUS, TIME_OUT, 130, 141}
-"""An error that another start would repeat, a mistake of the user, Ctrl-C; without 0."""
+"""Final exit statuses besides 0: of errors that would occur again, of mistakes of the user, of Ctrl-C."""
 _ENDINGS = {
     None: "gone",
     0: "finished",
@@ -39,35 +39,35 @@ _ENDINGS = {
     TIME_OUT: "stopped at --max-hours",
 }
 _STEP = re.compile(r"step +(\d+)")
-"""The beginning of the lines in which the first process reports how far it is."""
+"""Pattern of the lines in which the first process reports its step."""
 
 
 class View:
-    """The logs of all hosts, each line with its host in front, and what the launcher says; from several threads."""
+    """Writes the log lines of all hosts, each with its host, and the messages of the launcher, from several threads."""
 
     def __init__(self, write: Callable[[str], None]):
-        """`write` gets whole lines without their end."""
+        """`write` gets whole lines without the line end."""
         self._write, self._lock = write, threading.Lock()
 
     def line(self, host: int, text: str) -> None:
-        """A line of the log of a host."""
+        """Writes a line of the log of a host."""
         with self._lock:
             self._write(f"host {host} | {text}")
 
     def say(self, text: str) -> None:
-        """A line of the launcher itself."""
+        """Writes a message of the launcher."""
         with self._lock:
             self._write(f"launch | {text}")
 
 
 class Hosts(Protocol):
-    """Where a run is: processes of this machine, or the workers of a TPU."""
+    """The hosts of a run: processes of this machine, or the workers of a TPU."""
 
     count: int
 
     @property
     def deadline(self) -> float | None:
-        """When the run is stopped, in seconds of the epoch; known after the first start."""
+        """Time at which the run is stopped, in seconds of the epoch; known after the first start."""
 
     def start(self) -> None:
         """Starts the run on every host, on new machines if the old ones are gone."""
@@ -84,7 +84,7 @@ class Hosts(Protocol):
 
 
 class Ending(NamedTuple):
-    """How the processes of a run ended."""
+    """The common result of the processes of a run."""
 
     status: int
     """The exit status of the run as a whole."""
@@ -94,7 +94,7 @@ class Ending(NamedTuple):
 
 
 def ending_of(statuses: Sequence[int | None]) -> Ending:
-    """What the exit statuses of all hosts mean; None for a host that is gone.
+    """Returns the ending for the exit statuses of all hosts; None is the status of a host that is gone.
 
     A host that ended with an error of its own decides, because the others then end as lost processes.
     """
@@ -119,7 +119,7 @@ def _described(status: int | None) -> str:
 
 
 def run_to_end(hosts: Hosts, view: View, restarts: int) -> int:
-    """Runs until the command ends in a way that another start would not change; returns its exit status.
+    """Runs the command, and restarts it while that can help; returns its exit status.
 
     A run that is stopped at its deadline has the status `TIME_OUT`.
     """
@@ -139,7 +139,7 @@ def run_to_end(hosts: Hosts, view: View, restarts: int) -> int:
 
 
 def follow_to_end(hosts: Hosts, view: View) -> Ending:
-    """Shows the logs of all hosts until all have ended. A run past its deadline is stopped, and not waited for long."""
+    """Shows the logs of all hosts until all have ended. Stops a run after its deadline, with a limit on the wait."""
     statuses: dict[int, int | None] = {}
 
     def follow(host: int) -> None:
@@ -157,7 +157,7 @@ def follow_to_end(hosts: Hosts, view: View) -> Ending:
 
 
 def _ended(threads: Sequence[threading.Thread], deadline: float | None) -> bool:
-    """Waits for the threads, in short turns so that signals are handled; returns whether they ended in time."""
+    """Waits for the threads, in short intervals so that signals are handled; returns whether they ended in time."""
     while any(thread.is_alive() for thread in threads):
         if deadline is not None and time.time() > deadline:
             return False
@@ -170,7 +170,7 @@ def _ended(threads: Sequence[threading.Thread], deadline: float | None) -> bool:
 
 
 class Fault(NamedTuple):
-    """A signal for one host when the run has reached a step."""
+    """A signal that one host gets when the run has reached a step."""
 
     number: signal.Signals
     host: int
@@ -202,7 +202,7 @@ def process_variables(address: str, count: int, host: int) -> dict[str, str]:
 
 
 class LocalHosts:
-    """Processes of this machine with virtual CPU devices, connected over loopback, in the place of hosts.
+    """Processes of this machine with virtual CPU devices, connected over loopback, instead of hosts.
 
     Each process gets the command line that a worker gets, and the variables that a launch gives a worker. A context
     that leaves no process behind.
@@ -211,10 +211,10 @@ class LocalHosts:
     deadline: float | None = None
 
     def __init__(self, hosts: int, devices: int, command: Sequence[str], view: View, faults: list[Fault]):
-        """`devices` of each host; `command`: a stage of `trm` with its arguments, or `bash` with a script."""
+        """`devices` of each host; `command` is a stage of `trm` with its arguments, or `bash` with a script."""
         self.count = hosts
         self.faults = faults
-        """Those that have not happened yet."""
+        """Faults that have not happened yet."""
         self._devices, self._view = devices, view
         self._command = [sys.executable, "-m", "train_jax", *command] if command[0] != "bash" else list(command)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -277,7 +277,7 @@ class LocalHosts:
                 os.killpg(process.pid, number)
 
     def _drain(self) -> None:
-        """Reads the signs of life of all processes, so that the pipe never is full."""
+        """Reads the signs of life of all processes, so that the pipe is never full."""
         with contextlib.suppress(OSError):
             while os.read(self._lifeline, 1 << 12):
                 pass

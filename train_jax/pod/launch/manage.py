@@ -1,4 +1,4 @@
-"""What `trm launch` does with a launch: watch it to its end, follow its logs, stop it, delete its node, list all."""
+"""The operations of `trm launch`: watch a launch to its end, follow its logs, stop it, delete its node, list all."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from train_jax.pod.launch.record import (
 from train_jax.pod.launch.tpu import Tpu
 
 LOGS_SECONDS = 0.5
-"""Between looks at the copies of the logs."""
+"""Seconds between two reads of the copies of the logs."""
 
 
 def prepare(record: Record, commands: Gcloud, view: View) -> Record:
-    """Writes the record of a new launch, and the archive of the code. Raises `UserError` if one is going on."""
+    """Writes the record of a new launch, and the archive of the code. Raises `UserError` if an earlier one runs."""
     source, before = Source.here(), read_record(record.tpu)
     if before is not None and not before.over:
         raise UserError(
@@ -88,7 +88,7 @@ def _finish(workers: Tpu, view: View, status: int) -> None:
 
 
 def _collect(workers: Tpu, view: View) -> bool:
-    """Copies the run folder of the first worker, unless it is in storage; returns whether nothing is left there."""
+    """Copies the run folder of the first worker, unless it is in storage; returns True if nothing is left there."""
     record = workers.record
     if not record.collect:
         return True
@@ -109,7 +109,7 @@ def _collect(workers: Tpu, view: View) -> bool:
 
 
 def logs(name: str, view: View) -> None:
-    """Shows the logs of all hosts as long as a process watches the launch, which copies them here."""
+    """Shows the logs of all hosts while a process watches the launch and copies them to this machine."""
     shown = Counter[Path]()
     while True:
         record = known(name)
@@ -130,7 +130,7 @@ def logs(name: str, view: View) -> None:
 
 
 def stop(name: str, commands: Gcloud, view: View) -> None:
-    """Stops a run, which saves; whoever watches it, otherwise this process, then collects and deletes."""
+    """Stops a run, which saves. The process that watches it, or this one, collects results and deletes the node."""
     record = known(name)
     if record.over:
         raise UserError(f"the launch {name} is over ({record.phase})")
@@ -146,7 +146,7 @@ def stop(name: str, commands: Gcloud, view: View) -> None:
 
 
 def delete(name: str, commands: Gcloud, view: View, *, force: bool) -> None:
-    """Deletes the node of a launch. Without `force`, raises `UserError` if it runs, or if no launch created it."""
+    """Deletes the node of a launch. Raises `UserError` without `force` if a run uses it, or if no launch created it."""
     record = known(name)
     workers = Tpu(commands, record, view.say)
     if not force:
@@ -183,7 +183,7 @@ def watch_in_background(name: str) -> Path:
 
 
 def overview(commands: Gcloud) -> list[str]:
-    """Returns a table of the launches of this machine with the states of their nodes; below each what is wrong."""
+    """Returns a table of the launches of this machine with the states of their nodes, and their problems below it."""
     rows, remarks = [("tpu", "zone", "type", "node", "launch", "hours")], [""]
     for record in records():
         needed = not record.over or record.ready_since is not None
@@ -200,7 +200,7 @@ def overview(commands: Gcloud) -> list[str]:
 
 
 def _remark(record: Record, state: str) -> str:
-    """Returns what is wrong: a node that nobody uses, or a run that nobody watches."""
+    """Returns the problem of a launch: a node that nobody uses, or a run that nobody watches."""
     if not record.over and not record.is_watched():
         return f"orphaned: nobody would start it again or delete its node; `trm launch watch {record.tpu}`"
     if record.over and state not in ("", "PREEMPTED", "TERMINATED"):

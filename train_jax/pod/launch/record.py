@@ -1,5 +1,5 @@
-"""What is known of a launch, in one JSON file for each, so that any terminal can list, follow and end it; and the code
-that a launch copies: what git knows of this checkout."""
+"""The record of a launch, one JSON file for each, so that any terminal can list, follow and end it; and the code that a
+launch copies: the files of this checkout that git knows."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Request:
     zone: str = ""
     """Zone of the TPU, such as us-central2-b."""
     restarts: Annotated[int, Range(0, 1000)] = 10
-    """Starts again after a preemption or a lost host, at most so often."""
+    """Largest number of restarts after a preemption or a lost host."""
     max_hours: Annotated[float, Range(0, 1e5)] = 0.0
-    """Stops the run so long after its first node was ready; 0 for no limit."""
+    """Hours after which the run is stopped, counted from the time its first node was ready; 0 for no limit."""
 
     type: str = ""
     """Accelerator type to create, such as v4-64."""
     runtime_version: str = ""
     """Software version of a new node; by default the one for JAX on this type."""
     capacity: Literal["on-demand", "spot", "reserved"] = "on-demand"
-    """What a new node is taken from."""
+    """Kind of capacity of a new node."""
     internal_ip: bool = False
     """Give a new node internal addresses only, and connect to these."""
     project: str = ""
@@ -57,7 +57,7 @@ class Request:
     collect: str = ""
     """Folder of the first host to copy here at the end; by default the run folder of `train`, unless in storage."""
     price_per_hour: Annotated[float, Range(0, 1e6)] = 0.0
-    """What the whole node costs an hour, for the sum at the end and in `trm launch list`."""
+    """Price of the whole node per hour, for the cost at the end and in `trm launch list`."""
     delete_when_done: bool = False
     """Delete the node at the end even if it was there before; what the launch created is deleted anyway."""
     keep: bool = False
@@ -68,24 +68,24 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Record(Request):
-    """A launch: what was asked for, and what became of it. No secrets: of the file with them only its path."""
+    """A launch: its options, and its state. It holds no secrets, only the path of the file with them."""
 
     token: str = ""
-    """Random, in the ids of its starts."""
+    """Random text in the ids of its starts."""
     code: str = ""
-    """Commit, and whether files differ from it."""
+    """Commit of the code, and a mark if files differ from it."""
 
     phase: str = "new"
-    """new, creating, installing, running, done, failed or stopped."""
+    """Phase: new, creating, installing, running, done, failed or stopped."""
     created: bool = False
     """True if this launch created the node."""
     starts: int = 0
     begun: float | None = None
-    """When the first node was ready, in seconds of the epoch."""
+    """Time at which the first node became ready, in seconds of the epoch."""
     ready_since: float | None = None
-    """The time at which the present node became ready."""
+    """Time at which the present node became ready, in seconds of the epoch."""
     seconds_before: float = 0.0
-    """The seconds that earlier nodes existed."""
+    """Seconds for which earlier nodes existed."""
     status: int | None = None
     """Exit status of the run."""
     stop_asked: bool = False
@@ -104,18 +104,18 @@ class Record(Request):
         return self.phase in ("done", "failed", "stopped")
 
     def node_seconds(self) -> float:
-        """Returns how long nodes were there for this launch."""
+        """Returns the seconds for which nodes existed for this launch."""
         return self.seconds_before + (time.time() - self.ready_since if self.ready_since is not None else 0.0)
 
     def cost(self) -> str:
-        """Returns the hours and, at the stated price, what they cost."""
+        """Returns the hours and, if a price is stated, their cost."""
         hours = self.node_seconds() / 3600
         if not self.price_per_hour:
             return f"{hours:.2f} h"
         return f"{hours:.2f} h, {hours * self.price_per_hour:.2f} at {self.price_per_hour:g} an hour"
 
     def is_watched(self) -> bool:
-        """Returns whether a process watches the run: it holds a lock."""
+        """Returns whether a process watches the run, which holds the lock."""
         try:
             with _locked(self.tpu, ".watch", fcntl.LOCK_EX | fcntl.LOCK_NB):
                 return False
@@ -130,7 +130,7 @@ def state_folder() -> Path:
 
 
 def local_folder(name: str) -> Path:
-    """Returns the folder for the logs of all hosts, and for what is sent to them."""
+    """Returns the folder for the logs of all hosts, and for the files that are sent to them."""
     return state_folder() / name
 
 
@@ -162,7 +162,7 @@ def records() -> list[Record]:
 
 
 def write_record(record: Record) -> None:
-    """Writes the record of a new launch, not while another process is changing the one that is there."""
+    """Writes the record of a new launch, but not while another process changes the existing one."""
     with _locked(record.tpu, ".lock", fcntl.LOCK_EX):
         _write(record)
 
@@ -212,7 +212,7 @@ class Source(NamedTuple):
     tree: str
     """A commit of all tracked files as they are now."""
     name: str
-    """Commit, and `-dirty` if files differ from it."""
+    """Commit, with `-dirty` if files differ from it."""
     untracked: int
     """Files that git neither knows nor ignores."""
 

@@ -1,5 +1,5 @@
-"""A TPU of a launch: its node, created, waited for, created again after a preemption, deleted; and its workers as the
-hosts of a run, `worker.sh` on each of them by ssh."""
+"""A TPU of a launch: creates its node, waits for it, creates it again after a preemption and deletes it; runs
+`worker.sh` by ssh on its workers, the hosts of a run."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from train_jax.pod.launch.life import process_variables
 from train_jax.pod.launch.record import WORKER_SCRIPT, Record, local_folder, read_record, update
 
 POLL_SECONDS = 15.0
-"""Between looks at a node that is being created."""
+"""Seconds between two checks of a node that is being created."""
 READY_SECONDS = 3600.0
-"""How long a node may take to be ready when its request has been granted, which is waited for without a limit."""
+"""Seconds that a node may take to become ready after its request was granted; the wait for the grant has no limit."""
 _LASTING = {"READY", "STOPPED", "PREEMPTED", "TERMINATED", "SUSPENDED", "FAILED", "HIDDEN"}
-"""States that end only if somebody acts; the others are on the way to one of these, or to no node."""
+"""States that end only if somebody acts; all other states lead to one of these, or to no node."""
 _GONE = _LASTING - {"READY"} | {"", "STOPPING", "SUSPENDING", "DELETING"}
 _UNPACK = (
     'set -e; cd "$1"; find code -mindepth 1 -maxdepth 1 ! -name .venv ! -name data ! -name runs -exec rm -rf {} +; '
     'tar -xzf code.tar.gz -C code; script=$2; shift 2; exec bash "code/$script" install "$@"'
 )
-"""Replaces the code of an earlier launch, without its environment, data and runs."""
+"""Shell command that replaces the code of an earlier launch, but not its environment, data and runs."""
 PORT = 8476
 """The port of JAX's coordinator, on the first worker."""
 AGAIN_SECONDS = 5.0
-"""Before a lost connection is made again."""
+"""Seconds before a lost connection is opened again."""
 SILENT_SECONDS = 900.0
-"""A worker that cannot be reached for so long, although its node is ready, is given up."""
+"""Seconds after which a worker is given up that cannot be reached although its node is ready."""
 LOG_ATTEMPTS = 10
-"""How often the rest of the log of a run that has ended is asked for if the connection breaks each time."""
+"""Number of attempts to read the rest of the log of a run that has ended, if the connection breaks each time."""
 
 
 class Tpu:
@@ -46,7 +46,7 @@ class Tpu:
     def __init__(self, commands: Gcloud, record: Record, say: Callable[[str], None]):
         self.gcloud, self.record, self.say = commands, record, say
         self.count = 0
-        """Workers; known when the node is there."""
+        """Number of workers; known when the node exists."""
         self._adopts = record.phase == "running"
 
     @property
@@ -71,7 +71,7 @@ class Tpu:
         return self.gcloud.json(gcloud.describe(self.record, gcloud.QUEUED)).get("state", {}).get("state", "")
 
     def is_gone(self) -> bool:
-        """Returns whether the machines of the run are not there any more."""
+        """Returns whether the machines of the run no longer exist."""
         return self.state() in _GONE
 
     def addresses(self) -> list[str]:
@@ -80,7 +80,7 @@ class Tpu:
         return [endpoint["ipAddress"] for endpoint in described.get("networkEndpoints", [])]
 
     def make_ready(self) -> bool:
-        """Creates the node unless it is there; returns whether it is another machine than before.
+        """Creates the node unless it exists; returns whether it is another machine than before.
 
         After a node of this launch was ready, another one is requested as often as it is preempted before it is.
         Raises `UserError` for a node that is not there and must not be created.
@@ -100,7 +100,7 @@ class Tpu:
         return fresh
 
     def _create(self, state: str) -> None:
-        """Requests the node, in the place of one that is in no state to be used, and of the request for it."""
+        """Requests the node, and replaces a node that is not usable, and its request."""
         record = self.record
         if state and not record.created:
             raise UserError(f"{record.tpu} is {state} and was not created by a launch; delete it, or use another name")
@@ -123,7 +123,7 @@ class Tpu:
             time.sleep(POLL_SECONDS)
 
     def _settled(self, requested: bool) -> str:
-        """Waits while the node changes its state; returns a state that lasts. `requested`: it is to exist soon."""
+        """Waits while the node changes its state; returns a lasting one. `requested`: the node will exist soon."""
         said, until = "", 0.0
         while True:
             request = self._request_state() if requested else "ACTIVE"
@@ -143,7 +143,7 @@ class Tpu:
             time.sleep(POLL_SECONDS)
 
     def check_wanted(self) -> None:
-        """Raises `GcloudError` if the run is to end before it could be started."""
+        """Raises `GcloudError` if the run was told to end before it could be started."""
         if self.stops():
             raise GcloudError(f"the launch {self.record.tpu} was stopped before the run was started")
         if self.is_late():
@@ -156,11 +156,11 @@ class Tpu:
         return self.record.stop_asked
 
     def is_late(self) -> bool:
-        """Returns whether the deadline is over."""
+        """Returns whether the deadline has passed."""
         return self.deadline is not None and time.time() > self.deadline
 
     def delete(self) -> None:
-        """Deletes the node, and the request for it. One that is not there is no error."""
+        """Deletes the node and its request; does nothing if they do not exist."""
         try:
             self.gcloud.run(gcloud.delete(self.record))
         except GcloudError as error:
@@ -175,7 +175,7 @@ class Tpu:
     # ---- the run
 
     def start(self) -> None:
-        """The first call leaves a run alone that is there already; it is only to be followed."""
+        """Starts the run on every worker. The first call only follows a run that exists already."""
         if not self._adopts:
             self.check_wanted()
         fresh = self.make_ready()
@@ -229,7 +229,7 @@ class Tpu:
             time.sleep(AGAIN_SECONDS)
 
     def _receive(self, host: int, id: str, line: Callable[[str], None]) -> int:
-        """Follows a log, behind its copy here; returns the exit status of the connection.
+        """Follows a log from the end of its copy on this machine; returns the exit status of the connection.
 
         gcloud repeats an ssh command whose connection breaks, from its beginning. Each time the output begins with a
         mark, so that the repetition is seen and ended: the next call continues in the right place.
@@ -281,7 +281,7 @@ class Tpu:
         self._on_all(copy)
 
     def _send_secrets(self) -> None:
-        """The file is for its owner alone before it has contents; the run removes it when it has read it."""
+        """Sends the file with secrets, at no time readable for others; the run removes it after reading it."""
         path, name = self.record.worker_env_file, f"{self._folder}/environment"
 
         def send(worker: int) -> None:
@@ -316,7 +316,7 @@ class Tpu:
         self.gcloud.run(gcloud.ssh(self.record, worker, words))
 
     def _on_all(self, act: Callable[[int], Any]) -> list[Any]:
-        """Calls it for every worker at once, in a dry run one after the other. Raises the first error."""
+        """Calls `act` for every worker at once or, in a dry run, one after the other. Raises the first error."""
         if self.gcloud.dry:
             return [act(worker) for worker in range(self.count)]
         with ThreadPoolExecutor(max_workers=max(self.count, 1)) as pool:
@@ -324,7 +324,7 @@ class Tpu:
 
 
 def not_shared(run_folder: str) -> UserError:
-    """Returns the error for a run folder that only one of several hosts would see."""
+    """Returns the error for a run folder that only one of several hosts can see."""
     return UserError(
         f"run folder {run_folder} is on one host only; give --run-dir gs://bucket/folder, which all hosts share"
     )

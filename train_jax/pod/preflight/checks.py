@@ -1,4 +1,4 @@
-"""The checks in their order: what needs no devices first, then the devices, then the model."""
+"""The checks in their order: first those that need no devices, then the devices, then the model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from train_jax.runtime.peers import exit_now
 
 
 class Check(NamedTuple):
-    """A check, which returns its row, or None if there is nothing to check."""
+    """A check: a function that returns its row, or None if there is nothing to check."""
 
     name: str
     function: Callable[[Pod], Row | None]
     needs: tuple[str, ...] = ()
-    """It is left out if one of these failed in a process, or was left out: most checks wait for all processes."""
+    """Checks that have to pass before this one, in all processes: most checks wait for all processes."""
     may_last: bool = False
-    """False if the process is to end when the check hangs, as a backend does whose device another process holds."""
+    """False if the process ends when the check takes too long, as a backend does whose device another process holds."""
 
 
 EQUAL = ("code", "versions", "configuration", "data")
@@ -52,8 +52,8 @@ COMPILE_THE_MODEL = ("model beside PyTorch", "memory")
 
 
 def run_checks(pod: Pod, timeout_seconds: float, *, quick: bool, without: Collection[str] = ()) -> Result:
-    """Runs all checks but those in `without` in all processes, `quick` those that do not compile the model. Collective:
-    every process gets the same result."""
+    """Runs all checks except those in `without` in all processes; with `quick`, only those that do not compile the
+    model. Collective: every process gets the same result."""
     by_process: list[list[Row]] = [[] for _ in pod.hosts]
     left_out: list[str] = []
     for check in CHECKS:
@@ -70,12 +70,12 @@ def run_checks(pod: Pod, timeout_seconds: float, *, quick: bool, without: Collec
 
 
 def one_failure(name: str, error: Exception) -> Result:
-    """Returns the result if the processes did not even meet: what failed, and that nothing else was checked."""
+    """Returns the result if the processes did not even meet: the failure, and that nothing else was checked."""
     return Result([[Row(name, "FAIL", str(error))]], [""], [each.name for each in CHECKS if each.name != name])
 
 
 def _row_of(check: Check, pod: Pod, before: Sequence[Row], timeout_seconds: float) -> list[tuple]:
-    """Returns the fields of the row of this process, in a list that is empty without one.
+    """Returns the fields of the row of this process, in a list that is empty without a row.
 
     Whatever the check raises is a failure, so that the other processes do not wait for this one.
     """

@@ -1,5 +1,5 @@
-"""Checks of the devices: they are there, compute right; the run's model on them beside
-PyTorch on the host, and the memory of its compiled step."""
+"""Checks of the devices: that they exist and compute correctly; of the run's model on them, compared with PyTorch on
+the host; and of the memory of its compiled step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from train_jax.runtime.devices import Devices
 from train_jax.start import assemble, start
 
 ALL_REDUCE_WARN = {"tpu": 10.0, "gpu": 1.0}
-"""GB/s that each device sends and receives, far below the interconnect of a slice; other platforms 0.01."""
+"""GB/s of each device below which the check warns, far below the interconnect of a slice; 0.01 on other platforms."""
 ALL_REDUCE_BYTES = {"tpu": 2**28, "gpu": 2**28}
-"""The size of the array on each device; on other platforms 2**24."""
+"""Bytes of the array on each device; 2**24 on other platforms."""
 _TRIES = 3
 PRODUCT_SIZE = 512
 PRODUCT_FAIL = {"float32 at precision highest": 1e-5, "bfloat16": 1e-4, "float32 at JAX's default": 2e-2}
@@ -36,7 +36,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def check_processes(pod: Pod) -> Row:
-    """Checks that as many processes came as the user expects; 0 for any number."""
+    """Checks that there are as many processes as the user expects; 0 accepts any number."""
     count, expected = len(pod.hosts), pod.expect_processes
     limit = f"{expected} expected" if expected else ""
     remedy = "start the same command on every host (`gcloud … --worker=all`), or set the JAX_* variables of all"
@@ -102,7 +102,7 @@ def _best_seconds(function: Callable[..., Any], array: Any) -> float:
 
 
 def check_products(pod: Pod) -> Row:
-    """A matrix product in bfloat16 and in float32 on every device of this process, beside NumPy in float64."""
+    """Checks a matrix product in bfloat16 and in float32 on every device of this process against NumPy in float64."""
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(2, PRODUCT_SIZE, PRODUCT_SIZE)).astype(np.float32)
     inputs = wide, np.asarray(wide, jnp.bfloat16), wide
@@ -136,7 +136,7 @@ def check_training(pod: Pod) -> Row:
 
 
 def check_model(pod: Pod) -> Row:
-    """`bridge.verify` of the module's call in the first training step: outputs, gradients and buffers, in float32."""
+    """Runs `bridge.verify` for the module's first training call: outputs, gradients and buffers, in float32."""
     report = compared(pod.config, pod.task)
     beyond, worst, where = report.count("beyond tolerance"), report.worst, report.environment
     text = f"largest error {max((each.error for each in report.rows), default=0.0):.0e}"
@@ -188,7 +188,7 @@ _REMEDY = (
 
 
 def memory_limit(devices: Devices) -> tuple[int | None, str]:
-    """Bytes that a device has, and what they are; None if nobody says."""
+    """Returns the memory of a device in bytes, None if it is not known, and a description of it."""
     statistics = devices.local[0].memory_stats() or {}
     if statistics.get("bytes_limit"):
         return int(statistics["bytes_limit"]), "on a device"

@@ -1,5 +1,5 @@
 """Checks without devices: the same code, versions, configuration, data and clock in all processes; the run folder and
-its disk; who holds the accelerator; what wandb says."""
+its disk; the processes that hold the accelerator; wandb."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ from train_jax.task import task_class
 from train_jax.version import DISTRIBUTION, commit, installed_version
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 2.0, 5.0
-"""A time service keeps clocks within milliseconds; heartbeats and log lines of hosts are ordered by them."""
+"""Differences of clocks in seconds that cause a warning or a failure. A time service keeps clocks within milliseconds;
+heartbeats and log lines of hosts are ordered by them.
+"""
 _CLOCK_ROUNDS = 5
 _FOLDER_SECONDS = 10.0
-"""How long a file of another host may take to appear; network file systems cache what was not there."""
+"""Seconds that a file of another host may take to appear: network file systems cache the absence of a file."""
 _PROC = Path("/proc")
 _LOCKFILE = Path("/tmp/libtpu_lockfile")
 _DEVICE = re.compile(r"/dev/(accel\d+|vfio/\d+|nvidia\d+|kfd)")
@@ -45,7 +47,7 @@ _DEVICE = re.compile(r"/dev/(accel\d+|vfio/\d+|nvidia\d+|kfd)")
 
 
 def _check_same(read: Callable[[], tuple[dict[str, Any], str]], pod: Pod, remedy: str) -> Row:
-    """Compares values by their names between all processes, and names the first process that differs from most.
+    """Compares values by their names between all processes, and names the first process that differs from the majority.
 
     `read` returns the values of this process and what the row says of them; its error is raised after all processes
     have said what they read. Collective.
@@ -72,7 +74,7 @@ def _check_same(read: Callable[[], tuple[dict[str, Any], str]], pod: Pod, remedy
 
 
 def check_code(pod: Pod) -> Row:
-    """Collective."""
+    """Checks that all processes have the same code. Collective."""
 
     def read() -> tuple[dict[str, Any], str]:
         hashes = source_hashes(pod.config)
@@ -82,14 +84,14 @@ def check_code(pod: Pod) -> Row:
 
 
 def check_versions(pod: Pod) -> Row:
-    """Collective."""
+    """Checks that all processes have the same versions. Collective."""
     versions = {"python": platform.python_version()} | versions_of_packages()
     text = ", ".join(f"{name} {versions[name]}" for name in ("python", "jax", "torch") if name in versions)
     return _check_same(lambda: (versions, text), pod, "install with `pip install -c constraints.txt` on every host")
 
 
 def check_configuration(pod: Pod) -> Row:
-    """Collective."""
+    """Checks that all processes have the same configuration. Collective."""
     fields = dataclasses.asdict(pod.config)
     text = f"{len(jax.tree.leaves(fields))} fields"
     return _check_same(lambda: (fields, text), pod, "start every process with the same command line")
@@ -112,7 +114,7 @@ def check_data(pod: Pod) -> Row:
 
 
 def check_clock(pod: Pod) -> Row | None:
-    """The difference to the median of all clocks. Collective.
+    """Checks the difference of each clock from the median of all clocks. Collective.
 
     The processes read their clocks when they have all arrived; of several tries the one counts in which they differ
     least, because a process that is late in one is not in all.
@@ -139,7 +141,7 @@ def check_clock(pod: Pod) -> Row | None:
 
 
 def check_folder(pod: Pod) -> Row:
-    """Every process writes a token where the run folder is to be, and reads those of all others. Collective.
+    """Checks that every process can read what all processes write in the place of the run folder. Collective.
 
     A run folder that is not there is not made: the tokens are in the nearest folder above it that is.
     """
@@ -189,7 +191,7 @@ def _appears(path: Path, token: str) -> bool:
 
 
 def check_disk(pod: Pod) -> Row:
-    """Checks that the checkpoints that are kept, and one that is being written, have room."""
+    """Checks that there is room for the checkpoints that are kept, and for one that is being written."""
     folder, count = path_of(pod.config.run_dir), pod.config.keep_checkpoints + 1
     if is_remote(folder):
         return row("storage has no limit")
@@ -203,7 +205,7 @@ def check_disk(pod: Pod) -> Row:
 
 
 def _existing(folder: Path) -> Path:
-    """Returns the folder, or the nearest one above it that is there; in storage every folder is."""
+    """Returns the folder, or the nearest existing one above it; in storage every folder exists."""
     if is_remote(folder):
         return folder
     return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())

@@ -1,4 +1,4 @@
-"""What the checks look at, the row that a check returns, the rows of all processes as one, and their table."""
+"""The run and processes to check, the row that a check returns, the merged rows of all processes, and their table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORDER: list[Status] = ["PASS", "WARN", "FAIL"]
 
 @dataclasses.dataclass
 class Pod:
-    """The run and the processes that are checked. The fields without a value are set by the check that makes them."""
+    """The run and the processes to check. The fields without a value are set by the check that computes them."""
 
     config: RunConfig
     choice: Choice
@@ -42,9 +42,9 @@ class Row:
     measured: str
     limit: str = ""
     remedy: str = ""
-    """What to do; shown unless the status is PASS."""
+    """The remedy; shown unless the status is PASS."""
     where: str = ""
-    """The process and its host, where not all processes have the same row."""
+    """The process and its host, if not all processes have the same row."""
 
     @property
     def failed(self) -> bool:
@@ -58,7 +58,7 @@ def row(measured: str, *, fail: bool = False, warn: bool = False, limit: str = "
 
 
 def merge(by_process: Sequence[Sequence[Row]], hosts: Sequence[str]) -> list[Row]:
-    """Returns one row for each check: the worst one, with the process that it comes from if others have another."""
+    """Returns one row for each check: the worst one, with its process if the rows differ."""
     merged = []
     for name in dict.fromkeys(each.name for rows in by_process for each in rows):
         having = [(index, each) for index, rows in enumerate(by_process) for each in rows if each.name == name]
@@ -81,7 +81,7 @@ class Result:
 
     @property
     def rows(self) -> list[Row]:
-        """Merged over the processes."""
+        """Rows merged over the processes."""
         return merge(self.by_process, self.hosts)
 
     @property
@@ -89,7 +89,7 @@ class Result:
         return any(each.failed for each in self.rows)
 
     def lines(self, width: int, *, brief: bool = False) -> Iterator[str]:
-        """Yields the table for the terminal; `brief`: only rows that do not pass, and the summary."""
+        """Yields the table for the terminal; with `brief`, only the rows that do not pass, and the summary."""
         rows = self.rows
         names = max(len(each.name) for each in rows)
         indent = " " * (names + 8)
