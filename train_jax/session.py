@@ -1,4 +1,4 @@
-"""A run in progress, and what a hook of the training loop is."""
+"""A run in progress, and the base class of the hooks of the training loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from train_jax.start import Training
 
 @dataclasses.dataclass
 class Session:
-    """A process's part of a run, from a checkpoint or the first step on. Hooks read and change it."""
+    """The part of a run in one process, from a checkpoint or the first step on. Hooks read and change it."""
 
     training: Training
     folder: RunFolder
@@ -30,16 +30,16 @@ class Session:
     tracker: Tracker
     programs: Programs
     state: TrainState
-    """On the devices; `training.placement` knows how."""
+    """The state on the devices, placed by `training.placement`."""
     carry: Any
     dispatch: range
-    """The steps that are dispatched at once now, or were last: `dispatch.stop` steps are complete afterwards."""
+    """The steps that are dispatched together now, or were last: `dispatch.stop` steps are complete afterwards."""
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Those of the evaluations after the last step; empty if there were none."""
+    """Metrics of the evaluations after the last step; empty if there were none."""
 
     @property
     def step(self) -> int:
-        """Steps that are complete, or dispatched."""
+        """Number of steps that are complete or dispatched."""
         return self.dispatch.stop
 
     @property
@@ -48,7 +48,7 @@ class Session:
 
     @contextlib.contextmanager
     def pausing(self, kind: str) -> Iterator[None]:
-        """Waits for the steps that were dispatched; the time of the block is of this kind of the clock."""
+        """Waits for the dispatched steps; counts the time of the block as this kind of the clock."""
         jax.block_until_ready(self.state)
         with self.clock.doing(kind):
             yield
@@ -62,14 +62,14 @@ class Hook:
     """Work between the steps of a run. The loop calls the methods of all hooks in the order of the hooks."""
 
     def before(self, session: Session, batch: Any) -> None:
-        """Before a dispatch, which donates state, carry and batch."""
+        """Called before a dispatch, which donates state, carry and batch."""
 
     def around(self, session: Session) -> AbstractContextManager:
-        """Entered when the program is compiled, around the dispatch of `session.dispatch`."""
+        """Returns a context around the dispatch of `session.dispatch`, entered when the program is compiled."""
         return contextlib.nullcontext()
 
     def after(self, session: Session, metrics: Any) -> None:
-        """After a dispatch; `metrics` are the results of its steps, on the devices."""
+        """Called after a dispatch; `metrics` are the results of its steps, on the devices."""
 
     def end(self, session: Session) -> None:
-        """After the last step of the run."""
+        """Called after the last step of the run."""

@@ -48,7 +48,7 @@ class Training:
     """The module at the last variant of its schedule."""
     optimizer: optax.GradientTransformation
     placement: Placement
-    """Where the state is between two steps."""
+    """Placement of the state between two steps."""
 
     @property
     def groups(self) -> Groups:
@@ -205,7 +205,7 @@ def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
 
 
 def _memory_of_whole_state(config: RunConfig) -> contextlib.AbstractContextManager:
-    """Sets the default device for arrays of the whole state: that of the host if one device may not have the memory."""
+    """Sets the default device for arrays of the whole state: the host if a device may not have the memory."""
     return jax.default_device(host_device()) if config.compute.shard_optimizer else contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""The contract of a task: base classes with defaults. Core, loop, runtime and run know nothing else of a task.
+"""The contract of a task: base classes with defaults. Core, loop, runtime and run know only these classes.
 
 A task turns data into batches, adds a loss head to a PyTorch module, and evaluates the model. What the commands after
 training do with its runs is in `train_jax/tasks/commands.py`. `docs/dev/architecture.md` shows how to add a task. This
@@ -51,7 +51,7 @@ class Evaluation:
         return ()
 
     def record(self, folder: RunFolder, step: int) -> None:
-        """Writes what is kept of every evaluation, beside its metrics, into the run folder; nothing by default."""
+        """Writes what is kept of every evaluation, besides its metrics, into the run folder; nothing by default."""
 
     def save(self, folder: RunFolder, split: str) -> None:
         """Writes the metrics, and the answers if there are any, into the run folder."""
@@ -71,15 +71,15 @@ class Evaluator(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Periodic:
-    """An evaluation during training; at the end of the run it is computed once more, on all examples."""
+    """An evaluation during training, which is repeated on all examples at the end of the run."""
 
     evaluator: Evaluator
     every: int
-    """Steps from one to the next; 0 for the one at the end alone."""
+    """Steps between two evaluations; 0 evaluates only at the end."""
     name: str = ""
     """Metrics are logged as `eval/NAME/metric`; those of the main evaluation, without a name, as `eval/metric`."""
     limit: int = 0
-    """Examples during training, the first ones; 0 for all."""
+    """Number of examples during training, the first ones; 0 for all."""
 
 
 class VariantSchedule(Protocol):
@@ -118,7 +118,7 @@ class Task:
     evaluated: ClassVar[Sequence[str]] = ()
     """Names of the metrics of the evaluations, one of which can choose the best checkpoint; empty if not known."""
     unit: tuple[str, int] = ("examples", 1)
-    """Name and number of what an example has, for the speed: tokens of a row."""
+    """Unit of the speed, and its number in an example, such as the tokens of a row."""
     needs_state: ClassVar[bool] = False
     """True if batches depend on the current model (rollouts); the feed then does not prefetch."""
 
@@ -211,9 +211,9 @@ COMMANDS = {
     "chat": "train_jax.tasks.language.commands:LanguageCommands",
     "rollouts": "train_jax.tasks.language.commands:LanguageCommands",
 }
-"""`Commands` classes by the name of the task; in modules of their own, which import no JAX."""
+"""`Commands` classes by the name of the task; their modules import no JAX."""
 DEFAULT_COMMANDS = "train_jax.tasks.commands:Commands"
-"""The commands of a task of your own that has no attribute `commands`."""
+"""Commands for a task of your own that has no attribute `commands`."""
 
 
 def task_class(name: str) -> Callable[..., Task]:
@@ -226,12 +226,12 @@ def task_class(name: str) -> Callable[..., Task]:
 
 
 def task_config_class(name: str) -> type[TaskConfig]:
-    """Returns the dataclass of the task's fields."""
+    """Returns the dataclass of the fields of a task."""
     return getattr(task_class(name), "config_class", TaskConfig)
 
 
 def commands_of(task: str) -> Commands:
-    """Returns what the commands do for a task. Raises `UserError` for an unknown task."""
+    """Returns the commands after training for a task. Raises `UserError` for an unknown task."""
     if task in COMMANDS:
         return load_plugin(COMMANDS[task], "task")()
     return getattr(task_class(task), "commands", None) or load_plugin(DEFAULT_COMMANDS, "task")()

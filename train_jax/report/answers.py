@@ -1,4 +1,4 @@
-"""Reads the results of a run of puzzles: the answers after every ACT step, how they halt, and which puzzles fail."""
+"""Reads the results of a puzzle run: the answers after every ACT step, how they halt, and the failed puzzles."""
 
 import dataclasses
 import zipfile
@@ -24,14 +24,14 @@ from train_jax.tasks.puzzles.metrics import HaltingCurve, from_json, score_answe
 from train_jax.tasks.puzzles.trajectories import checked_results
 
 BLOCK = 16_384
-"""Puzzles compared at a time, to limit the memory."""
+"""Number of puzzles that are compared at a time, to limit the memory."""
 RATED = 20_000
 """Up to this number of puzzles, difficulties that need a solver are shown; the hardest puzzles take seconds."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """A test set and the answers of the model, as tokens."""
+    """A test set and the answers of the model as tokens."""
 
     data: Metadata
     inputs: Integer[np.ndarray, "examples seq"]
@@ -68,7 +68,7 @@ class ActSteps:
 
 @dataclass(frozen=True)
 class PuzzleResults:
-    """The results of a run of puzzles; what it does not have is None."""
+    """The results of a run of puzzles; None for those that the run does not have."""
 
     answers: Answers | None = None
     answers_missing: str = ""

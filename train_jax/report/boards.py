@@ -12,11 +12,11 @@ from train_jax.tasks.puzzles.kind import Drawing, Grid, Mask
 from train_jax.tasks.puzzles.kinds import Trace, halting_probability
 
 STEP_MS, LAST_STEPS = 600, 4
-"""Milliseconds of a step in an animation; the last grid is shown as long as so many steps."""
+"""Milliseconds of a step in an animation; the last grid is shown for as long as this number of steps."""
 
 
 class Cells(NamedTuple):
-    """Left, top and width of one or more adjacent cells of a row."""
+    """Left, top and width of a run of adjacent cells in a row."""
 
     x: float
     y: float

@@ -1,4 +1,4 @@
-"""The phases of a chat model beside each other: the run of the last phase, and those that it started from."""
+"""The phases of a chat model side by side: the run of the last phase, and the runs that it started from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PhaseTable:
 
 
 def phase_table(files: RunFiles) -> PhaseTable | None:
-    """Returns what each phase has cost and what it can; None for a run that is no phase."""
+    """Returns the cost and the abilities of each phase; None for a run that is no phase."""
     if files.config.task not in PHASE_TASKS:
         return None
     runs = _phases(files)
@@ -50,7 +50,7 @@ def phase_table(files: RunFiles) -> PhaseTable | None:
 
 
 def _phases(files: RunFiles) -> list[RunFiles]:
-    """Returns the runs that are there, the first phase first."""
+    """Returns the existing runs, the first phase first."""
     runs, seen = [files], {path_of(files.folder.path)}
     while (source := runs[0].config.init_from) and is_run(source) and path_of(source) not in seen:
         seen.add(path_of(source))
@@ -59,7 +59,7 @@ def _phases(files: RunFiles) -> list[RunFiles]:
 
 
 def _accuracies(files: RunFiles) -> dict[str, float]:
-    """Returns the accuracies that `trm chat-eval` has written."""
+    """Returns the accuracies that `trm chat-eval` wrote."""
     content: Any = read_json(files.folder.evaluation("chat")) or {"tasks": {}}
     return {name: each["accuracy"] for name, each in content["tasks"].items()}
 

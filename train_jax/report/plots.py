@@ -47,19 +47,19 @@ class Series:
     name: str
     points: Points
     colour: int = 1
-    """From 1 to 3; also selects dashes and markers."""
+    """Colour from 1 to 3; also selects dashes and markers."""
     marks: bool = False
     """True if every point has a marker with its value as a tooltip; for values that are measured rarely. A line of few
     points always has them: a single point has no line."""
     labels: Sequence[str] = ()
-    """Text beside each point, "" for none. Labels that would overlap are omitted."""
+    """Text beside each point, "" for none. Overlapping labels are omitted."""
     line: bool = True
     """True if a line connects the points."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """The area between two lines, shaded behind the series: its name in the legend, its edges, finite, as (x, y, y)."""
+    """The area between two lines, shaded behind the series: its name in the legend, its finite edges as (x, y, y)."""
 
     name: str
     edges: Sequence[tuple[float, float, float]]

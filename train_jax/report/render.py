@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 
 class Colour(NamedTuple):
-    """On a light background, on a dark background, and in a terminal."""
+    """A colour on a light background, on a dark background, and in a terminal."""
 
     light: str
     dark: str
@@ -53,7 +53,7 @@ COLOURS = {
     "changed-tint": Colour("#e3ecfb", "#24324c"),
     **CELLS,
 }
-"""Each is a CSS variable of the same name in pages and pictures. `s1` to `s3` are the series of a plot."""
+"""Colours of pages and pictures; each is a CSS variable of the same name. `s1` to `s3` are the series of a plot."""
 
 
 def number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The report of a run of any task, of which the reports of puzzles and language models have sections, and its files."""
+"""The files of a run, and the report of a run of any task, which the reports of puzzles and language models extend."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Curve:
 
     title: str
     key: str
-    """As in `metrics.jsonl`, without `train/` and `eval/`."""
+    """Name of the metric in `metrics.jsonl`, without `train/` and `eval/`."""
     scale: float = 1
     y_range: tuple[float, float] | None = None
-    """The y axis is logarithmic without one."""
+    """Range of the y axis; None makes the axis logarithmic."""
 
 
 def page(files: RunFiles) -> str:
-    """Renders the report of a run of a task of the user: curves of all metrics that were evaluated."""
+    """Renders the report of a run of a user's task: curves of all metrics that were evaluated."""
     names = dict.fromkeys(n.removeprefix("eval/") for r in files.records for n in r if n.startswith("eval/"))
     curves = [Curve(name.replace("_", " "), name) for name in names if name != "count"]
     return render_run("run_report.html.j2", files, curves)
@@ -85,7 +85,7 @@ def learning(files: RunFiles, curves: Sequence[Curve]) -> list[Markup]:
 
 
 def _rate_title(name: str, config: RunConfig) -> str:
-    """The title of the plot of a learning rate: that of a parameter group has its pattern."""
+    """Returns the title of the plot of a learning rate, with the pattern of its parameter group."""
     group = name.removeprefix("train/lr").removeprefix("/")
     number = group.removeprefix("group_")
     if number.isdecimal() and int(number) < len(config.optim.groups):
@@ -94,7 +94,7 @@ def _rate_title(name: str, config: RunConfig) -> str:
 
 
 def goodput_rows(files: RunFiles) -> list[tuple[str, str, str]]:
-    """Rows of the wall time by part, largest first."""
+    """Returns the rows of the wall time by part, largest first."""
     goodput = files.goodput
     if goodput is None or goodput.wall_seconds <= 0:
         return []
@@ -139,7 +139,7 @@ def language_page(files: RunFiles) -> str:
 
 
 def _compressed(test: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rows of bits per byte, lowest first; none if the compressors were not applied to the same text."""
+    """Returns the rows of bits per byte, lowest first; none if the compressors were not applied to the same text."""
     if not test.get("compressed"):
         return []
     values = {"this model": test["bits_per_byte"], **test["compressed"]}
@@ -164,7 +164,7 @@ def _core_rows(core: Any, files: RunFiles) -> list[tuple[str, str, str, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """What the report of any task may show."""
+    """The data that the report of any task may show."""
 
     folder: RunFolder
     config: RunConfig
@@ -175,13 +175,13 @@ class RunFiles:
     export_check: dict[str, Any] | None
     machine: dict[str, Any] | None
     goodput: Goodput | None
-    """Where the wall time went; None for runs of older versions."""
+    """The parts of the wall time; None for runs of older versions."""
     price_per_hour: float = 0.0
     """The price of the machines; 0 if costs are not shown."""
 
     @cached_property
     def phases(self) -> PhaseTable | None:
-        """The phases of a chat model, of which the files of each are read; None for a run that is no phase."""
+        """The phases of a chat model, read from the files of each; None for a run that is no phase."""
         from train_jax.report.phase_scores import phase_table  # which reads the files of other runs by this module
 
         return phase_table(self)
@@ -215,7 +215,7 @@ class RunFiles:
         return "EMA weights" if self.config.optim.ema_decay else "raw weights"
 
     def held_out_by(self, metric: str) -> dict[str, Any]:
-        """The figures of the evaluation on the whole test set, or of the last one during training with `metric`."""
+        """Returns the figures of the final evaluation, or of the last one during training with `metric`."""
         if self.test is not None:
             return self.test
         during = [r for r in self.records if f"eval/{metric}" in r]

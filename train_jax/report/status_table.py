@@ -10,14 +10,14 @@ from train_jax.run.status import RunStatus
 from train_jax.run.tracking import duration
 
 _BEFORE, _AFTER = ("run", "step", "loss"), ("examples/s", "left", "checkpoint", "goodput", "health")
-"""Columns; between them is one for each metric of the runs."""
+"""Columns before and after the columns of the metrics of the runs."""
 _OPTIONAL = ("goodput", "examples/s", "loss", "left")
-"""Columns that are left out, in this order, of a terminal that is too narrow."""
+"""Columns that are omitted, in this order, if the terminal is too narrow."""
 _NARROWEST_RUN = 12
 
 
 def status_table(runs: Sequence[RunStatus], *, width: int) -> str:
-    """One line for each run, below them why some are not well. No line is longer than `width`, of at least 72."""
+    """Returns one line for each run, and below them the problems. No line is longer than `width`, at least 72."""
     metrics = list(dict.fromkeys(run.metric.heading for run in runs if run.metric))
     columns = [*_BEFORE, *metrics, *_AFTER]
     rows = [dict.fromkeys(metrics, "-") | _cells(run) for run in runs]
@@ -70,7 +70,7 @@ def _checkpoint(run: RunStatus) -> str:
 
 
 def _age(seconds: float) -> str:
-    """In one unit: `12 s`, `3 min`, `5 h`, `2 d`."""
+    """Formats a duration in one unit: `12 s`, `3 min`, `5 h`, `2 d`."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""Local copies of what lies in `gs://`: data sets, to be memory-mapped, and the files that a run adds lines to.
+"""Local copies of files in `gs://`: data sets, to be memory-mapped, and the files to which a run appends lines.
 
 They are in `$TRM_CACHE_DIR`, by default `~/.cache/trm`.
 """
@@ -37,7 +37,8 @@ def _place_of(kind: str, path: Path) -> Path:
 
 
 def local_folder(where: str | Path, check: Callable[[Path], None] = lambda folder: None) -> Path:
-    """A local folder with the files of a folder: itself, or a copy with the checksums of the objects in storage.
+    """Returns a local folder with the files of a folder: itself, or a copy with the checksums of the objects in
+    storage.
 
     Every process compares the files of the copy with the CRC-32C of the objects once. A copy of objects that have
     changed is replaced. `check` is called on a new copy, before it is used. An empty remote folder is returned as it
@@ -79,7 +80,7 @@ def _download(
 
 
 def _difference(folder: Path, objects: dict[str, dict[str, Any]]) -> str:
-    """The first object whose copy is missing or differs; empty if the copy is complete."""
+    """Returns the first object whose copy is missing or differs; empty if the copy is complete."""
     for name, expected in objects.items():
         copy = folder / name
         if not copy.is_file() or copy.stat().st_size != expected["size"]:
@@ -99,7 +100,7 @@ def _only_process_in(place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder for large files, which is removed after the block."""
+    """Yields a folder for large files, which is removed after the block."""
     base = cache_folder() / "building"
     base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=base) as folder:
@@ -110,7 +111,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def working_file(path: Path) -> Path:
-    """The local file to add lines to instead of `path`: itself, or one that `upload_working_files` uploads.
+    """Returns the local file to append lines to instead of `path`: itself, or one that `upload_working_files` uploads.
 
     It is not initialized with the content of `path`.
     """
@@ -134,7 +135,7 @@ def continued_file(path: Path) -> Path:
 
 
 def working_folder(path: Path) -> Path:
-    """The local folder for a library that writes by itself: the folder, or one in the cache."""
+    """Returns the local folder for a library that writes by itself: the folder, or one in the cache."""
     if not isinstance(path, RemotePath):
         return path
     local = _place_of("runs", path)
@@ -143,14 +144,14 @@ def working_folder(path: Path) -> Path:
 
 
 def upload_working_files(folder: Path) -> None:
-    """Uploads the working files of this process below a folder, whole. Nothing to do for a local folder."""
+    """Uploads the working files of this process below a folder, whole. Does nothing for a local folder."""
     for name, (path, local) in list(_working.items()):
         if name.startswith(f"{folder}/") and local.exists():
             path.upload(local)
 
 
 def upload_working_file(path: Path) -> None:
-    """Uploads one of them, whole. Nothing to do for a local file."""
+    """Uploads one of them, whole. Does nothing for a local file."""
     remote, local = _working.get(str(path), (None, path))
     if remote is not None and local.exists():
         remote.upload(local)

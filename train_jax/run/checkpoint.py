@@ -45,11 +45,11 @@ from train_jax.runtime.processes import (
 )
 
 SEEN_SECONDS = 90.0
-"""How long a host may take to show a folder of another one: with the defaults of NFS, up to a minute."""
+"""Seconds that a host may take to show a folder of another host: with the defaults of NFS, up to a minute."""
 
 
 def agreed_steps(folder: Path, find: Callable[[], list[int]]) -> list[int]:
-    """The steps that the first process finds, newest last, on every process. Collective.
+    """Returns the steps that the first process finds, newest last, on every process. Collective.
 
     `find` lists those that this host shows. Waits until they are all there; raises `StorageError` if they are not.
     """
@@ -71,7 +71,7 @@ _THREADS = 4
 
 
 def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
-    """A 32-bit checksum of each array, the same on every process.
+    """Returns a 32-bit checksum of each array, the same on every process.
 
     It is the sum of the CRC-32 of each row (entry of the first axis) times an odd number for its position, so that the
     processes that hold different rows of an array add theirs, and a change in one row always changes it. NumPy arrays
@@ -105,7 +105,7 @@ def _of_rows(array: np.ndarray, first_row: int) -> int:
 
 
 def _distinct(array: jax.Array) -> list[Any]:
-    """This process's shards, those that repeat another one left out."""
+    """Returns the shards of this process, without those that repeat another one."""
     return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
 
@@ -117,7 +117,7 @@ class DamagedCheckpointError(UserError):
 
 
 def unreadable(path: Path, error: Exception) -> UserError:
-    """A checkpoint is not damaged because a disk or a service fails to read it."""
+    """Returns the error for a checkpoint that cannot be read; it is not damaged if a disk or a service fails."""
     if is_outage(error):
         return StorageError(f"the checkpoint {path} cannot be read ({reason(error)}); run the command again")
     return damaged(path, error)
@@ -129,11 +129,11 @@ def damaged(path: Path, error: Exception) -> DamagedCheckpointError:
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept; the others are deleted when a new one is complete."""
+    """The checkpoints to keep; the others are deleted when a new one is complete."""
 
     newest: int = 2
     every_steps: int = 0
-    """Those at multiples of this; 0 for none."""
+    """Steps between checkpoints that are kept for good; 0 keeps none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,21 +151,21 @@ class Resumed:
     step: int
     state: TrainState
     carry: dict[str, Any]
-    """Its arrays by name, by rows of the global batch."""
+    """The arrays of the carry by name, in rows of the global batch."""
     notes: dict[str, Any]
     damaged: tuple[str, ...]
-    """Why newer checkpoints are not used."""
+    """Reasons why newer checkpoints are not used."""
     path: Path
 
     def carry_like(self, rows: Any) -> Any:
-        """The carry in the structure of `rows`. Raises `UserError` if it has other arrays."""
+        """Returns the carry in the structure of `rows`. Raises `UserError` if it has other arrays."""
         expected = by_name(rows, CARRY)
         check_same(self.carry, expected, self.path)
         return like_tree(rows, expected | self.carry, CARRY)
 
 
 def items_of(state: TrainState, carry: Any) -> dict[str, dict[str, Any]]:
-    """The arrays of each item by name."""
+    """Returns the arrays of each item by name."""
     fields = state._asdict()
     model = {name: fields.pop(name) for name in ("ema" if state.ema else "params", "buffers")}
     return {"model": by_name(model, STATE), "optimizer": by_name(fields, STATE), "carry": by_name(carry, CARRY)}
@@ -178,24 +178,24 @@ def by_name(tree: Any, prefix: str) -> dict[str, Any]:
 
 
 def stored(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the empty arrays, which Orbax does not save."""
+    """Returns the arrays without the empty ones, which Orbax does not save."""
     return {name: array for name, array in arrays.items() if np.size(array)}
 
 
 def like_tree(tree: Any, arrays: Mapping[str, Any], prefix: str) -> Any:
-    """The arrays in the structure of the tree."""
+    """Returns the arrays in the structure of the tree."""
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in by_name(tree, prefix)])
 
 
 def placeholder(array: Any, sharding: Any) -> Any:
-    """What Orbax restores into: NumPy, whole on every process, or an array over all processes."""
+    """Returns the target of Orbax's restore: a NumPy array, whole on every process, or an array over all processes."""
     if sharding is None:
         return np.empty(array.shape, array.dtype)
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
 def difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """The first array that is missing, unexpected or of another shape or dtype; empty if there is none."""
+    """Returns the first array that is missing, unexpected or of another shape or dtype; empty if there is none."""
     for name in sorted(saved.keys() | expected.keys()):
         if name not in saved:
             return f"{name} is missing"
@@ -293,7 +293,7 @@ class Checkpoints:
             self.wait()
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Orbax asks which of its checkpoints, oldest first, to keep."""
+        """Returns which of the checkpoints, oldest first, Orbax keeps; called by Orbax."""
         retention = self._retention
         newest = [info.step for info in checkpoints][-retention.newest :]
         kept = {*newest, self.best.step if self.best is not None else -1}
@@ -301,7 +301,7 @@ class Checkpoints:
         return [info.step in kept or bool(every and info.step % every == 0) for info in checkpoints]
 
     def _finish(self) -> str:
-        """Waits for the save in the background; returns why it failed. Collective."""
+        """Waits for the save in the background; returns the reason if it failed. Collective."""
         step, problem, self._saving, self._started_wrong = self._saving, self._started_wrong, None, None
         if step is None:
             return ""
@@ -349,7 +349,7 @@ class Checkpoints:
         return steps
 
     def restore_newest(self, state: TrainState, sharding: Any = None) -> Resumed | None:
-        """The newest checkpoint that is not damaged, None if there is no checkpoint. Collective.
+        """Returns the newest checkpoint that is not damaged, None if there is no checkpoint. Collective.
 
         `state` gives structure, shapes and dtypes to expect; `sharding`: of the carry's arrays if there are several
         processes. The folders of newer, damaged checkpoints are put aside. Raises `UserError` for a checkpoint
@@ -371,7 +371,7 @@ class Checkpoints:
         return None
 
     def _tried(self, step: int, state: TrainState, sharding: Any, reasons: list[str]) -> tuple[Resumed | None, str]:
-        """The checkpoint, or None on every process and why this one cannot read it. Collective."""
+        """Returns the checkpoint or, on every process, None with the reason why this one cannot read it. Collective."""
         resumed, why = None, f"another process cannot read the checkpoint {self.folder / str(step)}"
         try:
             resumed = self._restore(step, state, sharding, tuple(reasons))
@@ -388,18 +388,18 @@ class Checkpoints:
         return Resumed(step, like_tree(state, values, STATE), carry, notes, damaged, self.folder / str(step))
 
     def restore_step(self, step: int, state: TrainState) -> Resumed:
-        """What a run would continue from at a step, on one host. Raises `UserError` if it is damaged or another one."""
+        """Returns the state at a step, on one host. Raises `UserError` if the checkpoint is damaged or does not fit."""
         return self._restore(step, state, None, ())
 
     def restore_state(self, step: int, state: TrainState) -> TrainState:
-        """The state without the carry."""
+        """Returns the state without the carry."""
         items = items_of(state, ())
         del items["carry"]
         arrays, _ = self._read(step, items)
         return like_tree(state, {name: value for item in arrays.values() for name, value in item.items()}, STATE)
 
     def restore_model(self, step: int, params: Arrays, buffers: Arrays, *, averaged: bool) -> tuple[Arrays, Arrays]:
-        """The weights to evaluate and the buffers, and nothing else; `averaged`: whether the run keeps an EMA.
+        """Returns only the weights to evaluate and the buffers; `averaged` is true if the run keeps an EMA.
 
         Raises `UserError` for a checkpoint of another model, `DamagedCheckpointError` for one that cannot be read.
         """
@@ -411,7 +411,7 @@ class Checkpoints:
     def _read(
         self, step: int, expected: Mapping[str, dict[str, Any]], sharding: Any = None
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-        """The expected arrays of the expected items, and the notes."""
+        """Returns the expected arrays of the expected items, and the notes."""
         try:
             notes, like = self.notes(step), {}
             metadata = self._manager.item_metadata(step)
@@ -442,7 +442,7 @@ class Checkpoints:
         return arrays
 
     def notes(self, step: int) -> dict[str, Any]:
-        """The notes of a checkpoint. Raises whatever Orbax and JSON raise for damaged files."""
+        """Returns the notes of a checkpoint. Raises whatever Orbax and JSON raise for damaged files."""
         notes = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
         if notes.pop(_CHECKSUM, None) != checksum_of_json(notes):
             raise ValueError("its notes are not what was saved")

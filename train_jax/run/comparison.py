@@ -1,4 +1,4 @@
-"""The run's own module beside PyTorch, in the call of the first training step."""
+"""Compares the run's own module with PyTorch, in the call of the first training step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from train_jax.runtime.backend import host_device
 from train_jax.task import Task
 
 ROWS = 2
-"""Examples of the comparison with PyTorch."""
+"""Number of examples in the comparison with PyTorch."""
 TOLERANCE = 1e-3
-"""Or 8 times what PyTorch's own float32 differs from its float64."""
+"""Largest relative difference, or 8 times the difference between PyTorch's float32 and float64 if that is larger."""
 JITTER = 0.02
 """Noise on the parameters, so that those that start at zero are compared, too."""
 
@@ -90,7 +90,7 @@ def _in_dtype(config: RunConfig, dtype: str) -> RunConfig:
 
 
 def _in_float64(config: RunConfig, task: Task, module: Any) -> Any:
-    """The same module in float64; None if it cannot be built so."""
+    """Returns the same module in float64; None if it cannot be built so."""
     try:
         double = build_module(_in_dtype(config, "float64"), task, ROWS).double().train()
         double.load_state_dict(module.state_dict())
@@ -100,7 +100,7 @@ def _in_float64(config: RunConfig, task: Task, module: Any) -> Any:
 
 
 def _first_call(config: RunConfig, task: Task) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of the module's call in the first training step, as PyTorch's tensors."""
+    """Returns the arguments of the module's call in the first training step, as PyTorch's tensors."""
     objective = build_objective(config, task, ROWS)
     batch = jax.tree.map(lambda x: x[:ROWS], task.batch(0, (0, 1)))
     carry = jax.jit(objective.initial_carry)(objective.params, objective.buffers, batch)

@@ -47,7 +47,7 @@ class ComputeConfig:
     runner: Literal["pmap", "shard_map"] = "pmap"
     """JAX transformation that runs a step."""
     cpu_devices: Annotated[int, Range(0, 1024)] = 0
-    """Virtual devices of a CPU; 0 by XLA_FLAGS or cpu_examples."""
+    """Virtual devices of a CPU; 0 for the number by XLA_FLAGS or cpu_examples."""
     cpu_examples: Annotated[int, Range(0, 2**24)] = 0
     """Most examples at a time on a CPU with a device for each core; 0 for all."""
     accumulation_steps: Annotated[int, Range(1, 2**16)] = 1
@@ -55,7 +55,7 @@ class ComputeConfig:
     steps_per_dispatch: Annotated[int, Range(1, 2**16)] = 1
     """Optimizer steps in one dispatch."""
     reduction: Reduction = "flat"
-    """Sum of gradients: one collective, or one each."""
+    """Sum of gradients: in one collective, or one for each."""
     shard_optimizer: bool = False
     """Each device keeps and updates a share of parameters and optimizer state; for large models."""
     remat: str = ""
@@ -88,8 +88,8 @@ class RunConfig:
     """Folder of the run, or gs://bucket/folder; started again with the same fields, the run continues where it
     stopped."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """Whether to continue the run in --run-dir: if it has a checkpoint, never (an error if there is a run), or must (an
-    error if there is no checkpoint)."""
+    """Continue the run in --run-dir: auto if it has a checkpoint, never (an error if there is a run), or must (an error
+    if there is no checkpoint)."""
     task: str = "puzzles"
     """Task: puzzles, language, or package.module:Class for a task of your own."""
     task_config: tyro.conf.OmitArgPrefixes[TaskConfig]
@@ -104,15 +104,15 @@ class RunConfig:
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
     """Distribution of the work."""
     platform: Platform = "auto"
-    """Where to compute: auto takes a TPU or a GPU if the machine has one. Several processes, and machines with a TPU,
-    never fall back to the CPU."""
+    """Platform to compute on: auto takes a TPU or a GPU if the machine has one. Several processes, and machines with a
+    TPU, never fall back to the CPU."""
     init_from: str = ""
     """Run folder or weights file (.safetensors, .pt) with the initial weights; empty for random weights."""
     init_only: str = ""
     """Regular expression that matches the whole names of the parameters to take from `init_from`; the others are
     random. Empty takes all."""
     init_optimizer: bool = False
-    """Take the optimizer's state of the run `init_from`, too."""
+    """Also take the optimizer's state of the run `init_from`."""
     epochs: Annotated[float, Range(0, 1e12, low_excluded=True)] = 50_000
     """Epochs: passes over the data."""
     steps: Steps = 0
@@ -130,7 +130,7 @@ class RunConfig:
     checkpoint_every_minutes: Annotated[float, Range(0, 1e6)] = 0.0
     """Minutes between checkpoints, besides those by steps; after a multiple of log_every_steps. 0 for none."""
     keep_checkpoints: Annotated[int, Range(1, 10**6)] = 2
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints that are kept."""
     keep_every_steps: Steps = 0
     """Checkpoints at multiples of this are kept for good; 0 for none."""
     keep_best: str = ""

@@ -1,4 +1,4 @@
-"""Writes where the wall time of a run goes, so that every kill leaves it known: events.jsonl and heartbeat.json.
+"""Records how a run spends its wall time, so that this is known after any kill: events.jsonl and heartbeat.json.
 
 A process that trains appends to events.jsonl when it starts, continues, logs, and ends. Between these lines, a thread
 writes what has been spent since the last one to heartbeat.json, every second; a later session appends what the
@@ -28,7 +28,7 @@ from train_jax.runtime.clock import KINDS, Clock
 
 HEARTBEAT_SECONDS = 1.0
 REMOTE_HEARTBEAT_SECONDS = 20.0
-"""In `gs://`, where every one is a request."""
+"""Seconds between heartbeats in `gs://`, where each one is a request."""
 
 
 class Events:
@@ -48,7 +48,7 @@ class Events:
         self._thread.start()
 
     def continues(self, step: int) -> None:
-        """The session continues from this step: later ones that were computed before are computed again."""
+        """Records that the session continues from this step and computes later ones again."""
         self.clock.dispatched(step)
         self._spent("continue")
 
@@ -56,7 +56,7 @@ class Events:
         self._spent("progress")
 
     def end(self, reason: str) -> None:
-        """The last event; calls after the first one do nothing."""
+        """Writes the last event; calls after the first one do nothing."""
         with self._lock:
             if reason and not self._ended.is_set():
                 self._spent("end", reason=reason)
@@ -95,7 +95,7 @@ class Events:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Events]:
-        """Writes how the session ended."""
+        """Writes how the session ended, after the block."""
         reason = "interrupted"
         try:
             yield self
@@ -117,7 +117,7 @@ class Events:
 
 
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:
-    """The events of all sessions; of a session that runs or was killed, also what its heartbeat says."""
+    """Returns the events of all sessions, and the heartbeat of a session that runs or was killed."""
     events = _written(folder)
     last, beat = events[-1] if events else None, read_heartbeat(folder)
     if last is None or beat is None or last["event"] in _LAST or last["session"] != beat["session"]:
@@ -141,7 +141,7 @@ _LAST = ("end", "killed")
 
 
 def _finish_killed(folder: RunFolder, file: LineFile) -> int:
-    """Appends the last event of a session that could not; returns the number of the last session, 0 for none."""
+    """Appends the last event of a session that was killed; returns the number of the last session, 0 for none."""
     events = read_events(folder)
     for event in events[len(_written(folder)) :]:
         with contextlib.suppress(OSError):
@@ -151,8 +151,8 @@ def _finish_killed(folder: RunFolder, file: LineFile) -> int:
 
 LOST, DOWN = "lost steps", "down"
 PARTS = (*KINDS, LOST, DOWN)
-"""`KINDS` of `train_jax.runtime.clock`; `LOST`: steps that a later session computed again, with their waits for
-data; `DOWN`: between sessions, with those that ended before they opened the run's folder."""
+"""Parts of the wall time: `KINDS` of `train_jax.runtime.clock`; `LOST`: steps that a later session computed again, with
+their waits for data; `DOWN`: time between sessions, with sessions that ended before they opened the run's folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Goodput:
     """The wall time of a run from its first start to its last sign of life."""
 
     seconds: dict[str, float]
-    """By part, those without any left out."""
+    """Seconds by part, without empty parts."""
     wall_seconds: float
     sessions: int
     lost_steps: int
@@ -170,7 +170,7 @@ class Goodput:
         return self.seconds.get("steps", 0.0) / self.wall_seconds if self.wall_seconds > 0 else 0.0
 
     def line(self) -> str:
-        """Such as `goodput 87.4 % of 124 s: start 5.1 %, compile 4.0 %, saving 0.3 %`, largest part first."""
+        """Returns a line such as `goodput 87.4 % of 124 s: start 5.1 %, saving 0.3 %`, largest part first."""
         rest = sorted(((value, part) for part, value in self.seconds.items() if part != "steps"), reverse=True)
         wall = self.wall_seconds or 1.0
         shown = [f"{part} {100 * value / wall:.1f} %" for value, part in rest if value >= 0.0005 * wall]
@@ -179,7 +179,7 @@ class Goodput:
 
 
 def read_goodput(folder: RunFolder) -> Goodput | None:
-    """None for a run without events: of an older version, or not started."""
+    """Returns the goodput of a run; None without events, for a run of an older version or one that was not started."""
     return goodput_of(read_events(folder))
 
 

@@ -1,4 +1,4 @@
-"""Whole files and folders, on disks and in storage: what is written is there completely, or not at all."""
+"""Writes whole files and folders on disks and in storage: completely, or not at all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def append_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A local file to write; it becomes `path` if the block succeeds, and is removed if not.
+    """Yields a local file to write; it becomes `path` if the block succeeds, and is removed if not.
 
     Raises `StorageError` if the disk is full or cannot be written.
     """
@@ -62,7 +62,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def cannot_be_written(path: Path, error: OSError) -> StorageError:
-    """The error for a local file or folder that cannot be written."""
+    """Returns the error for a local file or folder that cannot be written."""
     return StorageError(
         f"{path} cannot be written ({error.strerror or error}); free some space, or use a folder that can be written"
     )
@@ -70,7 +70,7 @@ def cannot_be_written(path: Path, error: OSError) -> StorageError:
 
 @contextlib.contextmanager
 def local_copy(path: Path) -> Iterator[Path]:
-    """A local file with the content of a file: itself, or a copy that is removed after the block."""
+    """Yields a local file with the content of a file: itself, or a copy that is removed after the block."""
     path = path_of(path)
     if not isinstance(path, RemotePath):
         yield path
@@ -118,7 +118,7 @@ def move_folder(source: Path, target: Path, *, marker: str) -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Raises `StorageError` or `UserError` if a file of the folder is there and cannot be read; reads all of them."""
+    """Reads all files of a folder. Raises `StorageError` or `UserError` if one of them cannot be read."""
     names = path.files() if isinstance(path, RemotePath) else sorted(file for file in path.rglob("*") if file.is_file())
     try:
         for name in names:
@@ -139,7 +139,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_until_gone(paths: Sequence[Path]) -> None:
-    """Removes folders into which something else may still write what it had begun; gives up after six seconds."""
+    """Removes folders into which another thread may still finish a write; gives up after six seconds."""
     with contextlib.suppress(StorageError, UserError):  # nothing needs it
         for _ in range(20):
             time.sleep(0.2)

@@ -18,15 +18,15 @@ __all__ = ["RunFolder", "find_run", "read_run", "write_bytes", "write_text"]
 
 
 PROFILED_STEP = "train"
-"""The name, in the trace of a profile, of what surrounds the dispatch of a step."""
+"""The name, in the trace of a profile, of the span around the dispatch of a step."""
 PROFILED_PROGRAM = "train-step.txt.gz"
-"""In the folder of a profile: the compiled train step, which says what each operation of the trace belongs to."""
+"""Name of the compiled train step in the folder of a profile, which maps each operation of the trace to its module."""
 COMPLETE = "commit_success.txt"
 """The last object of a checkpoint in storage."""
 
 
 class _File:
-    """The path of a file of a run; with `results`, of the checkpoint whose results are asked for."""
+    """The path of a file of a run; with `results`, of the checkpoint whose results are requested."""
 
     def __init__(self, *parts: str, results: bool = False):
         self._parts, self._results = parts, results
@@ -40,72 +40,72 @@ class RunFolder:
     """The files of one run."""
 
     path: Path
-    """From `path_of`, which may be `gs://…`."""
+    """Path of the folder, from `path_of`; it may be `gs://…`."""
     weights_of: str = ""
-    """The checkpoint whose results are asked for, such as `at-step-20`; empty for the newest one."""
+    """The checkpoint whose results are requested, such as `at-step-20`; empty for the newest one."""
 
     config = _File("config.json")
     changes = _File("changes.jsonl")
-    """One line for each time that the run was continued with other values of fields that may change."""
+    """One line for each continuation of the run with other values of fields that may change."""
     lock = _File("lock")
-    """Held by the process that writes the run's files."""
+    """Lock that is held by the process that writes the run's files."""
     data = _File("dataset.json")
     """`Task.facts`: the metadata that the model depends on, so that it can be built without the data."""
     machine = _File("machine.json")
     """Devices, software versions and model size of the run."""
     metrics = _File("metrics.jsonl")
     events = _File("events.jsonl")
-    """Where the wall time of the run went, a line for each event of each session."""
+    """The parts of the wall time of the run, one line for each event of each session."""
     heartbeat = _File("heartbeat.json")
-    """The same since the last event, written every second while the run trains."""
+    """The wall time since the last event, written every second while the run trains."""
     wandb_id = _File("wandb_id")
     checkpoints = _File("checkpoints")
     finished = _File("FINISHED")
-    """Written after training and the final evaluation; contains their metrics."""
+    """Mark of a finished run, written after the final evaluation, with its metrics."""
     weights = _File("weights.safetensors", results=True)
     report = _File("report", "index.html", results=True)
     export_check = _File("evaluation", "export_check.json", results=True)
     samples = _File("evaluation", "samples.json", results=True)
-    """Texts of a language model, written at the end or by `trm evaluate`."""
+    """Texts that a language model wrote at the end of the run or in `trm evaluate`."""
 
     @property
     def results(self) -> Path:
         return self.path / self.weights_of if self.weights_of else self.path
 
     def host_log(self, process: int) -> Path:
-        """Everything that a process printed."""
+        """Returns the path of the log with everything that a process printed."""
         return self.path / "logs" / f"host-{process:02}.log"
 
     def profile(self, process: int) -> Path:
-        """The folder with what `--profile` has recorded in a process."""
+        """Returns the path of the folder with the profile of a process by `--profile`."""
         return self.path / "profile" / f"host-{process:02}"
 
     def samples_at(self, step: int) -> Path:
-        """The texts that a language model wrote during training."""
+        """Returns the path of the texts that a language model wrote during training."""
         return self.path / "samples" / f"{step}.json"
 
     def evaluation(self, name: str) -> Path:
-        """The metrics of a split, or of an evaluation with a name."""
+        """Returns the path of the metrics of a split, or of an evaluation with a name."""
         return self.results / "evaluation" / f"{name}.json"
 
     def predictions(self, split: str) -> Path:
         return self.results / "evaluation" / f"{split}_predictions.npz"
 
     def halting_curve(self, split: str) -> Path:
-        """The halting curve of an evaluation that ran to the halt limit."""
+        """Returns the path of the halting curve of an evaluation that ran to the halt limit."""
         return self.evaluation(f"{split}_halting_curve")
 
     def halted_early(self, split: str) -> Path:
-        """The metrics of the last evaluation with early halting."""
+        """Returns the path of the metrics of the last evaluation with early halting."""
         return self.evaluation(f"{split}_halted_early")
 
     def trajectories(self, split: str) -> Path:
-        """The results of the last evaluation with several trajectories."""
+        """Returns the path of the results of the last evaluation with several trajectories."""
         return self.evaluation(f"{split}_trajectories")
 
 
 def complete_steps(checkpoints: Path) -> list[int]:
-    """The steps of the complete checkpoints, newest last. Raises `StorageError` if that cannot be told.
+    """Returns the steps of the complete checkpoints, newest last. Raises `StorageError` if they cannot be listed.
 
     On a disk, the name of a folder is no number until it is complete. Orbax takes an object that it cannot reach for
     one that is not there; a run would start again from nothing.

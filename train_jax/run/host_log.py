@@ -1,4 +1,4 @@
-"""The log of one process: what it prints, in a file of the run's folder as well."""
+"""The log of one process: a copy of its output in a file of the run's folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Tee:
 
 @contextlib.contextmanager
 def host_log(path: Path, what: str) -> Iterator[None]:
-    """Appends standard output and standard error of this process to the file, line by line, and how it ends.
+    """Appends standard output and standard error of this process to the file, line by line, and the way it ends.
 
     An exception that leaves the context is logged with its traceback, a `UserError` with its message; a fatal signal
     such as SIGSEGV or SIGABRT with the traceback of every thread. What libraries in C++ print is not logged. `what`
@@ -76,7 +76,7 @@ def host_log(path: Path, what: str) -> Iterator[None]:
 
 
 def _replace(before: Any, after: Any) -> None:
-    """Sets the standard streams, also in the handlers of loggers, which hold the stream of the time they were made."""
+    """Sets the standard streams, also in the handlers of loggers, which keep the stream of their creation."""
     names = [None, *logging.root.manager.loggerDict]
     handlers = {handler for name in names for handler in logging.getLogger(name).handlers}
     for old, new, name in zip(before, after, ("stdout", "stderr"), strict=True):

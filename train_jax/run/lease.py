@@ -1,4 +1,4 @@
-"""Who may write a run: a lock of the operating system for local folders, a lease in storage for `gs://`.
+"""The exclusive right to write a run: a lock of the operating system for local folders, a lease in storage for `gs://`.
 
 The lease is the object `lock` with its owner. Storage replaces it only for who names its newest version, so two
 processes cannot both believe to have written it. The owner renews it every `RENEW_SECONDS`. Who finds a lease watches
@@ -27,7 +27,7 @@ _held: dict[str, Lease] = {}
 
 
 class HeldError(UserError):
-    """Another process writes the folder."""
+    """Another process writes to the folder."""
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 
 def check_writer(folder: Path) -> None:
-    """Before something is written: raises `StorageError` if another process took the lease of this folder over."""
+    """Raises `StorageError` if another process took over the lease of this folder; called before a write."""
     lease = _held.get(str(folder))
     if lease is not None:
         lease.check()
@@ -55,7 +55,7 @@ def _refused(folder: Path, owner: str) -> HeldError:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The operating system releases the lock however the process ends."""
+    """Holds the lock during the block; the operating system releases it however the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / "lock").open("a+")
@@ -95,7 +95,7 @@ class Lease:
         self._renewer = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def acquire(self) -> None:
-        """Waits for a silent owner. Raises `HeldError` if the owner is alive."""
+        """Takes the lease; waits for an owner that is silent. Raises `HeldError` if the owner is alive."""
         first, end = read_generation(self._path), time.monotonic() + LEASE_SECONDS
         newest = first
         while newest == first and first[0] and time.monotonic() < end:
@@ -109,7 +109,7 @@ class Lease:
         self._renewer.start()
 
     def check(self) -> None:
-        """Renews it. Raises `StorageError` if another process took it over."""
+        """Renews the lease. Raises `StorageError` if another process took it over."""
         if not self._write():
             owner = _owner_in(read_generation(self._path)[0]) or "another process"
             raise StorageError(
@@ -141,7 +141,7 @@ _started = time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def owner() -> str:
-    """This process, for the message of another one."""
+    """Returns a description of this process for messages of other processes."""
     return f"process {os.getpid()} on {platform.node()} since {_started}"
 
 

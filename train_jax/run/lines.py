@@ -13,10 +13,10 @@ from train_jax.run.files import cannot_be_written
 
 
 class LineFile:
-    """Appends JSON objects, each as one line by one system call. Nothing that is in the file is written again."""
+    """Appends JSON objects, each as one line by one system call; existing content is never written again."""
 
     def __init__(self, path: Path):
-        """Raises `StorageError` for a file that cannot be written."""
+        """Opens the file. Raises `StorageError` if it cannot be written."""
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
@@ -24,7 +24,7 @@ class LineFile:
         self._torn = ends_in_a_torn_line(path)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Raises `OSError` if the line cannot be written; the next line is intact all the same."""
+        """Appends a record. Raises `OSError` if the line cannot be written; the next line is intact all the same."""
         content = b"\n" * self._torn + json.dumps(record).encode() + b"\n"
         self._torn = True  # if nothing can be written
         self._torn = self._file.write(content) < len(content)
@@ -36,12 +36,12 @@ class LineFile:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every intact line of a file, in order; none of a file that does not exist."""
+    """Returns every intact line of a file, in order; no lines if the file does not exist."""
     return parsed_lines(path.read_bytes()) if path.is_file() else []
 
 
 def parsed_lines(content: bytes) -> list[dict[str, Any]]:
-    """Every intact line of the content of such a file."""
+    """Returns every intact line of the content of such a file."""
     records = []
     for line in content.split(b"\n"):
         try:
@@ -54,7 +54,7 @@ def parsed_lines(content: bytes) -> list[dict[str, Any]]:
 
 
 def ends_in_a_torn_line(path: Path) -> bool:
-    """Returns True if the last line has no end; not of an empty file."""
+    """Returns True if the last line has no line end; False for an empty file."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             return False

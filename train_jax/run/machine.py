@@ -20,7 +20,7 @@ SOURCES = ("bridge", "models_torch", "train_jax")
 
 
 def source_hashes(config: RunConfig) -> dict[str, str]:
-    """Returns the hash of every source file of the packages, and of the files of a user's model and task.
+    """Returns the hashes of all source files of the packages, and of the files of a user's model and task.
 
     Raises `OSError` for a file that cannot be read.
     """

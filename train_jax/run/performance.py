@@ -59,7 +59,7 @@ PEAK_BYTES_PER_SECOND = {
 
 
 def peak_flops() -> float | None:
-    """Returns the peak bfloat16 FLOP/s of a device of this process; None if it is not known, as of a CPU."""
+    """Returns the peak bfloat16 FLOP/s of a device of this process; None if it is not known, for example of a CPU."""
     return PEAK_BF16_FLOPS.get(jax.local_devices()[0].device_kind)
 
 

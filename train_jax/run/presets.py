@@ -21,7 +21,7 @@ def preset_names() -> list[str]:
 
 
 def listed_presets() -> str:
-    """Returns the names as text; of names that differ in their depth alone, the first and the last."""
+    """Returns the names as text; from names that differ only in their depth, it has the first and the last."""
     by_depth = itertools.groupby(preset_names(), key=lambda name: re.sub(r"\bd\d+", "d", name))
     groups = [list(names) for _, names in by_depth]
     return ", ".join(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" for names in groups)

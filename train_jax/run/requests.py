@@ -1,4 +1,4 @@
-"""Requests to a storage service: repeated while their errors may pass, and what their errors mean for the user."""
+"""Requests to a storage service: repeats them after transient errors, and converts errors to messages for the user."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any, TypeVar
 from train_jax.errors import StorageError, UserError
 
 PATIENCE_SECONDS = 120.0
-"""How long a request is repeated; the last try may take half a minute longer."""
+"""Seconds for which a request is repeated; the last attempt may take half a minute longer."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 16.0
 _MISSING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _LOCAL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 _CLIENT_PACKAGES = {"gcsfs", "aiohttp", "requests", "urllib3", "google", "fsspec"}
-"""Their exceptions have no common class."""
+"""Packages of storage clients; their exceptions have no common class."""
 
 _OUTAGE = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|CANCELLED)\b"
 )
-"""The status in TensorStore's messages."""
+"""Pattern of the status in TensorStore's messages."""
 
 T = TypeVar("T")
 
 
 def retried(call: Callable[[], T], what: str) -> T:
-    """The result of the call, repeated as long as it fails for a reason that may pass."""
+    """Returns the result of the call, repeated while it fails for a transient reason."""
     end, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
     while True:
         try:
@@ -49,7 +49,7 @@ def retried(call: Callable[[], T], what: str) -> T:
 
 
 def _raise_final(error: Exception, what: str) -> None:
-    """Raises what the error means for the user, unless it may pass."""
+    """Raises the error for the user, unless the error is transient."""
     if isinstance(error, StorageError | UserError):
         raise error
     kind, text = type(error).__name__, str(error)
@@ -103,7 +103,7 @@ def is_outage(error: BaseException | None) -> bool:
 
 
 def reason(error: BaseException | None) -> str:
-    """One line; of a long chain, as TensorStore's, the two ends, which say what failed and why."""
+    """Returns the error in one line; for a long chain, such as TensorStore's, its two ends: what failed and why."""
     if error is None:
         return "another process failed"
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -111,13 +111,13 @@ def reason(error: BaseException | None) -> str:
 
 
 def silence_raised_errors() -> None:
-    """Orbax and gcsfs print the traceback of every error that they raise, and of every try."""
+    """Silences Orbax and gcsfs, which print the traceback of every error that they raise, and of every attempt."""
     for name in ("absl", "gcsfs"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def silence_abandoned_writes() -> None:
-    """After one write has failed, Orbax stops listening to the others, and each of them prints a traceback."""
+    """Silences the tracebacks of writes that Orbax abandons after one of them has failed."""
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     before = sys.unraisablehook
 

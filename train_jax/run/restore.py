@@ -35,7 +35,7 @@ NEWEST = "newest"
 
 
 def choose(checkpoints: Checkpoints, wanted: str) -> int:
-    """The step of a checkpoint: `newest`, `best` (by the figure that the run keeps the best by), or a number.
+    """Returns the step of a checkpoint: `newest`, `best` (by the figure that the run keeps the best by), or a number.
 
     Raises `UserError` if there is no such checkpoint.
     """
@@ -57,7 +57,7 @@ def choose(checkpoints: Checkpoints, wanted: str) -> int:
 
 
 def chosen_steps(checkpoints: Checkpoints, step: str, average: Sequence[int], average_last: int) -> list[int]:
-    """The steps of the chosen checkpoints, newest last: one by `choose`, or those that `restore` averages.
+    """Returns the steps of the chosen checkpoints, newest last: one by `choose`, or those that `restore` averages.
 
     Raises `UserError` if there are no such checkpoints, and for several ways of choosing at once.
     """
@@ -75,14 +75,14 @@ def chosen_steps(checkpoints: Checkpoints, step: str, average: Sequence[int], av
 
 
 def results_of(steps: Sequence[int]) -> str:
-    """The name of the folder with the results of these checkpoints."""
+    """Returns the name of the folder with the results of these checkpoints."""
     if len(steps) == 1:
         return f"at-step-{steps[0]}"
     return f"average-of-{'-'.join(map(str, steps))}" if len(steps) <= 8 else f"average-of-{len(steps)}-to-{steps[-1]}"
 
 
 def _best(checkpoints: Checkpoints) -> Best | None:
-    """As the newest checkpoint with intact notes knows it."""
+    """Returns the best checkpoint according to the newest checkpoint with intact notes."""
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(Exception):  # whatever Orbax and JSON raise for damaged files
             notes = checkpoints.notes(step)
@@ -102,7 +102,7 @@ class Restored:
     step: int
     """The step of the checkpoint, the newest one of several."""
     weights_file: str = ""
-    """The file given to `with_weights`; empty for the weights of the checkpoint."""
+    """The file that `with_weights` got; empty for the weights of the checkpoint."""
 
     @property
     def weights(self) -> str:
@@ -152,7 +152,8 @@ def restore(
     batch_size: int = 1,
     whole_state: bool = False,
 ) -> Restored:
-    """A checkpoint: the weights to evaluate and the buffers alone, or with `whole_state` all of the state.
+    """Returns a run at a checkpoint: only the weights to evaluate and the buffers, or with `whole_state` the whole
+    state.
 
     `step`: `newest`, `best`, or the step of a checkpoint. `average`: the steps of checkpoints whose mean is taken, or
     `average_last`: the number of newest ones; see `mean_weights`. `batch_size`: examples on one device in a training
@@ -192,7 +193,7 @@ def restore(
 
 
 def results_folder(run_dir: str, step: str) -> RunFolder:
-    """The run's folder with the results of one of its checkpoints, as `restore` gives it. Reads no weights.
+    """Returns the run's folder with the results of one of its checkpoints, as `restore` gives it. Reads no weights.
 
     Raises `UserError` if there is no run or no such checkpoint.
     """
@@ -204,7 +205,7 @@ def results_folder(run_dir: str, step: str) -> RunFolder:
 
 
 def mean_weights(read: Iterable[tuple[Arrays, Arrays]], tables: Collection[str]) -> tuple[Arrays, Arrays]:
-    """The mean of the parameters and of the sparse `tables` of several checkpoints, given oldest first.
+    """Returns the mean of the parameters and of the sparse `tables` of several checkpoints, given oldest first.
 
     The sums have 64 bits. All other buffers are those of the newest one.
     """
@@ -286,7 +287,7 @@ def initial_weights(
 
 
 def _with_optimizer(state: TrainState, theirs: Any, source: str) -> TrainState:
-    """Raises `UserError` if the run has another optimizer."""
+    """Returns the state with the optimizer's state of `source`. Raises `UserError` if that has another optimizer."""
     shapes = [jax.tree.map(jnp.shape, each) for each in (state.opt_state, theirs)]
     if jax.tree.structure(state.opt_state) != jax.tree.structure(theirs) or shapes[0] != shapes[1]:
         raise UserError(f"the optimizer of {source} has another state; use its --optim fields, or --no-init-optimizer")

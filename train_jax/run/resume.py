@@ -1,4 +1,4 @@
-"""Whether a run starts, continues or is finished, and with which fields it may continue."""
+"""Decides whether a run starts, continues or is finished, and with which fields it may continue."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ OPERATIONAL = {
     "deterministic", "optim.max_skipped_steps", "compute.", "platform", "task_config.sample_every_steps",
 }  # fmt: skip
 """Fields that do not change what is learned, so that a run continues with other values; a name with a dot at its end
-stands for all fields of that part. `data_dir` is among them because the data are compared by their content. All others
-identify the run, except that `steps` and `epochs` may grow."""
+stands for all fields of that part. `data_dir` is among them because the data are compared by their content. All other
+fields identify the run, except that `steps` and `epochs` may grow."""
 LENGTH = ("steps", "epochs")
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What the first process read in the run's folder. The same on every process."""
+    """The state of the run's folder as read by the first process; the same on every process."""
 
     finished: dict[str, Any] | None
     """The figures of a run that has nothing left to do."""
     continues: bool
-    """Whether there is a checkpoint."""
+    """True if there is a checkpoint."""
 
 
 def decide_start(config: RunConfig, total_steps: int, fingerprint: str) -> Start:
-    """Reads the run's folder in the first process, for all. Collective. Writes nothing.
+    """Reads the run's folder in the first process, for all processes. Collective. Writes nothing.
 
     `fingerprint`: of the data. Raises `UserError` where `config.resume` forbids to continue or to start, for a run with
     other fields, and for a finished run on other data.
@@ -80,7 +80,7 @@ def check_data(config: RunConfig, trained_on: str, given: str, step: int) -> Non
 
 
 def _check_folder(path: Path) -> None:
-    """Raises `UserError` for a file and for a data set."""
+    """Raises `UserError` if the path is a file or a data set."""
     if path.is_file():
         raise UserError(f"--run-dir {path} is a file; give a folder for the run, such as runs/mine")
     if any((path / name).is_file() for name in ("recipe.json", "train/dataset.json")):
@@ -99,7 +99,7 @@ def _figures_at_end(folder: RunFolder) -> dict[str, Any]:
 
 
 def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
-    """The run's folder, with its config.json; started again with the same fields, it is the same run.
+    """Returns the run's folder with its config.json; a run that is started again with the same fields continues.
 
     `writes`: only one of several processes writes. Other values of operational fields are recorded in changes.jsonl.
     Raises `UserError` if the folder holds a run with other fields, `StorageError` if it cannot be written.
@@ -115,7 +115,7 @@ def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
 
 
 def changed_fields(folder: RunFolder, config: RunConfig) -> dict[str, list[Any]]:
-    """Operational fields that differ from those of the run in the folder, by name: [there, requested].
+    """Returns the operational fields that differ from those of the run in the folder, by name: [there, requested].
 
     Raises `UserError` if a field differs that identifies the run.
     """
@@ -142,7 +142,7 @@ def _may_change(name: str, there: Any, now: Any) -> bool:
 
 
 def differences_of_fields(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Fields of two configurations with different values, nested ones by their dotted name: (name, [before, now])."""
+    """Yields the fields of two configurations with different values, by dotted name: (name, [before, now])."""
     for name in now | before:
         old, new = before.get(name), now.get(name)
         if isinstance(new, dict) and isinstance(old, dict):

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from train_jax.tasks.commands import Metric
 
 SILENT_SECONDS = 60.0
-"""A run whose heartbeat is older is not running."""
+"""Age of the heartbeat in seconds above which a run counts as not running."""
 STALLED_SECONDS = 300.0
-"""A step takes at most this long, or ten times as long as those before."""
+"""Seconds for which a step may take without counting as stalled, unless ten times the usual duration is longer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +33,9 @@ class RunStatus:
 
     run: str
     health: str
-    """running, stalled, silent, preempted, stopped, finished or not started."""
+    """One of running, stalled, silent, preempted, stopped, finished, not started."""
     why: str
-    """Why it is not well; empty if it is."""
+    """Reason why the run is not well; empty if it is."""
     step: int
     steps: int | None
     """The number of steps of the whole run."""
@@ -50,17 +50,17 @@ class RunStatus:
     """The step of the newest complete checkpoint."""
     checkpoint_age_seconds: float | None
     silent_seconds: float | None
-    """Since the last sign of life."""
+    """Seconds since the last sign of life."""
     skipped_steps: int
     """Steps that were left out because their loss or gradients were not finite."""
     goodput: dict[str, Any] | None
-    """`share`, `wall_seconds`, `seconds` by part, `sessions`, `lost_steps`."""
+    """Fields `share`, `wall_seconds`, `seconds` by part, `sessions` and `lost_steps`."""
     metric: Metric | None = None
-    """What `figure` is; None for a task of the user."""
+    """The metric of `figure`; None for a task of the user."""
 
 
 def find_runs(paths: Sequence[str]) -> list[RunFolder]:
-    """The runs at the paths, each a run folder or a folder of runs, such as the root of a sweep.
+    """Returns the runs at the paths, each a run folder or a folder of runs, such as the root of a sweep.
 
     Raises `UserError` for a path without any.
     """
@@ -126,7 +126,7 @@ def _health(
     step_seconds: float | None,
     now: float,
 ) -> tuple[str, str]:
-    """The health and, if the run is not well, the reason."""
+    """Returns the health and, if the run is not well, the reason."""
     last = events[-1] if events else None
     if last is not None and last["event"] == "end" and last["reason"] != "finished":
         reason = last["reason"]
@@ -149,7 +149,7 @@ def _health(
 
 
 def _newest_checkpoint(folder: RunFolder) -> tuple[int | None, float | None]:
-    """Its step and when it was complete."""
+    """Returns the step of the newest complete checkpoint, and the time at which it was complete."""
     for step in reversed(complete_steps(folder.checkpoints)):
         with contextlib.suppress(OSError):  # deleted since it was listed
             return step, (folder.checkpoints / str(step) / "_CHECKPOINT_METADATA").stat().st_mtime
@@ -157,7 +157,7 @@ def _newest_checkpoint(folder: RunFolder) -> tuple[int | None, float | None]:
 
 
 def _latest(records: list[dict[str, float]], *patterns: str) -> float | None:
-    """The latest value of a metric that matches the first pattern; if there is none, the second one."""
+    """Returns the latest value of a metric that matches the first pattern, or if there is none, the second one."""
     for pattern in patterns:
         for record in reversed(records):
             if names := fnmatch.filter(record, pattern):

@@ -23,7 +23,7 @@ from train_jax.errors import UserError
 from train_jax.run.requests import T, retried, silence_raised_errors
 
 _SILENT_SECONDS = 30.0
-"""A connection without any answer for this long counts as a failed try."""
+"""Seconds without any answer after which an attempt counts as failed."""
 # ---- paths
 
 
@@ -33,7 +33,7 @@ def is_remote(where: str | PurePath) -> bool:
 
 
 def path_of(where: str | PurePath) -> Path:
-    """The path of a file or folder that may be `gs://bucket/…`. Raises `UserError` if its package is missing."""
+    """Returns the path of a file or folder, perhaps `gs://bucket/…`. Raises `UserError` if its package is missing."""
     if isinstance(where, RemotePath) or not is_remote(where):
         return cast(Path, where) if isinstance(where, RemotePath) else Path(where)
     bucket, _, name = str(where).removeprefix("gs:").lstrip("/").partition("/")
@@ -44,12 +44,12 @@ def path_of(where: str | PurePath) -> Path:
 
 
 def absolute(path: Path) -> str:
-    """The path as text for a library that opens it itself."""
+    """Returns the path as text for a library that opens it itself."""
     return str(path) if is_remote(path) else str(path.absolute())
 
 
 def is_folder(where: str | PurePath) -> bool:
-    """Returns True if a file can be written into this folder; storage has no folders, so there any can."""
+    """Returns True if a file can be written into this folder; always in storage, which has no folders."""
     return is_remote(where) or Path(where).absolute().is_dir()
 
 
@@ -75,7 +75,7 @@ def _client() -> Any:
 
 @functools.cache
 def _check_bucket(bucket: str) -> None:
-    """Only here a missing bucket is told from a missing file; Orbax reads the bucket's properties, too."""
+    """Raises `UserError` for a missing bucket, which looks like a missing file elsewhere; Orbax reads buckets, too."""
     retried(lambda: _client().get_bucket(bucket, timeout=_SILENT_SECONDS, retry=None), f"gs://{bucket}")
 
 
@@ -105,14 +105,14 @@ class RemotePath(gpath.PosixGPath):
         return self._kind() == "file"
 
     def _kind(self) -> str:
-        """Empty if there is nothing. The methods of fsspec answer that, too, when a request fails."""
+        """Returns the type of the object; empty if there is none. fsspec's methods also return that after errors."""
         try:
             return self._request(lambda: self._file_system.info(str(self)))["type"]
         except FileNotFoundError:
             return ""
 
     def stat(self) -> Any:
-        """The fields of `os.stat_result` that storage knows."""
+        """Returns the fields of `os.stat_result` that storage knows."""
         stat = self._request(super().stat)
         return types.SimpleNamespace(st_size=stat.length, st_mtime=stat.mtime)
 
@@ -126,11 +126,11 @@ class RemotePath(gpath.PosixGPath):
         return iter(self._request(lambda: list(super(RemotePath, self).iterdir())))
 
     def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing: storage has no folders. Only checks that the bucket can be reached."""
+        """Only checks that the bucket can be reached: storage has no folders."""
         _check_bucket(self.parts[2])
 
     def write_bytes(self, data: bytes) -> int:
-        """One request for up to 50 MB; an object is visible only when all of it has arrived."""
+        """Writes up to 50 MB in one request; an object is visible only when all of it has arrived."""
         self._request(lambda: self._file_system.pipe_file(str(self), data))
         return len(data)
 
@@ -151,7 +151,7 @@ class RemotePath(gpath.PosixGPath):
         self._request(lambda: self._file_system.cp_file(str(self), str(target)))
 
     def files(self) -> dict[str, dict[str, Any]]:
-        """All objects below the folder: their size and CRC-32C by name relative to it."""
+        """Returns all objects below the folder: their size and CRC-32C by name relative to it."""
         found = self._request(lambda: self._file_system.find(str(self), detail=True))
         start = len(str(self).removeprefix("gs://")) + 1
         entries = {name[start:]: info for name, info in found.items() if not name.endswith("/") and name[start:]}
@@ -163,14 +163,14 @@ class RemotePath(gpath.PosixGPath):
 
 
 def _file_system() -> Any:
-    """The one that `epath`, and so Orbax, uses for `gs://`."""
+    """Returns the file system that `epath`, and therefore Orbax, uses for `gs://`."""
     import fsspec
 
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
 def crc32c_of(path: Path) -> str:
-    """The checksum of a local file, as the storage service writes it."""
+    """Returns the checksum of a local file, as the storage service writes it."""
     import base64
 
     import google_crc32c
@@ -183,7 +183,7 @@ def crc32c_of(path: Path) -> str:
 
 
 def fetch(url: str, target: Path) -> None:
-    """Copies what a URL of any service names to a local file, in one try, with the errors of the service's client."""
+    """Copies the object at a URL of any service to a local file, in one attempt, with the errors of its client."""
     with importlib.import_module("fsspec").open(url, "rb") as remote, target.open("wb") as file:
         shutil.copyfileobj(remote, file, 2**24)
 
@@ -192,12 +192,12 @@ def fetch(url: str, target: Path) -> None:
 
 
 def read_generation(path: Path) -> tuple[bytes, int]:
-    """The content of an object and the number of its version, or of the one before; empty and 0 if there is none."""
+    """Returns the content of an object and the number of its version or an older one; empty and 0 if there is none."""
     return retried(lambda: _read_generation(_blob(path)), str(path))
 
 
 def write_generation(path: Path, content: bytes, generation: int) -> int | None:
-    """Writes an object if its newest version is this one, 0 for none; returns the new version, None if it is not.
+    """Writes an object if its newest version is `generation`, 0 for none; returns the new version, None if it is not.
 
     Safe to repeat if the answer was lost: an object with exactly this content was written by this call.
     """
@@ -222,7 +222,7 @@ def _blob(path: Path) -> Any:
 
 
 def _read_generation(blob: Any) -> tuple[bytes, int]:
-    """The content may be newer than the version: then this version cannot be replaced any more."""
+    """Returns content and version; the content may be newer than the version, which then can no longer be replaced."""
     try:
         blob.reload(timeout=_SILENT_SECONDS, retry=None)
         generation = int(blob.generation)  # a download sets it again, from a header that may be missing

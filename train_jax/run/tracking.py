@@ -142,7 +142,7 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
 
 
 def wandb_mode(config: RunConfig) -> tuple[WandbMode, str]:
-    """`online`, `offline`, `disabled` or `not installed`, and where a key is; never the key."""
+    """Returns `online`, `offline`, `disabled` or `not installed`, and the place of a key; never the key."""
     if config.wandb == "disabled":
         return "disabled", ""
     if "wandb" not in sys.modules and importlib.util.find_spec("wandb") is None:

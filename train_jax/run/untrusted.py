@@ -19,7 +19,7 @@ and unsupported features are RuntimeErrors."""
 
 
 LFS_POINTER = "version https://git-lfs"
-"""How a file begins that stands for one in Git LFS."""
+"""Beginning of a file that stands for one in Git LFS."""
 POINTER = "it is a pointer of Git LFS; run `git lfs pull` in its repository"
 
 

@@ -21,7 +21,7 @@ Platform = Literal["auto", "tpu", "gpu", "cpu"]
 
 _DEVICE_FILES = Path("/dev")
 _JAX_NAMES = {"tpu": "tpu,cpu", "gpu": "cuda,cpu", "cpu": "cpu"}
-"""For `jax_platforms`; a backend that is named there and cannot be initialized is an error."""
+"""Values of `jax_platforms`; a named backend that cannot be initialized is an error."""
 
 
 class PlatformError(UserError):
@@ -33,7 +33,7 @@ class Choice:
     """The backend that `--platform` selected."""
 
     platform: str
-    """tpu, gpu or cpu; or another name that JAX_PLATFORMS gives."""
+    """One of tpu, gpu and cpu, or another name that JAX_PLATFORMS has."""
     reason: str
     may_fall_back: bool = False
     """True if one process may compute on the CPU instead."""
@@ -43,7 +43,7 @@ class Choice:
 
 
 def choose(wanted: Platform) -> Choice:
-    """The platform that a process will compute on. Asks no backend."""
+    """Returns the platform that a process will compute on, without a query of a backend."""
     if wanted != "auto":
         return Choice(wanted, "as requested")
     config: Any = jax.config
@@ -61,12 +61,12 @@ _chosen: Choice | None = None
 
 
 def chosen() -> Choice | None:
-    """The choice of `use` in this process."""
+    """Returns the choice of `use` in this process."""
     return _chosen
 
 
 def use(wanted: Platform, *, several: bool, cpu_devices: int = 0) -> Choice:
-    """Makes JAX use the chosen platform, and returns it; call it before anything is computed.
+    """Makes JAX use the chosen platform and returns it; call it before anything is computed.
 
     Where a TPU is chosen, and with several processes, a backend that cannot be initialized is an error: nothing falls
     back to the CPU. `auto` leaves one process on a machine with a GPU to JAX, which may not be installed for it.
@@ -86,7 +86,7 @@ def use(wanted: Platform, *, several: bool, cpu_devices: int = 0) -> Choice:
 
 
 def local_devices() -> list[Any]:
-    """`jax.local_devices()`. Raises `UserError` if the backend cannot be initialized, or JAX leaves it out."""
+    """Returns `jax.local_devices()`. Raises `UserError` if the backend cannot be initialized, or JAX omits it."""
     config: Any = jax.config
     wanted = (config.jax_platforms or "cpu").partition(",")[0]
     remedy = "`trm preflight` shows who holds the device; --platform cpu computes without it"
@@ -101,7 +101,7 @@ def local_devices() -> list[Any]:
 
 
 def host_device() -> Any | None:
-    """The CPU as a device of this process, whatever the platform; None if `jax_platforms` leaves it out."""
+    """Returns the CPU as a device of this process, whatever the platform; None if `jax_platforms` leaves it out."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -109,7 +109,7 @@ def host_device() -> Any | None:
 
 
 def tpu_files() -> list[Path]:
-    """The device files of TPU chips on this machine: /dev/accel0, or /dev/vfio/0 of newer ones."""
+    """Returns the device files of TPU chips on this machine: /dev/accel0, or /dev/vfio/0 of newer ones."""
     return sorted(_DEVICE_FILES.glob("accel[0-9]*")) or sorted(_DEVICE_FILES.glob("vfio/[0-9]*"))
 
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 
 KINDS: tuple[str, ...] = ("steps", "start", "restore", "compile", "data", "evaluation", "saving", "profile", "end")
-"""`start`: until the first step, with imports; `data`: until a batch is ready; `saving`: until the next step may run;
-`profile`: what the profiler itself takes; `end`: after the last step."""
+"""Kinds of wall time. `start`: until the first step, with imports; `data`: until a batch is ready; `saving`: until the
+next step may run; `profile`: what the profiler itself takes; `end`: after the last step."""
 TRAINING = ("steps", "compile", "data")
 """The kinds that count as training time."""
 
@@ -32,9 +32,9 @@ class Clock:
         self.earlier_train_seconds = 0.0
         """Training time of earlier sessions of the run."""
         self.step = 0
-        """Steps that were dispatched, in all sessions of the run."""
+        """Number of steps that were dispatched, in all sessions of the run."""
         self.step_time = self.since
-        """When the latest of them was."""
+        """Time at which the latest of these steps was dispatched."""
 
     def switch(self, kind: str) -> str:
         """Counts the time from now on as this kind. Returns the one before."""
@@ -56,7 +56,7 @@ class Clock:
 
     @property
     def train_seconds(self) -> float:
-        """Seconds of training, in all sessions: steps, compilation and waits for data."""
+        """Seconds of training in all sessions: steps, compilation and waits for data."""
         with self._lock:
             self._settle()
             return self.earlier_train_seconds + sum(self._seconds[kind] for kind in TRAINING)
@@ -85,7 +85,7 @@ class Clock:
 
 
 def process_start() -> float:
-    """Returns when this process began, in seconds of the epoch; now, where the system does not tell."""
+    """Returns the time at which this process began, in seconds of the epoch; the current time if it is not known."""
     try:
         with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
             ticks = int(stat.read().rpartition(")")[2].split()[19])
@@ -96,6 +96,6 @@ def process_start() -> float:
 
 
 def _steady_clock() -> Callable[[], float]:
-    """Returns a function of the seconds of the epoch that does not jump when somebody sets the clock."""
+    """Returns a function of the seconds of the epoch that does not jump when the system's clock is set."""
     offset = time.time() - time.perf_counter()
     return lambda: offset + time.perf_counter()

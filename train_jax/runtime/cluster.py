@@ -25,7 +25,7 @@ Source = Literal["variables", "tpu", "slurm", "kubernetes"]
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """This process among `count` processes."""
+    """One of `count` processes: the current one."""
 
     address: str
     """Host and port of the coordinator, which is process 0."""
@@ -44,7 +44,7 @@ class Cluster:
         return int(self.address.rpartition(":")[2])
 
     def name_of(self, index: int) -> str:
-        """What is known of another process before it answers."""
+        """Returns a description of another process that has not answered yet."""
         if index == 0:
             return self.host
         if self.source == "tpu":
@@ -54,7 +54,7 @@ class Cluster:
 
 
 def this_cluster(platform: str, timeout_seconds: float) -> Cluster | None:
-    """The processes that this one belongs to; None if it is alone.
+    """Returns the processes that this one belongs to; None if it is alone.
 
     `platform` is what the process computes on: one that leaves the TPU of a pod alone needs none of its other hosts.
     Raises `UserError` for an incomplete set of variables, or if the hosts of a pod cannot be determined.
@@ -78,7 +78,7 @@ def this_cluster(platform: str, timeout_seconds: float) -> Cluster | None:
 
 
 def use_on_one_host(wanted: backend.Platform, timeout_seconds: float = 30.0) -> None:
-    """For a command that computes on one host: leaves the TPU of a pod alone, whose other hosts would have to join.
+    """Leaves the TPU of a pod alone, whose other hosts would have to join, in a command that computes on one host.
 
     Raises `UserError` if that TPU is requested.
     """
@@ -108,7 +108,7 @@ def _from_variables() -> Cluster | None:
 
 
 def _manager(platform: str) -> Source | None:
-    """Who started the processes, as far as the environment tells. JAX is asked only then: it may use the network."""
+    """Returns what started the processes, by their environment. Only then is JAX asked, which may use the network."""
     if platform == "tpu" and backend.tpu_files():
         return "tpu"
     if os.environ.get("SLURM_NTASKS", "1") != "1" and "SLURM_PROCID" in os.environ:
@@ -120,10 +120,10 @@ def _manager(platform: str) -> Source | None:
 _GREETING = "trm"
 _RETRY_SECONDS = 0.2
 _ANSWER_SECONDS = 5.0
-"""How much longer than process 0 the others wait, and how long a connection may take to say who it is."""
+"""Seconds that the others wait longer than process 0, and that a connection may take to identify itself."""
 
 Present = list[dict[str, Any]]
-"""For every process, in their order: its host and the platform that it computes on."""
+"""The host and the platform of every process, in the order of the processes."""
 
 
 def roll_call(cluster: Cluster, platform_name: str, timeout_seconds: float) -> Present:
@@ -199,7 +199,7 @@ def _send(link: socket.socket, value: Any) -> None:
 
 
 def _receive(link: socket.socket) -> Any:
-    """One line of JSON. Raises `OSError` if the connection is closed before its end."""
+    """Returns one line of JSON. Raises `OSError` if the connection is closed before its end."""
     text = b""
     while not text.endswith(b"\n"):
         data = link.recv(1 << 16)

@@ -25,11 +25,12 @@ from train_jax.version import installed_version
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 _MIN_COMPILE_SECONDS = 0.0
-"""Small programs are stored, too: a start has dozens of them."""
+"""Least compile time of a stored program, in seconds. Small programs are stored, too: a start has dozens of them."""
 
 
 def use_compile_cache(wanted: bool, shared: Path | None = None) -> str:
-    """Switches the cache on or off for this process; returns why it is off although it is wanted, otherwise nothing.
+    """Switches the cache on or off for this process; returns the reason if it is off although it is wanted, otherwise
+    "".
 
     It is in the folder that the environment variable names. Without one it is in that of the user's caches or, for
     several processes, in `shared`, which all of them can read: JAX lets process 0 alone write.
@@ -53,7 +54,7 @@ def use_compile_cache(wanted: bool, shared: Path | None = None) -> str:
 
 
 def _processor() -> str:
-    """Programs for a CPU may use instructions that another machine with the same home folder does not have."""
+    """Returns a hash of the processor: a program may use instructions that another machine with this folder lacks."""
     try:
         with open("/proc/cpuinfo") as file:
             facts = {line for line in file if line.startswith(("flags", "Features", "model name"))}
@@ -114,12 +115,12 @@ _CLASSES = {
     "numpy": {"dtype", "ndarray"},
     "numpy._core.multiarray": {"_reconstruct"},
 }
-"""What JAX writes beside the machine code: shapes, shardings and the mesh."""
+"""Classes that JAX writes beside the machine code: shapes, shardings and the mesh."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramKey:
-    """What a program was compiled from and for; another value of any field is another program."""
+    """The inputs of a compilation; a program with another value of any field is another program."""
 
     jax: str
     jaxlib: str
@@ -196,7 +197,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def _libtpu() -> str:
-    """The version of the compiler: of the library that is named, otherwise of the installed package."""
+    """Returns the version of the compiler: of the library that is named, otherwise of the installed package."""
     library = os.environ.get("TPU_LIBRARY_PATH")
     if library is None:
         return installed_version("libtpu") or ""

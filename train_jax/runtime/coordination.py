@@ -15,23 +15,23 @@ from absl import flags
 from jax._src import clusters, distributed  # the store and the detection alone have no public names
 
 _TIMEOUT_SECONDS = 24 * 3600
-"""`Peers` ends a process that waits for a dead one long before."""
+"""Timeout of a read in seconds; long before it, `Peers` ends a process that waits for a dead one."""
 
 _calls: defaultdict[str, Any] = defaultdict(itertools.count)
 
 
 def publish(name: str, value: str) -> None:
-    """Makes a value known to all processes under a name, once."""
+    """Makes a value known to all processes under a name; each name can be used once."""
     _client().key_value_set(f"trm/{name}", value)
 
 
 def read(name: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
-    """The value of a name; blocks until it is published. Raises an error of JAX after the timeout."""
+    """Returns the value of a name; blocks until it is published. Raises an error of JAX after the timeout."""
     return _client().blocking_key_value_get(f"trm/{name}", int(timeout_seconds * 1000))
 
 
 def exchange(name: str, value: str) -> list[str]:
-    """The values of all processes, in their order. Collective: each process makes the same calls for a name."""
+    """Returns the values of all processes, in their order. Collective: each process makes the same calls for a name."""
     index, count = place()
     if count == 1:
         return [value]
@@ -44,13 +44,14 @@ def exchange(name: str, value: str) -> list[str]:
 
 
 def place() -> tuple[int, int]:
-    """(index of this process, number of processes), without asking a backend, which may wait for other processes."""
+    """Returns (index of this process, number of processes) without a backend, which may wait for other processes."""
     state = distributed.global_state
     return (state.process_id or 0, state.num_processes or 1) if state.client is not None else (0, 1)
 
 
 def detect_cluster(timeout_seconds: float) -> tuple[str | None, int | None, int | None, Any]:
-    """The coordinator's address, number of processes, index and local devices of `jax.distributed.initialize()`.
+    """Returns the coordinator's address, number of processes, index and local devices of
+    `jax.distributed.initialize()`.
 
     That call would connect at once; here the processes can be counted before.
     """

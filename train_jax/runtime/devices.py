@@ -58,7 +58,7 @@ class Devices:
 
     @property
     def platform(self) -> str:
-        """Such as `cpu` or `tpu`."""
+        """Platform of the devices, such as `cpu` or `tpu`."""
         return self.local[0].platform
 
     @property
@@ -124,7 +124,7 @@ class Devices:
 
     @property
     def compiles_for_arrays(self) -> bool:
-        """Returns True if `compile` needs the arguments of the first call, instead of their shapes."""
+        """True if `compile` needs the arguments of the first call, instead of their shapes."""
         return self._runner == "pmap" and jax.process_count() > 1
 
     def compile(self, program: Any, args: Any, saved: Path | None = None) -> Any:
@@ -135,7 +135,7 @@ class Devices:
         return program if self.compiles_for_arrays else compiled
 
     def shapes(self, tree: Any, *, sharded: bool = False) -> Any:
-        """Shapes of arrays as `replicate` places them, or as `shard` does."""
+        """Returns the shapes of arrays as `replicate` places them, or as `shard` does."""
         sharding = NamedSharding(self._mesh, PartitionSpec(AXIS) if sharded else PartitionSpec())
         given = None if self._runner == "pmap" else sharding  # `pmap` takes arrays from anywhere
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=given), tree)
@@ -189,7 +189,7 @@ class Devices:
         return jax.tree.map(local, jax.device_get(tree) if jax.process_count() == 1 else tree)
 
     def to_global(self, tree: Any) -> Any:
-        """Arrays that are the same on every device as arrays over all processes, for a checkpoint.
+        """Converts arrays that are the same on every device to arrays over all processes, for a checkpoint.
 
         With one process they are copies on the host, because the next step may reuse their memory while it is written.
         """
@@ -212,7 +212,7 @@ class Devices:
         return None if jax.process_count() == 1 else NamedSharding(Mesh(np.array(self._all), (AXIS,)), _spec(0))
 
     def to_rows(self, tree: Any) -> Any:
-        """Arrays `[devices, rows of a device, …]` as `[rows of the global batch, …]`, for a checkpoint.
+        """Converts arrays `[devices, rows of a device, …]` to `[rows of the global batch, …]`, for a checkpoint.
 
         With one process they are copies on the host, as in `to_global`.
         """
@@ -245,7 +245,7 @@ class Devices:
         return jax.block_until_ready(self._by_rows[known](rows))
 
     def from_rows(self, tree: Any, like: Any) -> Any:
-        """This process's part of what `to_rows` returned, perhaps on other devices, in the shapes of `like`."""
+        """Returns this process's part of a result of `to_rows`, perhaps from other devices, in the shapes of `like`."""
 
         def local(rows: Any, expected: Any) -> np.ndarray:
             return self.to_host(rows).reshape(len(self.local), *expected.shape[1:])  # `like` may span all processes

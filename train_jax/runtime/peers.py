@@ -26,13 +26,13 @@ from train_jax.runtime import coordination
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 18.0
-"""A process that sends nothing for this long is lost. Longer than any call that holds the interpreter's lock."""
+"""Seconds without a message after which a process is lost; longer than any call that holds the interpreter's lock."""
 JOIN_SECONDS = 300.0
-"""How long the processes wait for each other at the start."""
+"""Seconds for which the processes wait for each other at the start."""
 GRACE_SECONDS = 8.0
-"""How long the others may take to end by themselves after one of them failed."""
+"""Seconds in which the others may end by themselves after one of them failed."""
 LAST_SECONDS = 5.0
-"""How long `exit_now` waits for the functions of `before_exit`."""
+"""Seconds for which `exit_now` waits for the functions of `before_exit`."""
 
 Handler = Callable[[int, Any], None]
 
@@ -41,7 +41,7 @@ class Peers:
     """The other processes of a run. As a context, it ends when all of them have ended theirs."""
 
     def __init__(self, index: int, count: int, coordinator: str):
-        """Connects to all processes; blocks until they are all here. `coordinator`: host of process 0."""
+        """Connects to all processes; blocks until all are connected. `coordinator` is the host of process 0."""
         self.index, self.count = index, count
         self._hosts: dict[int, str] = {index: platform.node()}
         self._links: dict[int, _Link] = {}
@@ -158,7 +158,7 @@ class Peers:
         threading.Thread(target=self._end, args=(*value,), daemon=True).start()
 
     def _end(self, number: int, reason: str) -> None:
-        """Ends this process, which may be inside a collective or a compilation, because of another one."""
+        """Ends this process because of another one, also inside a collective or a compilation."""
         self._ending.acquire()  # the first reason counts; never released
         if self.index in self._failed:
             exit_now(self._status)
@@ -181,7 +181,7 @@ class Peers:
             self._all_left.set()
 
     def leave(self, timeout_seconds: float | None = None) -> None:
-        """Says that this process needs no other one any more, and blocks until all have said so."""
+        """Reports that this process no longer needs the others, and blocks until all have reported that."""
         self.send("left")
         self._all_left.wait(timeout_seconds)
 
@@ -204,7 +204,7 @@ class Peers:
 
 
 def exit_status(error: BaseException) -> int:
-    """The exit status of a command that ends with this error."""
+    """Returns the exit status of a command that ends with this error."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
@@ -217,7 +217,7 @@ _before_exit: list[Callable[[str], None]] = []
 
 @contextlib.contextmanager
 def before_exit(call: Callable[[str], None]) -> Iterator[None]:
-    """Inside the context, `exit_now` calls this function with its reason before the process ends, in another thread."""
+    """Makes `exit_now` call this function with its reason, in another thread, if a process ends inside the block."""
     _before_exit.append(call)
     try:
         yield
@@ -255,16 +255,16 @@ class _Link:
         self._socket, self._rest, self._sending = connection, b"", threading.Lock()
 
     def patience(self, seconds: float) -> None:
-        """How long `receive` waits before it raises TimeoutError."""
+        """Sets the seconds that `receive` waits before it raises TimeoutError."""
         self._socket.settimeout(seconds)
 
     def send(self, value: Any) -> None:
-        """Sends a value; `receive` notices whether it arrives."""
+        """Sends a value; only `receive` notices a failure."""
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(value).encode() + b"\n")
 
     def receive(self) -> Any:
-        """Raises TimeoutError, or OSError for a closed connection."""
+        """Returns the next value. Raises TimeoutError, or OSError for a closed connection."""
         while b"\n" not in self._rest:
             data = self._socket.recv(1 << 16)
             if not data:

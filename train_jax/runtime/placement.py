@@ -13,13 +13,13 @@ from train_jax.runtime.devices import Devices
 
 
 class Placement:
-    """The place of the state between two steps: every device has the whole state."""
+    """The placement of the state between two steps: every device has the whole state."""
 
     axes: Any = None
     """The device axis of each array of the state, 0 or None, as a prefix of the state."""
 
     def __init__(self, devices: Devices, sharding: Sharding):
-        """`sharding` is what a training step does."""
+        """`sharding` is the sharding of the training step."""
         self._devices, self.sharding = devices, sharding
 
     def shapes(self, state: TrainState) -> TrainState:
@@ -40,7 +40,7 @@ class Placement:
 
 
 class ShardedState(Placement):
-    """Every device has a shard of parameters, averages and optimizer state, and all of the rest."""
+    """Every device has a shard of parameters, averages and optimizer state, and the whole rest of the state."""
 
     axes = STATE_AXES
 
@@ -66,7 +66,7 @@ class ShardedState(Placement):
         return jax.tree.map(placed, self.axes, sharded, is_leaf=lambda axis: axis is None)
 
     def whole(self, state: TrainState) -> TrainState:
-        """Returns no optimizer state."""
+        """Returns the whole state without the optimizer state."""
         jax.block_until_ready(state)  # virtual devices cannot run another collective beside the step
         params, ema = jax.block_until_ready(self._gather(state.params, state.ema))
         return state._replace(params=params, ema=ema, opt_state=())

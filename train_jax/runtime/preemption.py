@@ -1,4 +1,4 @@
-"""SIGTERM, the notice that a machine is about to be taken away: save, and end with a status of its own.
+"""Handles SIGTERM, the notice that a machine will be taken away: saves, and ends the process with its own exit status.
 
 The main thread looks for a notice at every step. It cannot while it compiles or evaluates, which may take minutes. So
 another thread waits too, and saves and ends the process if the main thread does not.
@@ -26,13 +26,13 @@ from train_jax.runtime.peers import Peers, exit_now
 from train_jax.runtime.processes import peers
 
 PATIENCE_SECONDS = 3.0
-"""How long the main thread is given to reach the end of a step."""
+"""Seconds for the main thread to reach the end of a step."""
 CLOSING_SECONDS = 4.0
-"""How long the main thread is given to end the process after it has saved."""
+"""Seconds for the main thread to end the process after it has saved."""
 
 
 class Preemption:
-    """Watches for SIGTERM while it is entered."""
+    """Watches for SIGTERM inside a `with` block."""
 
     def __init__(self):
         self.lock = threading.RLock()
@@ -45,7 +45,7 @@ class Preemption:
         self._agreement = _Agreement(peers())
 
     def before_step(self, step: int, log: Callable[[], None]) -> None:
-        """Call it before the step with this number, when nothing is left to wait for.
+        """Begins the step with this number; called when there is nothing left to wait for.
 
         `log`: writes the metrics of the steps before it. Saves and raises `PreemptedError` if the run stops.
         """
@@ -54,11 +54,11 @@ class Preemption:
             self._stop()
 
     def after_step(self, step: int, save: Callable[[], None]) -> None:
-        """Call it with the lock held. `save` blocks until the state after `step` is on disk, in whichever thread."""
+        """Sets how to save after `step`; call it with the lock held. `save` blocks until the state is on disk."""
         self._step, self._save = step, save
 
     def check(self) -> None:
-        """At the end of a step: saves and raises `PreemptedError` if the run stops there."""
+        """Saves and raises `PreemptedError` at the end of a step if the run stops there."""
         if self._agreement.stops_at(self._step):
             self._stop()
 
@@ -110,7 +110,7 @@ class Preemption:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Preemption]:
-        """In the main thread; elsewhere, and in processes that do not know each other, it does nothing."""
+        """Watches in the main thread; does nothing in other threads, and in processes that do not know each other."""
         known = jax.process_count() == 1 or peers() is not None
         if not known or threading.current_thread() is not threading.main_thread():
             yield self
@@ -136,7 +136,7 @@ class Preemption:
 
 
 class _Agreement:
-    """On the step that all processes stop at."""
+    """The agreement of all processes on the step at which they stop."""
 
     def __init__(self, connected: Peers | None):
         self._peers, self._changed = connected, threading.Condition()
@@ -168,7 +168,7 @@ class _Agreement:
             return self._stop is not None and step >= self._stop
 
     def result(self) -> int | None:
-        """Blocks until there is one, or until `close`."""
+        """Returns the step; blocks until it is known, or until `close`, after which it may be None."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._stop is not None)
             return self._stop

@@ -25,7 +25,7 @@ _peers: Peers | None = None
 
 
 def peers() -> Peers | None:
-    """The connections of `join_processes`; None for a single process."""
+    """Returns the connections of `join_processes`; None for a single process."""
     return _peers
 
 
@@ -96,7 +96,7 @@ def gather(arrays: dict[str, np.ndarray], axis: int) -> dict[str, np.ndarray]:
 
 
 def sum_over_processes(name: str, numbers: list[int]) -> list[int]:
-    """The sums over all processes of each number. Collective, without the devices: see `coordination`."""
+    """Returns the sum of each number over all processes. Collective, without the devices: see `coordination`."""
     return [sum(each) for each in zip(*map(json.loads, exchange(name, json.dumps(numbers))), strict=True)]
 
 
@@ -106,7 +106,7 @@ def any_process(flag: bool) -> bool:
 
 
 def of_main_process(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` returns in the first process, on every process; it must fit into JSON. Collective.
+    """Returns on every process the result of `make` in the first process, which must fit into JSON. Collective.
 
     A `UserError` there is raised in every process.
     """

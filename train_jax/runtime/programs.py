@@ -29,7 +29,7 @@ class Programs:
         clock: Clock | None = None,
         saved_at: Callable[[Any, int], Path | None] = lambda _stage, _steps: None,
     ):
-        """`step_at(variant)` returns the parallel train step of a variant, not yet compiled. `clock` notes waits.
+        """`step_at(variant)` returns the parallel train step of a variant, not yet compiled. `clock` counts the waits.
 
         `saved_at(variant, steps)` names the file with the program of a variant and a dispatch; None to compile it.
         """
@@ -43,7 +43,8 @@ class Programs:
         self._ready: set[tuple[Any, int]] = set()
 
     def get(self, step: int, steps: int, args: tuple) -> Callable[..., Any]:
-        """The program for the `steps` steps that follow the first `step` ones, compiled for arguments like `args`.
+        """Returns the program for the `steps` steps that follow the first `step` ones, compiled for arguments like
+        `args`.
 
         Blocks until it is compiled, and starts to compile that of the next variant.
         """
@@ -79,7 +80,7 @@ class Programs:
         return float(analysis["flops"]) if analysis.get("flops", 0) > 0 else None
 
     def text(self) -> str:
-        """The latest compiled program as XLA prints it; empty for `pmap` on several hosts, which does not give it."""
+        """Returns the latest compiled program as XLA prints it; empty for `pmap` on several hosts, which has none."""
         return getattr(self._latest(), "as_text", str)() or ""
 
     def _latest(self) -> Any:
@@ -104,7 +105,7 @@ class Programs:
         return made
 
     def news(self) -> list[str]:
-        """One line for each program that was compiled since the last call."""
+        """Returns one line for each program that was compiled since the last call."""
         lines, self._news = self._news, []
         return lines
 

@@ -28,11 +28,11 @@ def start_relay(host: str, port: int) -> int:
 
 
 _RELAYS: list[subprocess.Popen[bytes]] = []
-"""Their standard input stays open as long as this process lives."""
+"""Relay processes, whose standard input stays open for as long as this process lives."""
 
 
 def _send_on(near: socket.socket, far: socket.socket) -> None:
-    """From the process to the service. Ends with the process's side, not with the service's."""
+    """Forwards data to the service. Ends when the process closes its side, not when the service does."""
     while data := _received(near):
         with contextlib.suppress(OSError):
             far.sendall(data)
@@ -41,7 +41,7 @@ def _send_on(near: socket.socket, far: socket.socket) -> None:
 
 
 def _send_back(far: socket.socket, near: socket.socket) -> None:
-    """From the service to the process, which does not see that the service's side is closed, if it ever answered."""
+    """Forwards data to the process, which does not see the service close its side once it has answered."""
     answered = False
     with contextlib.suppress(OSError):
         while data := _received(far):

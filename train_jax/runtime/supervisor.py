@@ -25,13 +25,13 @@ PIPE = "TRM_SUPERVISOR_PIPE"
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
 FIRST_WAIT_SECONDS = 5.0
-"""Before the first restart; each further one without progress waits twice as long. Longer than the other processes of a
-run need to notice that one died: until then, the coordinator is not the new one."""
+"""Seconds before the first restart; each further restart without progress waits twice as long. Longer than the other
+processes of a run need to notice that one died: until then, the coordinator is not the new one."""
 LONGEST_WAIT_SECONDS = 300.0
 RESTARTS_WITHOUT_PROGRESS = 3
 
 _FINAL = {0, 2, PreemptedError.STATUS, 130, 141}
-"""Done, a mistake of the user, preempted, Ctrl-C, nobody reads the output."""
+"""Exit statuses after which the run is not restarted: done, a mistake of the user, preempted, Ctrl-C, output closed."""
 
 
 # ---- the run's process
@@ -42,7 +42,7 @@ class _Lifeline:
 
 
 def connect_to_supervisor() -> None:
-    """Starts to tell the supervisor, if there is one, that this process lives."""
+    """Starts to report to the supervisor, if there is one, that this process is alive."""
     number = os.environ.pop(PIPE, "")
     if number:
         _Lifeline.pipe = int(number)
@@ -75,7 +75,7 @@ def _tell(line: str) -> bool:
 
 
 def restarts_option(argv: Sequence[str]) -> tuple[int, list[str]]:
-    """The value of `--restarts`, 0 without it, and the other arguments. Raises `UserError` for another value."""
+    """Returns the value of `--restarts`, by default 0, and the other arguments. Raises `UserError` for a wrong one."""
     rest, value = list(argv), None
     for index, word in enumerate(argv):
         name, equals, after = word.partition("=")
@@ -91,7 +91,7 @@ def restarts_option(argv: Sequence[str]) -> tuple[int, list[str]]:
 
 
 class Supervisor:
-    """Runs a command again until it ends in a way that another start would not change."""
+    """Runs a command again until another restart would not change its end."""
 
     def __init__(self, command: Sequence[str], restarts: int, say: Callable[[str], None], wait_scale: float = 1.0):
         self._command, self._restarts, self._say, self._wait_scale = command, restarts, say, wait_scale
@@ -101,7 +101,7 @@ class Supervisor:
         self._without_progress = 0
 
     def run(self) -> int:
-        """Returns the exit status. In the main thread: SIGTERM and SIGINT are left to the run's process."""
+        """Returns the exit status. Call it in the main thread: SIGTERM and SIGINT are left to the run's process."""
         before: dict[int, Any] = {
             signal.SIGTERM: signal.signal(signal.SIGTERM, self._forward),
             signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: self._stopped.set()),  # the terminal sends it to all
@@ -135,7 +135,7 @@ class Supervisor:
         return status
 
     def _once(self) -> tuple[int, str]:
-        """The exit status of one process, 128 and more for signals, and what happened to it."""
+        """Runs one process; returns its exit status, 128 and more for signals, and a description of its end."""
         read, write = os.pipe()
         environment = os.environ | {PIPE: str(write)}
         self._process = subprocess.Popen(self._command, env=environment, pass_fds=[write])
@@ -150,7 +150,7 @@ class Supervisor:
         return status, f"ended with status {status}"
 
     def _attend(self, process: subprocess.Popen, pipe: int) -> bool:
-        """Until the process ends; returns whether it was killed because it gave no sign of life."""
+        """Waits until the process ends; returns whether it was killed because it gave no sign of life."""
         reader, heard, begun = _Reader(pipe), None, False
         while process.poll() is None:
             asleep = time.monotonic()
@@ -179,13 +179,13 @@ class Supervisor:
 
 
 class _Reader:
-    """Lines from a pipe."""
+    """Reads lines from a pipe."""
 
     def __init__(self, pipe: int):
         self._pipe, self._rest = pipe, b""
 
     def lines(self, timeout_seconds: float) -> list[bytes]:
-        """Those that are complete; waits for them up to the timeout."""
+        """Returns the complete lines; waits for some up to the timeout."""
         if not select.select([self._pipe], [], [], timeout_seconds)[0]:
             return []
         data = os.read(self._pipe, 1 << 12)

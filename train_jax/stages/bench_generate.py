@@ -1,4 +1,4 @@
-"""`trm bench-generate NAME`: how fast a language model writes: time to the first token, time per token, bandwidth."""
+"""`trm bench-generate NAME`: measures how fast a language model writes: first token, time per token, bandwidth."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ class BenchGenerate:
     name: Annotated[str, tyro.conf.Positional]
     """Preset of a language model, such as chat-small or d20."""
     rows: tuple[Annotated[int, Range(1, 10**6)], ...] = (1, 8, 32, 128)
-    """Rows at the same time, on all devices together."""
+    """Numbers of rows at the same time, on all devices together."""
     prompt_tokens: Annotated[int, Range(1, 10**6)] = 128
     """Tokens of each prompt."""
     tokens: Annotated[int, Range(1, 10**6)] = 64
@@ -47,7 +47,7 @@ class BenchGenerate:
     devices: Annotated[int, Range(0, 10**6)] = 1
     """Number of devices of this machine; 0 for all."""
     platform: Platform = "auto"
-    """Where to compute; on one host of a TPU pod, auto is the CPU."""
+    """Platform to compute on; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(options: BenchGenerate) -> None:

@@ -60,7 +60,7 @@ SUMMARIES = {
     ChatData: text_building.build_summary,
     InstructionData: instruction_summary,
 }
-"""What is said of a data set, of kinds other than puzzles."""
+"""Functions that summarize a data set, for kinds other than puzzles."""
 
 
 def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | InstructionData | Inspect) -> None:

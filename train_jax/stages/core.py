@@ -34,11 +34,11 @@ class Core:
     step: str = NEWEST
     """Checkpoint: newest, best (of a run with --keep-best), or its step."""
     max_per_task: Annotated[int, Range(0, 10**9)] = 0
-    """Items of each task, the first ones of the random order; 0 uses all."""
+    """Number of items of each task, the first ones of the random order; 0 uses all."""
     results: str | None = None
     """Write accuracies and verdicts to this JSON file too."""
     platform: Platform = "auto"
-    """Where to compute."""
+    """Platform to compute on."""
 
 
 def main(config: Core) -> None:

@@ -36,9 +36,9 @@ class Generate:
     prompts_file: str | None = None
     """File with further prompts: one on each line, or in .jsonl, objects with the field "prompt"; also gs://…"""
     num_samples: Annotated[int, Range(1, 10**6)] = 1
-    """Samples of each prompt."""
+    """Number of samples of each prompt."""
     max_tokens: Annotated[int, Range(1, 10**6)] = 128
-    """Tokens after a prompt, at most."""
+    """Largest number of tokens after a prompt."""
     temperature: Annotated[float, Range(0, 100)] = 1.0
     """Divides the logits; 0 chooses the most probable token (greedy)."""
     top_k: Annotated[int, Range(0, 2**24)] = 0
@@ -48,9 +48,9 @@ class Generate:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the random numbers."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Cycles of HRM-Text, with the same weights; 0 as in training."""
+    """Number of cycles of HRM-Text, with the same weights; 0 uses that of training."""
     batch_size: Annotated[int, Range(1, 10**6)] = 32
-    """Samples that are computed at the same time, on all devices together, at most."""
+    """Largest number of samples that are computed at the same time, on all devices together."""
     devices: Annotated[int, Range(0, 10**6)] = 1
     """Number of devices of this machine; 0 for all."""
     data_dir: str | None = None
@@ -58,7 +58,7 @@ class Generate:
     json: bool = False
     """Print one JSON object for each sample: prompt, sample, text, tokens, finish (stop or length)."""
     platform: Platform = "auto"
-    """Where to compute; on one host of a TPU pod, auto is the CPU."""
+    """Platform to compute on; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Generate) -> None:
@@ -79,7 +79,7 @@ def main(config: Generate) -> None:
 
 
 def _print_stream(model: TextModel, prompt: str, request: Request) -> None:
-    """Prints the tokens of the only sample as they come."""
+    """Prints the tokens of the only sample as they are computed."""
     tokens = model.engine([request]).stream(request)
     print(prompt, end=_between(model), flush=True)
     for text in model.tokenizer.decode_stream(tokens):
@@ -88,7 +88,7 @@ def _print_stream(model: TextModel, prompt: str, request: Request) -> None:
 
 
 def _between(model: TextModel) -> str:
-    """What is printed between a prompt and what follows: a response is a text of its own."""
+    """Returns the text between a prompt and its continuation: a response is a separate text."""
     return "\n" if model.tokenizer.instructions else ""
 
 

@@ -27,13 +27,13 @@ class Launch(Request):
     """Options of a launch; what follows `--` is the command of every host."""
 
     rehearse: str = ""
-    """Rehearse on this machine: hosts x devices of each, such as 8x4."""
+    """Rehearse on this machine with virtual devices, as HOSTSxDEVICES, such as 8x4."""
     preempt: str = ""
-    """In a rehearsal: SIGTERM to a host once the run has reached a step, HOST@STEP, such as 3@20."""
+    """In a rehearsal: send SIGTERM to a host when the run reaches a step, as HOST@STEP, such as 3@20."""
     kill: str = ""
-    """In a rehearsal: SIGKILL to a host, HOST@STEP."""
+    """In a rehearsal: send SIGKILL to a host, as HOST@STEP."""
     dry_run: bool = False
-    """Show every command; run none."""
+    """Show every command, but run none."""
     detach: bool = False
     """Watch the run in the background; `trm launch logs NAME` follows it."""
 
@@ -60,7 +60,7 @@ class Launch(Request):
         return _watched(record, commands, view)
 
     def record(self) -> Record:
-        """The facts about the launch that are known before it begins."""
+        """Returns the record of the launch before it begins."""
         fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(Request)}
         fields["collect"] = self.collect or _local_run(self.command)
         return Record(**fields)
@@ -101,7 +101,7 @@ def _check_command(command: Sequence[str]) -> None:
 
 
 def _local_run(command: Sequence[str]) -> str:
-    """Returns the run folder of a command that trains; empty if it is in storage, and for another command.
+    """Returns the run folder of a command that trains; empty if it is in storage, or for another command.
 
     Raises `UserError` for arguments that `trm train` refuses.
     """
@@ -171,7 +171,7 @@ class Delete(_Named):
     """Delete the node of a launch."""
 
     force: bool = False
-    """Also while a run is going on there, and if no launch created it."""
+    """Delete the node even if a run is going on there, or if no launch created it."""
 
 
 COMMANDS = {"list": List, "logs": Logs, "watch": Watch, "stop": Stop, "delete": Delete}
@@ -186,7 +186,7 @@ def _watched(record: Record, commands: Gcloud, view: View) -> int:
 
 
 def _show(line: str) -> None:
-    """In one write, because several threads show lines. A reader that is gone, as `head` is, ends the watching."""
+    """Writes a line in one call, because several threads show lines. A reader that is gone ends the watching."""
     try:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()

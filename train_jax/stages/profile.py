@@ -1,4 +1,4 @@
-"""`trm profile RUN`: where the time of profiled train steps went."""
+"""`trm profile RUN`: shows where the time of profiled train steps went."""
 
 import dataclasses
 import json

@@ -29,11 +29,11 @@ class Report:
     """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
     RUN/at-step-N."""
     price_per_hour: Annotated[float, Range(0, 10**6)] = 0.0
-    """What an hour of the machines costs; the phases of a chat model then have a cost. 0 shows none."""
+    """Price of the machines per hour, for the costs of the phases of a chat model; 0 shows no costs."""
     picture: Path | None = None
     """Also write an SVG for a README to this file: the learning curve and a solved puzzle. Not for language models."""
     platform: Platform = "auto"
-    """Where to compute; on one host of a TPU pod, auto is the CPU."""
+    """Platform to compute on; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Report) -> None:

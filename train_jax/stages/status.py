@@ -1,4 +1,4 @@
-"""`trm status RUN…`: how far runs are, how fast, whether they are well, and where their time went."""
+"""`trm status RUN…`: shows progress, speed and health of runs, and where their time went."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ class Status:
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Run folders, or folders of runs, such as the root of a sweep."""
     json: bool = False
-    """Print everything that is known as JSON: a list with an object for each run."""
+    """Print all facts as JSON: a list with an object for each run."""
 
 
 def main(config: Status) -> None:
@@ -33,7 +33,7 @@ def main(config: Status) -> None:
 
 
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """With null for NaN and infinities, which JSON does not have."""
+    """Returns the fields with null for NaN and infinities, which JSON does not have."""
     return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in fields.items()}
 
 

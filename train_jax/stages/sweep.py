@@ -21,7 +21,7 @@ from train_jax.runtime.supervisor import Supervisor
 
 WIDTH = max(map(len, EXPERIMENTS))
 PROCESSES = VARIABLES[1]
-"""The variable with the number of processes of a run on several hosts."""
+"""Name of the variable with the number of processes of a run on several hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +46,13 @@ class ListExperiments:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Train experiments one after another, each in a process of its own; `run` may be omitted. The same command
-    continues a sweep: finished runs are skipped, others continue. Started several times, it shares the work."""
+    """Train experiments one after another, each in its own process; `run` may be omitted. The same command continues a
+    sweep: finished runs are skipped, others continue. Started several times, it shares the work."""
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Ids, groups, patterns such as 'exp0[12]*', and presets."""
     all: bool = False
-    """Every experiment of the table."""
+    """Run every experiment of the table."""
     over: tuple[str, ...] = ()
     """Free sweep: every combination of optim.lr=1e-4,3e-4 seed=0,1 and other fields, or of
     'arch.H_cycles,arch.L_cycles=[[2, 6], [3, 4]]' for fields that change together."""
@@ -63,17 +63,17 @@ class Sweep:
     dry_run: bool = False
     """Only print the plan: order, steps, warm-up, examples, FLOPs, the state of each run, data sets."""
     continue_on_failure: bool = False
-    """Go on with the other runs when one has failed."""
+    """Continue with the other runs when one has failed."""
     restarts: Annotated[int, Range(0, 1000)] = 3
-    """Restarts of each run after a crash, as of `trm train --restarts`."""
+    """Restarts of each run after a crash, as with `trm train --restarts`."""
     runs_root: str = "runs"
     """Folder of the runs, ROOT/GROUP/ID/seed-N, or gs://bucket/folder."""
     data_root: str = "data"
-    """Folder of the data sets, which are built unless they are there, or gs://bucket/folder."""
+    """Folder of the data sets, which are built if they do not exist; or gs://bucket/folder."""
     platform: Platform = "auto"
-    """Where to compute, as of `trm train`."""
+    """Platform to compute on, as with `trm train`."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """As of `trm train`; the project is trm-GROUP, the group of wandb the id."""
+    """Mode of wandb, as with `trm train`; the project is trm-GROUP, and the group in wandb is the id."""
 
     def run(self) -> None:
         if not (self.names or self.all):
@@ -97,7 +97,7 @@ class Sweep:
             raise SystemExit(status)
 
     def _train(self, words: Sequence[str]) -> int:
-        """Runs a command of `trm` in a process of its own, which ends if this one does; after a crash again."""
+        """Runs a command of `trm` in its own process, which ends if this one does, and restarts it after a crash."""
         return Supervisor([sys.executable, "-m", "train_jax", *words], self.restarts, _say).run()
 
 

@@ -55,7 +55,7 @@ class EvaluateTokenizer(TextSource):
     folder: tyro.conf.Positional[str]
     """Folder with tokenizer.json: of a tokenizer or of a data set."""
     source: tuple[str, ...] = ()
-    """Documents to measure, as of `trm tokenizer train`; by default the held-out text of a data set, and
+    """Documents to measure, as with `trm tokenizer train`; by default the held-out text of a data set, and
     standard-library for a tokenizer."""
 
     def run(self) -> None:
@@ -90,7 +90,7 @@ class EvaluateTokenizer(TextSource):
             raise UserError(f"{self.folder} does not restore every document; train the tokenizer again")
 
     def _documents(self) -> tuple[str, Iterable[tuple[str, str]]]:
-        """Returns what is measured, in words, and the split and text of each document."""
+        """Returns a description of the measured documents, and the split and text of each."""
         if not self.source and read_record(self.folder) is not None:
             texts = TextSet(self.folder).documents("test")
             return f"held-out text of {self.folder}", (("test", text) for text in texts)

@@ -76,7 +76,7 @@ def cli(argv: list[str]) -> None:
 
 
 def _derived(name: str, config: RunConfig) -> str:
-    """Returns what a run by depth has, of a model of this package; empty for other runs."""
+    """Returns the derived values of a run by depth, of a model of this package; empty for other runs."""
     if config.model not in LANGUAGE_MODELS or name in EXPERIMENTS:
         return ""
     from train_jax.tasks.language.presets import derived, is_by_depth  # which a puzzle does not need

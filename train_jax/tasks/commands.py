@@ -1,4 +1,4 @@
-"""What the commands after training do with the runs of a task: the base class, with defaults.
+"""The base class of the commands after training, with defaults for any task.
 
 Importing this module imports neither JAX, PyTorch nor NumPy, so that `trm status` and `trm summary` stay fast.
 """
@@ -22,7 +22,7 @@ Advance = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Console:
-    """Where a command prints."""
+    """The console of a command: how it prints lines and shows progress."""
 
     say: Callable[[str], None]
     progress: Callable[[str], AbstractContextManager[Advance]]
@@ -34,11 +34,11 @@ class Metric:
     """The metric of an evaluation that `trm status` shows."""
 
     name: str
-    """As in the metrics of an evaluation: exact_accuracy."""
+    """Name in the metrics of an evaluation, such as exact_accuracy."""
     heading: str
     """The heading of the column in a table, such as `exact`."""
     format: str
-    """With `str.format`: {:.2%}."""
+    """Format for `str.format`, such as {:.2%}."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,23 +59,23 @@ class ExportCheck:
 
 
 class Commands:
-    """What the commands after training do with the runs of a task. The methods import what they need.
+    """The commands after training for the runs of a task. The methods import what they need.
 
     A task of your own has these defaults, or an attribute `commands` of its class with an object of a subclass.
     """
 
     metric: ClassVar[Metric | None] = None
     checks_exports: ClassVar[bool] = False
-    """True if there is a `check_export`."""
+    """True if the task implements `check_export`."""
     draws_pictures: ClassVar[bool] = False
-    """True if there is a `picture`."""
+    """True if the task implements `picture`."""
 
     def model(self, run: Any) -> Any:
-        """Returns what `train_jax.load_run` gives for a `Restored` run."""
+        """Returns the result of `train_jax.load_run` for a `Restored` run."""
         return run
 
     def evaluate(self, options: Any, run: Any, devices: Devices, console: Console) -> None:
-        """Evaluates a `Restored` run with `EvaluateOptions`, prints and writes the results. Called on every process.
+        """Evaluates a `Restored` run with `EvaluateOptions`, prints and writes the results. Called in every process.
 
         Raises `UserError` for options that do not fit the task.
         """

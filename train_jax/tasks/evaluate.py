@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions:
-    """Options that all tasks have; a task of the table adds its own in a subclass."""
+    """Options of all tasks; a built-in task adds its own in a subclass."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
@@ -42,7 +42,7 @@ class EvaluateOptions:
     limit: Annotated[int, Range(0, 10**12)] = 0
     """Evaluate only the first examples; 0 uses all."""
     platform: Platform = "auto"
-    """Where to compute; on a TPU pod, every host runs this command."""
+    """Platform to compute on; on a TPU pod, every host runs this command."""
 
     def refuse_conflicts(self) -> None:
         """Raises `UserError` for options that conflict."""
@@ -63,7 +63,7 @@ def refuse_other_options(options: EvaluateOptions, own: type[EvaluateOptions], r
 
 
 def with_chosen_weights(options: EvaluateOptions, run: Restored) -> Restored:
-    """Returns the run with the weights of `--weights`. Raises `UserError` if they cannot be read or do not fit."""
+    """Returns the run with the weights in `--weights`. Raises `UserError` if they cannot be read or do not fit."""
     if options.weights is None:
         return run
     try:
@@ -74,7 +74,7 @@ def with_chosen_weights(options: EvaluateOptions, run: Restored) -> Restored:
 
 
 def lines_of(options: EvaluateOptions, run: Restored, metrics: Mapping[str, float], how: str = "") -> str:
-    """Returns the text about the metrics of an evaluation; `how` follows the name of the weights."""
+    """Returns the lines about the metrics of an evaluation; `how` follows the name of the weights."""
     lines = [f"{options.run_dir} at step {run.step}, {options.split} set, {run.weights}{how}:"]
     for name, value in metrics.items():
         lines.append(f"  {name:<16} {value:.0f}" if name == "count" else f"  {name:<16} {value:.4f}")
@@ -82,7 +82,7 @@ def lines_of(options: EvaluateOptions, run: Restored, metrics: Mapping[str, floa
 
 
 def evaluate(options: EvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
-    """Evaluates a run of a task of the user on its test split.
+    """Evaluates a run of a user's task on its test split.
 
     Raises `UserError` for the options that need more than the protocol.
     """

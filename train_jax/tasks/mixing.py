@@ -1,4 +1,4 @@
-"""Several data sets in one run: their folders, their weights, and the rows that each of them gets."""
+"""Mixes several data sets in one run: their folders, their weights, and the rows that each of them gets."""
 
 from collections.abc import Sequence
 

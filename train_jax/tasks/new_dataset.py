@@ -1,4 +1,4 @@
-"""Builds a data set in a temporary folder, which replaces that of the data set in the end; progress of builders."""
+"""Builds a data set in a temporary folder, which replaces its folder at the end; and the progress of builders."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ from train_jax.run.storage import is_remote, path_of
 
 
 class OutputOptions:
-    """What builders have in common whose options have an `output_dir`."""
+    """Base class of the options of builders that have an `output_dir`."""
 
     output_dir: Path
 
@@ -37,7 +37,7 @@ class Layout:
     entries: frozenset[str]
     """All entries; a directory with any other entry is never replaced."""
     last: tuple[str, ...]
-    """Files without which the data set is not complete; uploaded last."""
+    """Files without which the data set is not complete; they are uploaded last."""
     read_record: Callable[[Path], dict[str, Any] | None]
     """Reads the record with the key `recipe` of a complete data set; None if it is not complete."""
 
@@ -121,7 +121,7 @@ def new_dataset(
 
 @contextlib.contextmanager
 def _uploaded(directory: Path, recipe: Mapping[str, Any], layout: Layout, *, overwrite: bool) -> Iterator[Path | None]:
-    """Two builders at once would both upload; readers then find the content unlike the recipe."""
+    """Yields a folder that is uploaded after the block. If two builders upload at once, readers find other content."""
     if is_built(directory, recipe, layout, overwrite=overwrite):
         yield None
         return

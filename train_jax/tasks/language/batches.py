@@ -42,10 +42,10 @@ PADDED_BUFFER_DOCUMENTS = 100
 """The same with padding, as in the published loader of conversations; they enter the buffer one by one."""
 
 BLOCK_ROWS = 1024
-"""Rows of which each data set has its exact share."""
+"""Number of rows in which each data set has exactly its share."""
 
 Part = tuple[int, int]
-"""The number of a document, and how many of its first tokens are used."""
+"""The number of a document, and the number of its first tokens that are used."""
 
 
 def tokens_per_step(rows: int, seq_len: int) -> int:
@@ -57,11 +57,11 @@ def tokens_per_step(rows: int, seq_len: int) -> int:
 
 
 class Rows:
-    """The rows of a train split by number, counted on when the data repeat."""
+    """The rows of a train split by number, with continued counting when the data repeat."""
 
     rows_per_epoch: float
     cut_documents: int = 0
-    """Documents that are longer than a row, where all others are whole."""
+    """Number of documents that are longer than a row, where all others are whole."""
 
     def at(self, numbers: range) -> Batch:
         """Returns the rows with these numbers."""
@@ -74,13 +74,13 @@ class Rows:
 
 
 def shard_rows(rows: int, shard: tuple[int, int]) -> range:
-    """Returns which rows of a batch belong to shard `(index, count)`."""
+    """Returns the rows of a batch that belong to shard `(index, count)`."""
     index, count = shard
     return range(index * rows // count, (index + 1) * rows // count)
 
 
 def _take(stream: TokenStream, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens, and the same as targets, without those of weight 0."""
+    """Returns tokens, and the same tokens as targets, without those of weight 0."""
     tokens = stream.take(start, count)
     if stream.weights is None:
         return tokens, tokens
@@ -95,12 +95,12 @@ def _joined(rows: Iterable[tuple[np.ndarray, np.ndarray]]) -> Batch:
 
 @dataclass(frozen=True)
 class StreamRows(Rows):
-    """The rows of a stream in its order; after the end follows the beginning."""
+    """The rows of a stream in order; the beginning follows the end."""
 
     stream: TokenStream
     seq_len: int
     step_rows: int
-    """Rows of a step, whose last token is only a target."""
+    """Rows of a step; the last token of the last row is only a target."""
 
     @property
     def rows_per_epoch(self) -> float:
@@ -113,7 +113,7 @@ class StreamRows(Rows):
 
 @dataclass(frozen=True)
 class ShuffledRows(Rows):
-    """The rows of a stream in a random order, which is another one in every epoch.
+    """The rows of a stream in a random order, different in every epoch.
 
     In an epoch every token is a target once, except the first one and those after the last whole row.
     """
@@ -132,7 +132,7 @@ class ShuffledRows(Rows):
 
 
 def shuffled(number: int, count: int, seed: int) -> int:
-    """Returns the place of an example by its number, which counts on when the data repeat in another order."""
+    """Returns the place of an example by its number, which continues to count when the data repeat in another order."""
     epoch, within = divmod(number, count)
     return int(_order(count, seed, epoch)[within])
 
@@ -178,17 +178,17 @@ class Packer:
     """The state of packing between two rows."""
 
     lengths: np.ndarray
-    """Tokens of each document, in the order of the data, which repeats without end."""
+    """Number of tokens of each document, in the order of the data, which repeats without end."""
     capacity: int
-    """Tokens of a row."""
+    """Number of tokens of a row."""
     pads: bool = False
     """True if a row ends where no document fits; then none is longer than a row."""
     row: int = 0
-    """Rows packed so far."""
+    """Number of rows packed so far."""
     read: int = 0
-    """Documents that have entered the buffer so far."""
+    """Number of documents that have entered the buffer so far."""
     buffer: list[tuple[int, int]] = field(default_factory=list)
-    """Length and number of each document, sorted; the number counts on when the data repeat."""
+    """Length and number of each document, sorted; the number continues to count when the data repeat."""
 
     def next_row(self) -> list[Part]:
         """Packs a row."""
@@ -206,11 +206,11 @@ class Packer:
 
     @property
     def used(self) -> int:
-        """Documents used so far, also those that were cut."""
+        """Number of documents used so far, with those that were cut."""
         return self.read - len(self.buffer)
 
     def _choice(self, free: int) -> int:
-        """Returns the place of the longest document that fits, or of the shortest; the first read of equal ones."""
+        """Returns the place of the longest document that fits, or of the shortest; among equal ones, the earliest."""
         fitting = bisect.bisect_left(self.buffer, (free + 1, 0))
         if fitting == 0:
             return 0
@@ -261,7 +261,7 @@ class BestFit(Rows):
         return packer.row
 
     def _parts(self, numbers: range) -> list[list[Part]]:
-        """Returns what the rows consist of; earlier rows are packed again if they are asked for."""
+        """Returns the parts of the rows; earlier rows are packed again if they are requested."""
         with self._lock:
             if self._packer.row > numbers.start:
                 self._packer = self._new_packer()

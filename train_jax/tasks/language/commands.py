@@ -1,4 +1,5 @@
-"""What `trm evaluate`, `export`, `report`, `summary` and `status` do with runs of language models, and their samples.
+"""The commands `trm evaluate`, `export`, `report`, `summary` and `status` for runs of language models, and their
+samples.
 
 Importing this module imports neither JAX nor PyTorch.
 """
@@ -102,7 +103,7 @@ class Sample:
     """A prompt, which may be empty, and what the model wrote after it."""
 
     name: str
-    """Such as `test document 12` or `without a prompt`."""
+    """Name, such as `test document 12` or `without a prompt`."""
     prompt: str
     text: str
 
@@ -118,7 +119,7 @@ def write_samples(path: Path, step: int, samples: Sequence[Sample]) -> None:
 
 
 def read_samples(folder: RunFolder) -> list[Sample]:
-    """Returns no samples if there is no file. Raises `UserError` for a damaged one."""
+    """Reads the samples of a run; returns none if there is no file. Raises `UserError` for a damaged one."""
     if not folder.samples.is_file():
         return []
     try:

@@ -43,7 +43,7 @@ from train_jax.tasks.language.tokenizer import Tokenizer, text_package
 
 SHUFFLE_SEED = 1337
 FEWSHOT_SEED = 1234
-"""The published seeds: of the order of the items, and, plus the number of an item, of the examples of its prompt."""
+"""The published seeds: for the order of the items and, plus the number of an item, for the examples of its prompt."""
 
 Item = Mapping[str, Any]
 Tokens = list[int]
@@ -75,11 +75,11 @@ class CoreTask:
     fewshot: int
     """Number of examples before the question."""
     delimiter: str
-    """Between a question and its answer."""
+    """Text between a question and its answer."""
     baseline: float
     """Accuracy of a random answer."""
     items: tuple[Item, ...]
-    """In the published random order."""
+    """Items in the published random order."""
 
     def first(self, limit: int) -> CoreTask:
         """Returns the task with only its first items (0: all). Raises `UserError` if they are too few for a prompt."""
@@ -101,9 +101,9 @@ class Question:
     rows: list[Tokens]
     starts: list[int]
     ends: list[int]
-    """The tokens from `starts` to `ends` of each row decide."""
+    """Ends of the tokens that decide, from `starts` to `ends` of each row."""
     gold: int | None
-    """The number of the right row; None if the model must predict the tokens of the only row."""
+    """Number of the correct row; None if the model must predict the tokens of the only row."""
 
 
 # ---- the bundle
@@ -151,7 +151,7 @@ def _task(folder: Path, entry: Mapping[str, Any], baselines: Mapping[str, float]
 
 
 def _item(kind: str, item: Any, where: str) -> Item:
-    """Raises ValueError for an item that cannot be asked."""
+    """Returns a checked item. Raises ValueError if it cannot be asked."""
     for name, expected in _FIELDS[kind].items():
         if type(item.get(name)) is not expected:
             raise ValueError(f"{where}: {name} is not a {expected.__name__}")
@@ -230,7 +230,7 @@ def _continued(task: CoreTask, item: Item, number: Any) -> str:
 
 
 def _common(rows: Sequence[Tokens]) -> int:
-    """Returns the number of first tokens that all rows have in common."""
+    """Returns the number of tokens that all rows have in common at their beginning."""
     length = min(map(len, rows))
     return next((n for n in range(length) if len({row[n] for row in rows}) > 1), length)
 
@@ -239,7 +239,7 @@ def _common(rows: Sequence[Tokens]) -> int:
 
 
 def is_right(asked: Question, losses: Sequence[np.ndarray], predictions: Sequence[np.ndarray]) -> bool:
-    """Returns whether the model answers a question rightly.
+    """Returns whether the model answers a question correctly.
 
     For each row, `losses` has the loss of the token after each position, and `predictions` the most likely one. The
     answer is the row with the lowest mean loss, the first of equal ones.
@@ -256,7 +256,7 @@ def is_right(asked: Question, losses: Sequence[np.ndarray], predictions: Sequenc
 
 
 def task_verdicts(task: CoreTask, scorer: Scorer, encode: Encode, *, positions: int) -> list[bool]:
-    """Returns whether the model answers each item rightly.
+    """Returns whether the model answers each item correctly.
 
     `positions` is the length of the longest sequence that the model accepts.
     """
@@ -278,7 +278,7 @@ def losses_and_predictions(logits: Any, tokens: Any) -> tuple[Any, ...]:
 
 
 class DeviceScorer:
-    """Computes what `outputs` says of each position of sequences; compiled once for each of a few lengths.
+    """Computes `outputs` for each position of sequences; compiled once for each of a few lengths.
 
     All tokens are given, so one call scores them, without the cache with which the engine writes text.
     """
@@ -293,7 +293,7 @@ class DeviceScorer:
         tokens_at_once: int,
         outputs: Outputs = losses_and_predictions,
     ):
-        """`tokens_at_once` bounds the tokens of a batch on all devices together, if a device has more than one row."""
+        """`tokens_at_once` limits the tokens of a batch on all devices together, if a device has more than one row."""
         self._devices, self._positions, self._tokens_at_once = devices, positions, tokens_at_once
         self._state = devices.replicate(state)
 
@@ -339,7 +339,7 @@ class DeviceScorer:
 
 
 def score(run: Restored, task: LanguageTask, tasks: Sequence[CoreTask], say: Callable[[str], None]) -> dict[str, Any]:
-    """Says a line for each task. Returns the score, and accuracies and verdicts of the tasks."""
+    """Reports a line for each task. Returns the score, and the accuracies and verdicts of the tasks."""
     encode, positions = partial(_encode, task.data.tokenizer()), positions_of_run(run)
     tokens = run.config.eval_batch_size * run.config.arch.seq_len
     scorer = DeviceScorer(run.objective, run.state, Devices(), positions=positions, tokens_at_once=tokens)

@@ -54,14 +54,14 @@ class TextFile:
 
 @dataclass
 class Skipped:
-    """Counts of what was not used."""
+    """Counts of skipped files and documents."""
 
     not_utf8: int = 0
     empty: int = 0
     names: list[str] = field(default_factory=list)
-    """The first files that are not UTF-8."""
+    """Names of the first files that are not UTF-8."""
     documents: int = 0
-    """All that were read, skipped ones included."""
+    """Number of all documents that were read, with skipped ones."""
 
     @classmethod
     def total(cls, parts: Iterable[Skipped]) -> Skipped:
@@ -76,7 +76,7 @@ class Skipped:
 
     @property
     def note(self) -> str:
-        """What to add to an error about too few documents; empty if all are UTF-8."""
+        """Returns a note for an error about too few documents; empty if all are UTF-8."""
         if not self.not_utf8:
             return ""
         return (
@@ -143,7 +143,7 @@ def _from_hub(source: str) -> Path:
 
 
 def source_facts(sources: Sequence[str]) -> dict[str, str]:
-    """Returns what is known of the sources: the version and the licence of Python, that of WordNet."""
+    """Returns facts about the sources: the version and the licence of Python, and those of WordNet."""
     facts = {}
     if {STANDARD_LIBRARY, DOCSTRINGS} & set(sources):
         version = f"{platform.python_implementation()} {platform.python_version()}"
@@ -195,7 +195,7 @@ def _documents_of(file: TextFile, path: Path, column: str) -> Iterator[str | Non
 
 
 def docstrings(source: bytes) -> Iterator[str]:
-    """Yields the documentation strings of a module, and the texts of the table `topics`, as pydoc has one.
+    """Yields the documentation strings of a module, and the texts of the table `topics`, such as pydoc's.
 
     Short ones say little and are left out, as is a module that is no valid Python.
     """
@@ -281,7 +281,7 @@ class TextSource:
     """Seed of the order of the files and of the splits."""
 
     def files(self) -> list[TextFile]:
-        """The files in the order in which they are read."""
+        """Returns the files in the order in which they are read."""
         return shuffled(list_files(self.source), self.seed)
 
     def split(self, documents: Iterator[str]) -> Iterator[tuple[str, str]]:
@@ -294,7 +294,7 @@ class TextSource:
         return self.split(read_documents(self.files(), self.column, skipped))
 
     def train_tokenizer(self, vocab_size: int, max_characters: int) -> Tokenizer:
-        """Returns a tokenizer trained on the first characters of the train split, on all with 0.
+        """Returns a tokenizer trained on the first `max_characters` characters of the train split; 0 uses all.
 
         Raises `UserError` as `train_tokenizer` does, with what was skipped.
         """

@@ -1,4 +1,4 @@
-"""Continues prompts with a language model: a fixed number of rows at the same time, each with settings of its own.
+"""Continues prompts with a language model: a fixed number of rows at the same time, each with its own settings.
 
 Two kinds of programs run on the devices. `prefill` computes the keys and values of prompts, padded to one of a few
 lengths, and writes them to the places of rows ("slots"); there is one program for each length. `decode` chooses some
@@ -36,10 +36,10 @@ bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kv
 
 _SHORTEST_PREFILL = 16
 _PREFILL_TOKENS = 64
-"""Short prompts are computed together, up to these tokens: 16 prompts of 16 tokens take half of the time."""
+"""Most tokens of short prompts that are computed together: 16 prompts of 16 tokens take half of the time."""
 _MOST_STOP_TOKENS = 8
 _CONTINUED_TOKENS = 64
-"""A prompt that continues the tokens of a slot by more tokens than these is computed from its beginning."""
+"""Largest number of tokens by which a prompt may continue a slot; longer ones are computed from their beginning."""
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -51,13 +51,13 @@ class Request:
     prompt: tuple[int, ...]
     """Its tokens, at least one."""
     max_tokens: int
-    """Tokens after the prompt, at most, with those that `respond` returns."""
+    """Largest number of tokens after the prompt, with those that `respond` returns."""
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     sample: int = 0
-    """The random numbers belong to the seed, the prompt, the number of the sample and the position of a token."""
+    """Number of the sample. Random numbers depend on the seed, the prompt, this number and the position of a token."""
     stop: tuple[int, ...] = ()
-    """The row ends after one of these tokens."""
+    """Tokens that end the row."""
     respond: Callable[[Sequence[int]], Sequence[int] | None] | None = None
     """Maps the row's tokens, at one of `stop`, to the tokens that follow, such as the output of a tool, after which
     the model continues; None ends the row. With several processes, it must be a function of the tokens alone.
@@ -66,11 +66,11 @@ class Request:
 
 @dataclass
 class Generation:
-    """The tokens after a prompt, as far as they are there."""
+    """The tokens after a prompt that are computed so far."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)
-    """With the token that ended the row."""
+    """Tokens after the prompt, with the token that ended the row."""
     log_probs: list[float] = field(default_factory=list)
     """The log-probability of each token under the softmax of the logits."""
     sampling_log_probs: list[float] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Generation:
     forced: list[bool] = field(default_factory=list)
     """True if a token came from `respond` and not from the model."""
     finish: Finish | None = None
-    """Why the row ended; None before it."""
+    """Reason for the end of the row; None before it."""
 
     @property
     def content(self) -> list[int]:
@@ -91,15 +91,15 @@ class Counts:
     """The work of an engine."""
 
     prefilled: int = 0
-    """Prompts, without those that continued the tokens of a slot."""
+    """Number of computed prompts, without those that continued the tokens of a slot."""
     prefills: int = 0
-    """Calls of `prefill`."""
+    """Number of calls of `prefill`."""
     decodes: int = 0
-    """Calls of `decode`."""
+    """Number of calls of `decode`."""
     tokens: int = 0
-    """Tokens that were chosen or forced, in all rows."""
+    """Number of tokens that were chosen or forced, in all rows."""
     places: int = 0
-    """Tokens that there was time for: slots times tokens of a dispatch, in calls of `decode`."""
+    """Number of tokens that could have been computed: slots times tokens of a dispatch, in calls of `decode`."""
 
     @property
     def occupancy(self) -> float:
@@ -114,9 +114,9 @@ class _Slot:
     kept: list[int] = field(default_factory=list)
     """The tokens whose keys and values are in the cache."""
     pending: deque[int] = field(default_factory=deque)
-    """Tokens that come next whatever the model says: of the prompt, or from `respond`."""
+    """Next tokens that do not depend on the model: from the prompt, or from `respond`."""
     unreported: int = 0
-    """How many of the next tokens belong to the prompt."""
+    """Number of the next tokens that belong to the prompt."""
     row: Generation | None = None
     stream: Any = None
     """The key data of the row's random numbers."""
@@ -125,7 +125,7 @@ class _Slot:
 
 
 class Control(NamedTuple):
-    """What `decode` is told of each row of a device; on the host, a row is one record of `_control_fields`."""
+    """The input of `decode` for each row of a device; on the host, a row is one record of `_control_fields`."""
 
     position: Int[Array, " slots"]
     """The number of tokens of the row, in the cache."""
@@ -171,7 +171,7 @@ class Engine:
         tokens_per_dispatch: int = 8,
         both_ways: bool = False,
     ):
-        """`module` has a cache that `cached_model` knows.
+        """`module` has a cache that `cached_model` supports.
 
         Args:
           slots: rows at the same time, on all devices together.
@@ -222,7 +222,7 @@ class Engine:
     # ---- requests
 
     def submit(self, request: Request) -> Generation:
-        """Returns the tokens after a prompt, which `step` computes.
+        """Starts a request; returns its tokens, which `step` computes.
 
         Raises `ValueError` for an empty prompt, for more tokens than the cache holds, or for too many stop tokens.
         """
@@ -286,7 +286,7 @@ class Engine:
             list(self.complete([Request(prompt=prompt, max_tokens=1)]))
 
     def stream(self, request: Request) -> Iterator[int]:
-        """Yields the tokens after a prompt as they come, without the one that ends the row."""
+        """Yields the tokens after a prompt as they are computed, without the one that ends the row."""
         row, sent = self.submit(request), 0
         while row.finish is None or sent < len(row.content):
             if sent == len(row.tokens):
@@ -346,14 +346,14 @@ class Engine:
                 self.counts.prefilled += sum(len(slots) for part in parts for _, slots in part)
 
     def _padded(self, length: int) -> int:
-        """The length of the program for a prompt: a power of two, or the capacity."""
+        """Returns the length of the program for a prompt: a power of two, or the capacity."""
         padded = _SHORTEST_PREFILL
         while padded < length:
             padded *= 2
         return min(padded, self._capacity)
 
     def _prefill_rows(self, length: int) -> int:
-        """The prompts that a device computes at once."""
+        """Returns the number of prompts that a device computes at once."""
         return min(self._local_slots, max(1, _PREFILL_TOKENS // length))
 
     def _prompts(self, part: Sequence[tuple[tuple[int, ...], list[int]]], length: int) -> dict[str, np.ndarray]:
@@ -375,7 +375,7 @@ class Engine:
         }
 
     def _control(self) -> np.ndarray:
-        """Returns what `decode` is told, as one array of words, with leading axes for devices and slots."""
+        """Returns the input of `decode` as one array of words, with leading axes for devices and slots."""
         rows = np.zeros(len(self._slots), _control_fields(self._dispatch))
         rows["top_p"] = 1.0
         for number, slot in enumerate(self._slots):
@@ -398,7 +398,7 @@ class Engine:
     def _advance(
         self, slot: _Slot, token: np.ndarray, log_prob: np.ndarray, sampling_log_prob: np.ndarray, valid: np.ndarray
     ) -> bool:
-        """Adds the new tokens to a row; returns whether there are any, apart from those of the prompt."""
+        """Adds the new tokens to a row; returns True if there are any besides those of the prompt."""
         row = slot.row
         if row is None:
             return False
@@ -425,14 +425,14 @@ class Engine:
         return count > first
 
     def _free(self, slot: _Slot) -> None:
-        """Keeps the tokens of a row for a prompt that begins with them, if the cache holds them all, one way."""
+        """Keeps the tokens of a row for prompts that begin with them, if the cache has all and attention is causal."""
         slot.row, slot.unreported = None, 0
         slot.pending.clear()
         if self._both_ways or len(slot.kept) >= self._capacity:
             slot.kept = []
 
     def _own(self, tree: Any) -> Any:
-        """The parts of this process, of arrays with a leading axis for all devices."""
+        """Returns this process's part of arrays with a leading axis for all devices."""
         positions = self._devices.positions
         return tree if len(positions) == self._devices.count else jax.tree.map(lambda x: x[positions], tree)
 
@@ -536,7 +536,7 @@ def weights_of(objective: Objective, state: TrainState) -> tuple[Arrays, Arrays]
 
 @lru_cache
 def _control_fields(dispatch: int) -> np.dtype:
-    """One record of 32-bit words for each row: a transfer to the device costs more than what is in it."""
+    """Returns the type of a record of 32-bit words for each row, which is one transfer to the device."""
     return np.dtype(
         [
             ("position", np.int32),
@@ -583,7 +583,7 @@ def _where(condition: Bool[Array, " rows"]) -> Callable[[Array, Array], Array]:
 
 
 def _continues(kept: Sequence[int], prompt: Sequence[int]) -> int:
-    """Returns how many tokens of a slot a prompt begins with, if it is worth to continue them; otherwise 0."""
+    """Returns how many tokens of a slot a prompt begins with, if continuing them is faster; otherwise 0."""
     follows = 0 < len(kept) <= len(prompt) <= len(kept) + _CONTINUED_TOKENS and tuple(kept) == tuple(
         prompt[: len(kept)]
     )
@@ -595,5 +595,5 @@ def _stacked(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def _prefixed(arrays: Arrays) -> Arrays:
-    """The names that a module has as a part of a `CachedModel`."""
+    """Returns the arrays by the names of a module inside a `CachedModel`."""
     return {f"model.{name}": array for name, array in arrays.items()}

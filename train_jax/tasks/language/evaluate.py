@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageEvaluateOptions(EvaluateOptions):
-    """Bits per byte, samples and CORE."""
+    """Options for language models: bits per byte, samples and CORE."""
 
     samples: bool = True
     """Also continue the beginnings of some held-out documents."""
     core: str | None = None
     """Also compute the CORE score with this evaluation bundle, as `trm core` does: a folder, or gs://bucket/folder."""
     core_items: Annotated[int, Range(0, 10**9)] = 0
-    """Items of each task of CORE, the first ones of the random order; 0 uses all."""
+    """Number of items of each task of CORE, the first ones of the random order; 0 uses all."""
 
     LANGUAGE_PAGE: ClassVar[dict[str, HelpPage]] = {
         "language": HelpPage("samples and CORE of a language model", ("samples", "core", "core_items"))

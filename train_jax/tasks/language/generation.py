@@ -32,11 +32,11 @@ from train_jax.tasks.mixing import data_dirs
 
 _LARGEST_BYTES = 2**30
 _CAPACITY_MULTIPLE = 16
-"""So that similar commands use the same compiled programs."""
+"""Capacities are multiples of this number, so that similar commands use the same compiled programs."""
 _DOCUMENTS, _WITHOUT_PROMPT = 4, 2
 _PROMPT_TOKENS, _NEW_TOKENS = 32, 96
 _SEARCHED_TOKENS = 2**22
-"""The most tokens that are searched for the samples of an evaluation."""
+"""Largest number of tokens that are searched for the samples of an evaluation."""
 
 
 # ---- prompts
@@ -89,7 +89,7 @@ class TextModel:
     """The model of a run with its averaged weights, and the tokenizer of its data; see `train_jax.load_run`."""
 
     def __init__(self, run: Restored, data_dir: str | None = None, devices: Devices | None = None):
-        """`data_dir` has the tokenizer, by default the data of the run. Raises `UserError` for another tokenizer."""
+        """`data_dir` has the tokenizer, by default that of the run. Raises `UserError` for another tokenizer."""
         self._run, self._devices = run, devices or Devices(1)
         data_dir = data_dir or data_dirs(run.config.data_dir)[0]
         asked = isinstance(run.task, InstructionTask)
@@ -165,7 +165,7 @@ class TextModel:
 
 
 def with_cycles(run: Restored, cycles: int) -> Restored:
-    """Returns a run that recurs `cycles` times with the same weights; 0 for as often as in training.
+    """Returns a run that recurs `cycles` times with the same weights; 0 recurs as often as in training.
 
     Raises `UserError` for a model without cycles.
     """
@@ -210,7 +210,7 @@ class Samples(Evaluation):
             write_samples(path, step, self.samples)
 
     def save(self, folder: RunFolder, split: str) -> None:
-        """Writes nothing: `record` did."""
+        """Writes nothing: `record` wrote the samples."""
 
 
 class Sampler:

@@ -1,4 +1,4 @@
-"""A run as a folder that `transformers` loads, and with it vLLM and SGLang.
+"""Exports a run as a folder that `transformers` loads, and therefore vLLM and SGLang.
 
 `NanoChatForCausalLM` is nanochat's model of November 2025. Its weights have other names and the same values; rotary
 channels are in the same order. It computes the rotary tables in the dtype of the activations, here they are stored in
@@ -56,7 +56,7 @@ CHAT_TEMPLATE = """\
 {{- '<|assistant_start|>' -}}
 {%- endif -%}
 """
-"""Renders messages, whose contents are texts or parts, as `conversations.render` does."""
+"""Template that renders messages, whose contents are texts or parts, like `conversations.render`."""
 
 
 INSTRUCTION_TEMPLATE = """\
@@ -66,7 +66,7 @@ INSTRUCTION_TEMPLATE = """\
 {%%- endfor -%%}
 {{- '%s' -}}
 """
-"""Renders messages as one instruction, between its special tokens; without `token_type_ids`."""
+"""Template that renders messages as one instruction, between its special tokens; without `token_type_ids`."""
 
 
 def write_folder(run: Restored, folder: Path) -> Iterator[Path]:

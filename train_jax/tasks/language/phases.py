@@ -19,21 +19,21 @@ from train_jax.run.folder import read_run
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """What a phase changes in the run that it starts from."""
+    """The changes of a phase to the run that it starts from."""
 
     task: str
     fields: dict[str, Any]
     """Fields of the task."""
     rate: float
-    """Factor of the learning rates."""
+    """Factor on the learning rates."""
     decay_share: float
-    """Share of the steps in which the rates fall."""
+    """Share of the steps in which the learning rates decay."""
     init_optimizer: bool
-    """True if the optimizer's state goes on."""
+    """True if the phase continues with the state of the optimizer."""
     run: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of the run."""
     optim: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of the optimizer, in place of those that are inherited."""
+    """Fields of the optimizer that replace the inherited ones."""
 
 
 PHASES = {

@@ -21,7 +21,7 @@ from train_jax.tasks.language.instructions.presets import BUILDERS
 from train_jax.tasks.language.task import LanguageConfig, Packing
 
 REFERENCE_TOKENS = 2**19
-"""Tokens of a step for which the published learning rates are."""
+"""Tokens of a step that the published learning rates belong to."""
 _REFERENCE_WIDTH = 768
 _REFERENCE_DEPTH = 12
 _BATCH_EXPONENT = 0.383
@@ -127,7 +127,7 @@ def optimizer_2026(arch: GPT2026Config, tokens_per_step: int, *, batch_exponent:
 
 
 def scaling_parameters(arch: GPTConfig) -> int:
-    """Returns the parameters that decide the length of a run: all of November 2025, blocks and head of July 2026."""
+    """Returns the parameters that determine the length of a run: all in 2025, only blocks and head in 2026."""
     key_value = arch.n_embd * arch.n_kv_head // arch.n_head
     blocks = arch.n_layer * arch.n_embd * (2 * arch.n_embd + 2 * key_value + 8 * arch.n_embd)
     if not isinstance(arch, GPT2026Config):
@@ -137,7 +137,7 @@ def scaling_parameters(arch: GPTConfig) -> int:
 
 
 def _relative_size(arch: GPT2026Config) -> float:
-    """Returns the parameters that decide the length of a run, in those of the reference with the same vocabulary."""
+    """Returns the parameters that determine the length of a run, relative to the reference with the same vocabulary."""
     reference = arch_2026(_REFERENCE_DEPTH)
     return scaling_parameters(arch) / scaling_parameters(dataclasses.replace(reference, vocab_size=arch.vocab_size))
 
@@ -153,7 +153,7 @@ def parameters(arch: GPTConfig) -> int:
 
 
 def steps_of(arch: GPTConfig, tokens_per_step: int, tokens_per_parameter: float) -> int:
-    """Returns the number of steps for so many tokens per parameter."""
+    """Returns the number of steps for this number of tokens per parameter."""
     steps = int(tokens_per_parameter * scaling_parameters(arch)) // tokens_per_step
     if not steps:
         raise UserError(
@@ -324,7 +324,7 @@ def is_by_depth(name: str) -> bool:
 
 
 def derived(config: RunConfig) -> str:
-    """Returns a table of what a run by depth has: sizes, length, rates, schedule."""
+    """Returns a table of the derived values of a run by depth: sizes, length, rates, schedule."""
     from models_torch.flops import language_flops_per_token  # imports PyTorch's counters
 
     arch: Any = config.arch

@@ -1,4 +1,4 @@
-"""The choice of the next token of every row, with settings that each row has for itself and that are traced.
+"""Chooses the next token of every row, by traced settings of each row.
 
 The noise belongs to a row's stream, a position and a token, so a row's tokens do not depend on the rows beside it.
 """
@@ -47,9 +47,9 @@ class Choice(NamedTuple):
 
     token: Int[Array, " rows"]
     log_prob: Float[Array, " rows"]
-    """Under the softmax of the logits."""
+    """Log-probability under the softmax of the logits."""
     sampling_log_prob: Float[Array, " rows"]
-    """Under the distribution of the draw: after temperature, `top_k` and `top_p`; 0 for the most probable token."""
+    """Log-probability under the distribution of the draw: after temperature, `top_k` and `top_p`; 0 if greedy."""
 
 
 def stream_key(seed: int, prompt: Sequence[int], sample: int) -> UInt32[np.ndarray, " 2"]:
@@ -123,7 +123,8 @@ def _ordered(x: Float[Array, "rows vocab_size"]) -> UInt32[Array, "rows vocab_si
 
 
 def _largest(holds: Callable[[Array], Array], rows: int) -> UInt32[Array, "rows 1"]:
-    """Returns the largest integer of each row for which `holds`, which holds for all smaller ones; 0 if for none.
+    """Returns the largest integer of each row for which `holds`, which holds for all smaller ones; 0 if it holds for
+    none.
 
     Finding a threshold takes 32 sums over the vocabulary, which is faster than a sort.
     """

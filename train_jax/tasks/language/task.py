@@ -50,19 +50,19 @@ Packing = Literal["stream", "shuffled", "bestfit", "bestfit-pad"]
 
 @dataclasses.dataclass(frozen=True)
 class LanguageConfig(TaskConfig):
-    """Batches of a language run."""
+    """Fields of the batches of a language run."""
 
     packing: Packing = "stream"
-    """Which tokens a row has: stream takes every token of the data in turn; shuffled takes the same rows in a random
-    order, so that the rows of a long document do not share a batch; bestfit begins every row with a document,
-    and fills it with whole documents and the start of one, whose other tokens are not used; bestfit-pad does not cut a
-    document, and pads the row where none fits. Only a document that is longer than a row is cut."""
+    """Tokens of a row: stream takes every token of the data in turn; shuffled takes the same rows in a random order, so
+    that the rows of a long document do not share a batch; bestfit begins every row with a document, and fills it with
+    whole documents and the start of one, whose other tokens are not used; bestfit-pad does not cut a document, and pads
+    the row where none fits. Only a document that is longer than a row is cut."""
     data_weights: str = ""
     """Share of each data set in the rows, for several data sets (3,1: three quarters and one quarter); by default one
     pass over each data set takes the same number of steps."""
     sample_every_steps: Annotated[int, Range(0, 10**9)] = 0
     """Steps between samples during training, and at its end: texts that the model writes after the beginnings of
-    held-out documents and after nothing; 0 for none."""
+    held-out documents and without a prompt; 0 for none."""
 
     def __post_init__(self):
         check_fields(self)
@@ -84,7 +84,7 @@ class LanguageTask(Task):
 
     @property
     def unit(self) -> tuple[str, int]:
-        """What the speed of a run is counted in, and how many of them an example has."""
+        """Unit of the speed of a run, and its number in an example."""
         return "tokens", self.config.arch.seq_len
 
     # ---- data
@@ -129,7 +129,7 @@ class LanguageTask(Task):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The length of a row is a choice of the run, `arch.seq_len`."""
+        """Sizes of the data; the length of a row, `arch.seq_len`, is a choice of the run."""
         return {"vocab_size": self._vocab_size}
 
     @property
@@ -139,7 +139,7 @@ class LanguageTask(Task):
 
     @property
     def examples_per_epoch(self) -> float:
-        """Rows of a pass over each train split."""
+        """Number of rows of a pass over each train split."""
         return self.rows.rows_per_epoch
 
     @property
@@ -175,7 +175,7 @@ class LanguageTask(Task):
     # ---- model and loss
 
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
-        """The sum of weight times negative log-likelihood over the targets, divided by the divisor.
+        """Computes the sum of weight times negative log-likelihood over the targets, divided by the divisor.
 
         `weights` of the batch are 1 by default; a target of weight 0 is ignored. The divisor is the sum of `divisor`,
         by default the number of targets, over the global batch. Metrics are those of all targets, without weights.
@@ -238,7 +238,7 @@ class UnbuiltText(LanguageTask):
         return {"inputs": tokens, "targets": tokens}
 
     def check(self, config: Any, devices: Any) -> None:
-        """There is no data to check."""
+        """Does nothing: there is no data to check."""
 
 
 # ---- evaluation

@@ -63,7 +63,7 @@ _LARGEST_RECORD = 2**24
 _TOKENIZER_CHARACTERS = 2 * 10**9
 _T = TypeVar("_T")
 _COMPRESSED_BYTES = 2**26
-"""Held-out text up to this size is also compressed, for comparison."""
+"""Largest size of the held-out text in bytes that is also compressed, for comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +81,14 @@ class TextData(OutputOptions, TextSource):
     vocab_size: VocabSize = 1024
     """Tokens of the tokenizer to train, including 256 bytes and 9 special tokens."""
     shard_tokens: Annotated[int, Range(1, 2**32)] = 2**26
-    """Tokens in a file."""
+    """Number of tokens in a file."""
     parts_dir: Annotated[str | None, arg(help_behavior_hint="(default: beside the output folder)")] = None
     """Folder for encoded parts, also gs://bucket/folder; several machines may share it. It is kept; the default one is
     removed when the data set is complete, and one of an interrupted build is used by the next."""
     part: str = ""
     """N/M: encode only part N of M, on one of M machines; the same command without --part makes the data set."""
     license: str = ""
-    """Licence of the documents, to be recorded; of the standard library it is known."""
+    """Licence of the documents, which is recorded; that of the standard library is known."""
 
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""
@@ -103,7 +103,7 @@ class TextData(OutputOptions, TextSource):
         return True
 
     def encode_part(self, progress: Progress) -> str:
-        """Encodes what `part` says, and makes no data set; returns a line about it."""
+        """Encodes the part in `part` without making a data set; returns a line about it."""
         self.check()
         number, count = part_of(self.part)
         if self.tokenizer is None or self.parts_dir is None:
@@ -117,7 +117,7 @@ class TextData(OutputOptions, TextSource):
         )
 
     def parts_folder(self, folder: Path) -> Path:
-        """Where the parts go for a build in `folder`: beside the output, where the next build finds them."""
+        """Returns the folder of the parts of a build in `folder`, beside the output, where the next build finds it."""
         if self.parts_dir is not None:
             return path_of(self.parts_dir)
         output = path_of(self.output_dir)
@@ -259,7 +259,7 @@ class _ShardWriter:
         self._digest.update(np.ascontiguousarray(values).data)
 
     def close(self) -> tuple[tuple[int, ...], str]:
-        """Writes the rest; returns the sizes of the files, and the hash of all."""
+        """Writes the rest; returns the sizes of the files, and the hash of all of them."""
         if self._size:
             self._save(np.concatenate(self._waiting))
         return tuple(self._shards), self._digest.hexdigest()
@@ -313,7 +313,7 @@ class Part:
     """The record of a part."""
 
     source: str
-    """SHA-256 of the files that it was made from."""
+    """SHA-256 of the files that the part was made from."""
     splits: dict[str, Counts]
     skipped: Skipped
 
@@ -334,7 +334,7 @@ class Parts:
         return len(self._groups)
 
     def encode(self, numbers: Sequence[int], progress: Progress) -> int:
-        """Encodes the parts that are not there; returns how many."""
+        """Encodes the missing parts; returns their number."""
         encoded, tokens = 0, 0
         for number in numbers:
             source = _hash_of(self._groups[number])
@@ -370,7 +370,7 @@ class Parts:
         return self._folder / f"{number:05}.{split}.bin"
 
     def _record(self, number: int) -> Part | None:
-        """The record of a part; None if there is none that is valid."""
+        """Returns the record of a part; None if there is none that is valid."""
         try:
             record = json.loads(read_whole(self._folder / f"{number:05}.json", largest_bytes=_LARGEST_RECORD))
             splits = {split: Counts(**record["splits"][split]) for split in SPLITS}
@@ -379,14 +379,14 @@ class Parts:
             return None
 
     def record(self, number: int) -> Part:
-        """Raises `UserError` if the part is not there."""
+        """Returns the record of a part. Raises `UserError` if the part is missing."""
         part = self._record(number)
         if part is None:
             raise UserError(f"{self._folder} has no part {number:05}; run the command again")
         return part
 
     def tokens(self, number: int, split: str) -> Iterator[np.ndarray]:
-        """Yields the token ids of a part. Raises `UserError` if they are not what was written."""
+        """Yields the token ids of a part. Raises `UserError` if they differ from what was written."""
         path, digest = self._tokens(number, split), hashlib.sha256()
         with local_copy(path) as local, local.open("rb") as file:
             while content := file.read(_TOKENS_AT_ONCE * self._dtype.itemsize):
@@ -400,7 +400,7 @@ class Parts:
 
 
 def _in_groups(items: Iterable[_T], size_of: Callable[[_T], int], size: int) -> Iterator[list[_T]]:
-    """Yields lists of consecutive items that have together at least `size`, except the last one."""
+    """Yields lists of consecutive items whose sizes add up to at least `size`, except the last list."""
     group: list[_T] = []
     total = 0
     for item in items:

@@ -74,7 +74,7 @@ class SplitRecord:
 
 
 def _split_record(values: Any) -> SplitRecord:
-    """Raises ValueError, KeyError or TypeError for anything that `build` does not write."""
+    """Returns the record of a split. Raises ValueError, KeyError or TypeError if `build` did not write it."""
     shards = tuple(values["shards"])
     counts, weights = (values["documents"], values["bytes"], values["tokens"]), values.get("weights_sha256")
     split = SplitRecord(*counts, shards, values["sha256"], weights)
@@ -106,7 +106,7 @@ class TokenStream:
         return int(self._ends[-1])
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Returns `count` tokens from a position, int32; after the last token follows the first one.
+        """Returns `count` tokens from a position, int32; the first token follows the last one.
 
         Raises `UserError` for an id that is not in the vocabulary.
         """
@@ -174,7 +174,7 @@ class TextSet:
 
     @property
     def compressed(self) -> dict[str, float]:
-        """Bits per byte of compressors on the held-out documents, by command; empty if they were too many."""
+        """Bits per byte of compressors on the held-out documents, by command; empty if these were too large."""
         findings = self.record.get("findings", {})
         names = {"gzip -9": "gzip", "bzip2 -9": "bz2", "xz -9e": "xz"}
         values = {shown: findings.get(f"{name}_bits_per_byte") for shown, name in names.items()}
@@ -184,12 +184,12 @@ class TextSet:
         return _stream(self.folder, split, self.splits[split], self.vocab_size)
 
     def documents(self, split: str) -> Iterator[str]:
-        """Returns the text of each document of a split, of which all tokens are read at once."""
+        """Yields the text of each document of a split, whose tokens are all read at once."""
         tokenizer, stream = self.tokenizer(), self.stream(split)
         return decoded(tokenizer, stream.take(0, len(stream)))
 
     def tokenizer(self) -> Tokenizer:
-        """Reads the tokenizer. Raises `UserError` if it is not the one with which the tokens were made."""
+        """Reads the tokenizer. Raises `UserError` if the tokens were made with another one."""
         tokenizer = Tokenizer.load(self.folder)
         if tokenizer.vocab_size != self.vocab_size or tokenizer.sha256 != self.record.get("tokenizer_sha256"):
             raise UserError(

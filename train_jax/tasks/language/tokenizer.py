@@ -67,10 +67,10 @@ class InstructionForm:
     begin: tuple[int, ...]
     end: int
     stop: int
-    """Ends the response."""
+    """Id of the token that ends the response."""
 
     def prompt(self, tokens: Iterable[int]) -> tuple[int, ...]:
-        """Returns the tokens after which the response begins."""
+        """Returns the tokens that precede the response."""
         return (*self.begin, *tokens, self.end)
 
 
@@ -78,7 +78,7 @@ class Tokenizer:
     """Converts text to token ids and back."""
 
     instructions: InstructionForm | None = None
-    """The form of a prompt, of a model that was trained on instructions: it reads prompts in both directions."""
+    """The form of a prompt for a model that was trained on instructions and reads prompts in both directions."""
 
     def __init__(self, ranks: Ranks, pattern: str = SPLIT_PATTERN, specials: Sequence[str] = SPECIAL_TOKENS):
         """Raises ValueError if the ids are not 0, 1, 2, … with a token for every byte."""
@@ -128,7 +128,7 @@ class Tokenizer:
         return self._tokens[number]
 
     def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yields the text of the ids as they come; a character appears when its last byte is there."""
+        """Yields the text of the ids as they come; a character appears once its last byte has come."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for number in ids:
             yield decoder.decode(self._tokens[number])
@@ -160,7 +160,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Reads the tokenizer of a folder. Raises `UserError` if there is none, or none of this kind."""
+        """Reads the tokenizer of a folder. Raises `UserError` if there is none, or only one of another kind."""
         path = path_of(folder) / JSON_NAME
         try:
             content = json.loads(read_whole(path, largest_bytes=_LARGEST_BYTES))
@@ -204,7 +204,7 @@ def _json_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _from_json(content: Any) -> Tokenizer:
-    """Raises ValueError, KeyError, TypeError or AttributeError for another kind of tokenizer."""
+    """Returns the tokenizer. Raises ValueError, KeyError, TypeError or AttributeError for another kind of tokenizer."""
     split = content["pre_tokenizer"]["pretokenizers"][0]
     ranks = {from_characters(text): rank for text, rank in content["model"]["vocab"].items()}
     specials = sorted(content["added_tokens"], key=lambda token: token["id"])
@@ -256,7 +256,7 @@ Encode = Callable[[str], list[int]]
 
 
 def others_at_hand() -> dict[str, Any]:
-    """Returns the encodings of `OTHERS` whose files tiktoken has in its cache. Nothing is downloaded."""
+    """Returns the encodings of `OTHERS` whose files tiktoken has in its cache. Downloads nothing."""
     tiktoken, encodings = text_package("tiktoken"), {}
     load = text_package("tiktoken.load")
     download = load.read_file

@@ -30,7 +30,7 @@ IGNORED_LABEL = -100
 """The label that the loss and the metrics ignore, as in PyTorch's cross-entropy."""
 
 BLOCK = 128
-"""Rows that are read and converted to int32 at a time; they fit into the CPU cache."""
+"""Number of rows that are read and converted to int32 at a time; they fit into the CPU cache."""
 
 HostBatch = dict[str, Integer[np.ndarray, "..."]]
 """`inputs` and `labels` int32 [local, seq_len], `puzzle_identifiers` int32 [local]."""

@@ -377,7 +377,7 @@ class RuleSetData:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The options on which the content depends; that of the tables is in the recipe, too."""
+        """Options that determine the content; those of the tables are in the recipe, too."""
         raise NotImplementedError
 
     def check(self) -> None:

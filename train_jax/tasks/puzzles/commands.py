@@ -1,4 +1,4 @@
-"""What `trm evaluate`, `export`, `report`, `summary` and `status` do with runs of puzzles.
+"""The commands `trm evaluate`, `export`, `report`, `summary` and `status` for runs of puzzles.
 
 Importing this module imports neither JAX nor PyTorch.
 """

@@ -38,8 +38,8 @@ from train_jax.tasks.puzzles.voting import Predictions, save_predictions, score_
 
 @dataclasses.dataclass(frozen=True)
 class PuzzleEvaluateOptions(EvaluateOptions):
-    """With --trajectories, --noise or --depth, several noisy trajectories for each example, and the curve of accuracy
-    against their ACT steps."""
+    """Options for puzzles. With --trajectories, --noise or --depth, every example has several noisy trajectories, and
+    the curve of accuracy against their ACT steps is shown."""
 
     halt_early: bool = False
     """Use the answer of the first ACT step at which the model halts; a device stops when its whole batch has
@@ -51,13 +51,13 @@ class PuzzleEvaluateOptions(EvaluateOptions):
     refill: bool = False
     """With early halting, a row that has halted takes the next puzzle: the same answers in less time."""
     trajectories: Annotated[int, Range(1, 4096)] = 1
-    """Trajectories per puzzle, each with its own noise; an answer is chosen among them."""
+    """Number of trajectories per puzzle, each with its own noise; an answer is chosen among them."""
     noise: Annotated[float, Range(0, 1000)] = 0.0
     """Standard deviation of normal noise that is added to the latents after each ACT step."""
     depth: Annotated[int, Range(1, 4096)] | None = None
     """ACT steps of each trajectory; by default the halt limit of the run."""
     choose: Chooser = "halting"
-    """How to choose the answer among trajectories: the highest halting logit of any ACT step, the vote of the
+    """Rule that chooses the answer among trajectories: the highest halting logit of any ACT step, the vote of the
     trajectories, or the vote weighted by halting probability."""
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0
     """Random seed of the noise."""

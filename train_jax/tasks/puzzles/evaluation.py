@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from train_jax.tasks.commands import Advance
 
 KEPT_BYTES = 2**30
-"""Up to this size, the answers after every ACT step are kept; beyond it (augmented ARC sets), only the last ones."""
+"""Bytes up to which the answers after every ACT step are kept; beyond it (augmented ARC sets), only the last ones."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +40,15 @@ class PuzzleEvaluation(Evaluation):
     `lm_loss`, `q_halt_loss`; and `count`, the number of examples. With early halting, `computed_steps` instead of
     losses: the ACT steps that an example's device computed for its batch."""
     available: int
-    """Examples in the data set."""
+    """Number of examples in the data set."""
     predictions: np.ndarray
     """Tokens after each ACT step (or after the last one), (ACT steps, examples, seq_len), uint8 or uint16."""
     q_halt_logits: np.ndarray
-    """(ACT steps, examples), float32."""
+    """Halting logits, (ACT steps, examples), float32."""
     inputs: np.ndarray
-    """(examples, seq_len)."""
+    """Inputs, (examples, seq_len)."""
     puzzle_identifiers: np.ndarray
-    """(examples,), int32, in the model's numbering."""
+    """Puzzle identifiers, (examples,), int32, in the model's numbering."""
     halting_curve: HaltingCurve | None = None
     """Accuracy at other halting thresholds, over all hosts; None with early halting, or if no example has labels."""
 
@@ -174,7 +174,7 @@ def token_dtype(metadata: Metadata) -> type[np.unsignedinteger]:
 def _answers(
     outputs: Mapping[str, Any], batch: HostBatch, dtype: type[np.unsignedinteger], *, last: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays that are kept of a batch; `last`: only the answers after the last ACT step."""
+    """Returns the arrays that are kept of a batch; with `last`, only the answers after the last ACT step."""
     kept = slice(-1 if last else 0, None)
     return {
         "preds": outputs["preds"][kept].astype(dtype),

@@ -128,7 +128,7 @@ def _with_kind(metadata: Metadata, stated: str, folder: Path) -> Metadata:
 
 
 def _without_solutions(labels: Integer[np.ndarray, "examples seq_len"], kind: Kind | None) -> bool:
-    """True if every label stands for a solution that is not public; reads no further than the first that does not."""
+    """Returns True if every label stands for a solution that is not public; stops reading at the first other label."""
     unknown = None if kind is None else kind.unknown_solution
     if unknown is None:
         return False

@@ -46,7 +46,7 @@ class Examples(NamedTuple):
     """The examples of a split, the argument of `Kind.inspect`."""
 
     inputs: Integer[np.ndarray, "examples seq"]
-    """Memory-mapped, like the labels."""
+    """Inputs, memory-mapped like the labels."""
     labels: Integer[np.ndarray, "examples seq"]
     originals: Integer[np.ndarray, "groups"]
     """The first example of every group."""
@@ -56,7 +56,7 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawing:
-    """How the grids of a kind are drawn."""
+    """The way in which the grids of a kind are drawn."""
 
     rows: int
     cols: int
@@ -79,7 +79,7 @@ class Drawing:
 
 
 class Checking:
-    """How the answers to the puzzles of a kind are checked."""
+    """The way in which the answers to the puzzles of a kind are checked."""
 
     success_message = "every cell equals the solution"
     """The text shown for an answer without mistakes."""

@@ -88,7 +88,7 @@ class Trace:
     answers: Integer[np.ndarray, "steps cells"]
     q_halt_logits: Float[np.ndarray, "steps"]
     solution: Integer[np.ndarray, "cells"] | None = None
-    """None if it is unknown."""
+    """Solution as values of the kind; None if it is unknown."""
 
     @property
     def given_cells(self) -> Bool[np.ndarray, "cells"]:
@@ -119,7 +119,7 @@ class Trace:
 
     @property
     def stretches(self) -> list[Stretch]:
-        """All ACT steps, grouped into runs without a change."""
+        """Returns all ACT steps, grouped into runs without a change."""
         starts = [1, *(step for step in range(2, self.act_steps + 1) if self.changed(step).any())]
         return [Stretch(a, b - 1) for a, b in zip(starts, [*starts[1:], self.act_steps + 1], strict=True)]
 

@@ -51,9 +51,9 @@ class Metadata:
     total_groups: int
     mean_puzzle_examples: float
     total_puzzles: int
-    """Counted like in the published builders: originals for Sudokus, augmentations included for ARC."""
+    """Number of puzzles, counted as in the published builders: originals for Sudokus, augmented ones for ARC."""
     sets: tuple[str, ...]
-    """One name, with which the names of the arrays' files begin: `all` in the published builders."""
+    """One name, at the beginning of the names of the arrays' files: `all` in the published builders."""
     kind: str = ""
     """The key of the kind, such as `sudoku-9x9`, `maze-30` or `arc` (`kinds.py`); empty if it is not stated."""
 

@@ -81,7 +81,7 @@ class CurveSums(NamedTuple):
     accuracy: Float[Array, "thresholds"]
     exact: Float[Array, "thresholds"]
     fixed_accuracy: Float[Array, "steps"]
-    """Sums for the answers after the first ACT step, the second, …"""
+    """Sums of the accuracy of the answers after the first ACT step, the second, …"""
     fixed_exact: Float[Array, "steps"]
 
 
@@ -102,7 +102,7 @@ class HaltingCurve:
 
     by_threshold: tuple[Point, ...]
     by_steps: tuple[Point, ...]
-    """Without early halting: every sequence takes 1, 2, … steps."""
+    """Points without early halting: every sequence takes 1, 2, … steps."""
 
 
 def threshold_logit(probability: float) -> float:

@@ -31,7 +31,7 @@ from train_jax.tasks.puzzles.scan import (
 )
 
 QUEUE_BATCHES = 32
-"""Batches of a queue. Rows are idle only at the end of a queue, for less than the halt limit."""
+"""Number of batches in a queue. Rows are idle only at the end of a queue, for less than the halt limit."""
 PUZZLES_PER_ROW = 16
 QUEUE_BYTES = 2**30
 """Limit of the inputs, labels and answers of a queue, over all devices of a process."""
@@ -42,7 +42,7 @@ class _Loop(NamedTuple):
 
     carry: Any
     example: jax.Array
-    """The place in the queue of each row's puzzle; the length of the queue if the row is idle."""
+    """Place in the queue of each row's puzzle; the length of the queue if the row is idle."""
     steps: jax.Array
     """ACT steps of each row's trajectory so far."""
     trajectory: jax.Array
@@ -184,7 +184,7 @@ class Queues:
     batches: list[tuple[HostBatch, Bool[np.ndarray, "local"]]]
     devices: int
     length: int
-    """Places in each queue, at least the number of its puzzles."""
+    """Number of places in each queue, at least the number of its puzzles."""
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -206,7 +206,7 @@ class Queues:
 
     @property
     def _places(self) -> np.ndarray:
-        """The place of each example in the queues of all devices."""
+        """Place of each example in the queues of all devices."""
         turns, device = np.divmod(np.arange(sum(int(valid.sum()) for _, valid in self.batches)), self.devices)
         return device * self.length + turns
 

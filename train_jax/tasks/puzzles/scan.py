@@ -18,25 +18,25 @@ from train_jax.tasks.puzzles.metrics import answer_sums, curve_sums, halting_log
 MARKS = (0x00000000, 0x9E3779B9)
 """The two hashes of an answer differ by this number."""
 Chooser = Literal["halting", "vote", "both"]
-"""How the answer of several trajectories is chosen (`trajectories.choose`)."""
+"""Rule that chooses the answer of several trajectories (`trajectories.choose`)."""
 EvalStep = Callable[[TrainState, Batch], tuple[Metrics, dict[str, jax.Array]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrajectoryOptions:
-    """Number, length and noise of the trajectories of a puzzle, and how its answer is chosen."""
+    """Number, length and noise of the trajectories of a puzzle, and the rule that chooses its answer."""
 
     trajectories: int
     noise: float
     """Standard deviation of the noise on the latents after each ACT step."""
     depth: int
-    """ACT steps of each trajectory."""
+    """Number of ACT steps of each trajectory."""
     chooser: Chooser = "halting"
     seed: int = 0
 
     @property
     def act_steps(self) -> int:
-        """ACT steps per puzzle."""
+        """Number of ACT steps per puzzle."""
         return self.trajectories * self.depth
 
 

@@ -1,4 +1,4 @@
-"""Puzzle models behind a server: the ACT steps of a puzzle, drawn as they are computed."""
+"""Serves puzzle models: the ACT steps of a puzzle, drawn as they are computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from train_jax.tasks.puzzles.solving import from_test_set, known_kind
 from train_jax.tasks.puzzles.stepping import StepAnswers, Stepper
 
 TRAJECTORIES = 4
-"""Trajectories side by side; the programs of this many and of one are compiled before the first request."""
+"""Number of trajectories side by side; the programs for this number and for 1 are compiled before any request."""
 _SIDE = 252
 _KINDS = ("sudoku", "maze")
 
@@ -40,12 +40,12 @@ class SolveFields:
     """The fields of a request to solve a puzzle, besides `model` and `puzzle`."""
 
     trajectories: Annotated[int, Range(1, TRAJECTORIES)] = 1
-    """1, or all that are computed at the same time."""
+    """Number of trajectories: 1, or all that are computed at the same time."""
     noise: Annotated[float, Range(0, 100)] = 0.5
     """Standard deviation of the noise on the latents of all trajectories but the first."""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     act_steps: Annotated[int | None, Range(1, 1024)] = None
-    """By default the halt limit of the training."""
+    """Number of ACT steps; by default the halt limit of the training."""
 
 
 class Player:

@@ -1,4 +1,4 @@
-"""The ACT steps of one puzzle as they are computed, for one or several trajectories at the same time."""
+"""Computes the ACT steps of one puzzle one by one, for one or several trajectories at the same time."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

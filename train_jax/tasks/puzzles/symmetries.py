@@ -23,7 +23,7 @@ def mix(x: UInt64[np.ndarray, "..."], *, kind: int = 0) -> UInt64[np.ndarray, ".
 
 
 def first_of_each(values: UInt64[np.ndarray, "n"], *, known: UInt64[np.ndarray, "m"]) -> Bool[np.ndarray, "n"]:
-    """Returns which values are neither in `known` nor equal to an earlier value."""
+    """Returns a mask of the values that are neither in `known` nor equal to an earlier value."""
     keep = np.zeros(len(values), bool)
     keep[np.unique(values, return_index=True)[1]] = True
     return keep & ~np.isin(values, known)
@@ -32,7 +32,7 @@ def first_of_each(values: UInt64[np.ndarray, "n"], *, known: UInt64[np.ndarray, 
 TURNS = np.array(
     [(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 1)], bool
 )  # fmt: skip
-"""For each turn: whether the grid is transposed, whether its rows are then reversed, whether its columns are."""
+"""Flags of each turn: transpose the grid, then reverse its rows, then reverse its columns."""
 
 
 def turned(grid: Shaped[np.ndarray, "... rows cols"], turn: int) -> Shaped[np.ndarray, "..."]:

@@ -40,7 +40,7 @@ Cycles = Annotated[int, Range(1, 4096)]
 
 @dataclasses.dataclass(frozen=True)
 class PuzzleConfig(TaskConfig):
-    """Data and schedules of a puzzle run."""
+    """Fields of the data and schedules of a puzzle run."""
 
     kind: str = ""
     """Kind of puzzle of your own, package.module:Class, for data sets that no built-in kind recognises."""
@@ -233,7 +233,7 @@ def exploration_path(module: torch.nn.Module) -> str:
 
 
 PUZZLES = 1000
-"""Train puzzles of a data set of which nothing else is known."""
+"""Assumed number of train puzzles of a data set of which nothing else is known."""
 
 _FOLDERS = {
     r"sudoku-extreme(-.*)?": "sudoku-9x9",
@@ -293,7 +293,7 @@ class UnbuiltPuzzles(PuzzleTask):
 
 
 def _kind(name: str, key: str, config: RunConfig) -> Kind:
-    """The kind of puzzles with a key, or in a folder with a name."""
+    """Returns the kind with a key, or that of a folder with a known name."""
     named = (found.expand(of) for pattern, of in _FOLDERS.items() if (found := re.fullmatch(pattern, name)))
     wanted = key or next(named, name)
     kind = kind_from_key(wanted)

@@ -20,13 +20,13 @@ from train_jax.tasks.puzzles.metrics import answer_sums, means, threshold_logit
 from train_jax.tasks.puzzles.scan import Chooser, TrajectoryOptions, make_trajectory_step
 
 Keep = Literal["best", "last"]
-"""Which answer of a trajectory is a candidate: that of its highest halting logit, or that of its last ACT step."""
+"""The answer of a trajectory that is a candidate: that of its highest halting logit, or of its last ACT step."""
 CHOOSERS: tuple[Chooser, ...] = get_args(Chooser)
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 
 class Facts(NamedTuple):
-    """What is known of every answer, by trajectory, ACT step and example."""
+    """Facts about every answer, by trajectory, ACT step and example."""
 
     logits: Float[np.ndarray, "trajectories steps n"]
     """The logits that decide halting in training."""
@@ -52,7 +52,7 @@ def candidate_steps(logits: Float[np.ndarray, "trajectories steps n"], keep: Kee
 def choose(
     chooser: Chooser, logits: Float[np.ndarray, "trajectories n"], marks: UInt64[np.ndarray, "trajectories n"]
 ) -> Int[np.ndarray, "n"]:
-    """Returns the trajectory whose candidate is the answer; among equal ones the first.
+    """Returns the trajectory whose candidate is the answer; the first among equal ones.
 
     `halting`: the candidate with the highest halting logit. `vote`: the answer of most trajectories. `both`: the answer
     with the largest sum of halting probabilities.
@@ -93,7 +93,7 @@ def milestones(most: int) -> list[int]:
 def solved_at(
     facts: Facts, trajectories: Sequence[int], depths: Sequence[int]
 ) -> dict[str, Bool[np.ndarray, "trajectories depths n"]]:
-    """Returns which examples are solved with the first trajectories and the first ACT steps only.
+    """Returns a mask of the examples that are solved with the first trajectories and the first ACT steps only.
 
     By name: `CHOOSER/KEEP` for the chosen answers, `pass/KEEP` if the candidate of some trajectory is correct, and
     `any_step` if some step of some trajectory is.
@@ -122,10 +122,10 @@ STOPS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)
 
 
 class Stopped(NamedTuple):
-    """What early halting gives, by its threshold, number of trajectories, number of ACT steps, and example."""
+    """The result of early halting, by threshold, number of trajectories, number of ACT steps, and example."""
 
     steps: Int[np.ndarray, "stops trajectories depths n"]
-    """ACT steps until the example halted, those of all trajectories."""
+    """ACT steps until the example halted, summed over its trajectories."""
     exact: Bool[np.ndarray, "stops trajectories depths n"]
 
 
@@ -170,7 +170,7 @@ def with_interval(metrics: dict[str, float]) -> dict[str, float]:
 
 
 LARGEST_BATCH_BYTES = 2**32
-"""Limit of what is kept of a batch on a host: the facts of every answer and the candidates of every trajectory."""
+"""Limit of the data of a batch that a host keeps: the facts of every answer and the candidates of every trajectory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +265,7 @@ class TrajectoryEvaluator:
         return solved_at(facts, self._trajectories, self._depths) | stopped._asdict()
 
     def _result(self, rows: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> TrajectoryEvaluation:
-        """`sums` are those of `_curves` over the examples with labels."""
+        """Returns the result; `sums` are those of `_curves` over the examples with labels."""
         options, labels = self._options, rows["labels"][0]
         of_answers = answer_sums(rows["preds"][0], rows["q_halt_logits"][0], labels, options.act_steps)
         metrics = means({name: float(value) for name, value in of_answers.items()}, len(labels))

@@ -40,7 +40,7 @@ class Predictions(NamedTuple):
     """The answers after the last ACT step, in any order."""
 
     puzzle_identifiers: Integer[np.ndarray, "examples"]
-    """In the numbering of `identifiers.json` of the data set."""
+    """Puzzle identifiers in the numbering of the data set's `identifiers.json`."""
     inputs: Integer[np.ndarray, "examples seq"]
     preds: Integer[np.ndarray, "examples seq"]
     q_halt_logits: Float[np.ndarray, "examples"]

@@ -28,7 +28,7 @@ EPOCHS = 1000
 
 
 class Sample(NamedTuple):
-    """An instruction, the response, and the kind of response that is asked for."""
+    """An instruction, the response, and the kind of response that is requested."""
 
     instruction: str
     response: str
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionData(OutputOptions):
-    """Instructions and responses of files or tasks, for HRM-Text, in its published layout.
+    """Instructions and responses from files or tasks, for HRM-Text, in its published layout.
 
     A sample is the tokens of --boq, its condition, the instruction and --eoq, then the response and --eoa. Samples with
     an empty response are dropped. A data set with the same options is kept."""
@@ -46,7 +46,7 @@ class InstructionData(OutputOptions):
     """.jsonl or .parquet files with instruction, response and condition (by default direct), or folders of them, also
     gs://bucket/…; hf://OWNER/NAME is a data set of the Hugging Face hub."""
     tasks: tuple[str, ...] = ()
-    """Problems with their answers, as of `trm build-data chat`: arithmetic:5000 spelling."""
+    """Problems with their answers, as with `trm build-data chat`: arithmetic:5000 spelling."""
     tokenizer: str = "data/text"
     """Folder with tokenizer.json: of a tokenizer or of another data set."""
     output_dir: Path = Path("data/instructions")
@@ -54,11 +54,11 @@ class InstructionData(OutputOptions):
     overwrite: bool = False
     """Replace an existing data set that has other options."""
     test_share: Annotated[float, Range(0, 0.5, low_excluded=True)] = 0.05
-    """Held-out samples, as a share of all; of tasks, as many of their test split."""
+    """Share of held-out samples; from tasks, the same share comes from their test split."""
     epochs: Annotated[int, Range(1, EPOCHS)] = 4
-    """Number of orders of the samples that are written; after the last one follows the first one."""
+    """Number of orders of the samples that are written; the first one follows the last one."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
-    """Seed of the orders, of the problems, and of which samples are held out."""
+    """Seed of the orders, of the problems, and of the choice of held-out samples."""
     boq: str = "<|user_start|>"
     """Special token that begins a sample."""
     eoq: str = "<|user_end|>"
@@ -105,7 +105,7 @@ class InstructionData(OutputOptions):
         return {name: tokenizer.specials[token] for name, token in names.items()}
 
     def _samples(self) -> Iterator[tuple[str, Sample]]:
-        """Yields the samples with their split; none of a task is in both."""
+        """Yields the samples with their split; no sample of a task is in both splits."""
         for file in list_files(self.source) if self.source else []:
             for row in read_rows(file):
                 try:
@@ -183,7 +183,7 @@ LAYOUT = Layout(
 
 
 def build_summary(directory: Path, built: bool, seconds: float) -> str:
-    """Returns a line on a data set that was built or was there."""
+    """Returns a line about a data set that was built or existed."""
     data, test = InstructionSet(str(directory)), InstructionSet(str(directory / "test"))
     counts = (
         f"{len(data.epoch(0).inst_len):,} instructions with {data.total_length:,} tokens, "

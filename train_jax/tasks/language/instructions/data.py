@@ -32,13 +32,13 @@ from train_jax.run.untrusted import DamagedError, map_array, read_whole
 PLACES = ("inst_start", "inst_len", "resp_start", "resp_len")
 VOCABULARY_MULTIPLE = 256
 PADDING = -1
-"""Number of the sample of a position that belongs to none."""
+"""Sample number of a position that belongs to no sample."""
 _LARGEST_METADATA = 2**24
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Where the samples of an epoch are in `tokens.npy`."""
+    """Positions of the samples of an epoch in `tokens.npy`."""
 
     inst_start: np.ndarray
     inst_len: np.ndarray
@@ -47,7 +47,7 @@ class Samples:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Positions of each sample: its last token is only a target."""
+        """Number of positions of each sample: its last token is only a target."""
         return np.asarray(self.inst_len, np.int64) + self.resp_len - 1
 
 
@@ -76,7 +76,7 @@ class InstructionSet:
             raise UserError(f"{directory} has {self.epochs} epochs, expected at least one; build the data set again")
 
     def epoch(self, number: int) -> Samples:
-        """Returns the samples of an epoch; after the last one follows the first one. The last that was read is kept."""
+        """Returns the samples of an epoch; the first epoch follows the last one. The latest one stays in memory."""
         number, last = number % self.epochs, self._last
         if last is None or last[0] != number:
             last = self._last = number, self._read(number)
@@ -139,7 +139,7 @@ def assign(lengths: np.ndarray, rows: int) -> list[list[int]]:
 
 
 def count_fitting(lengths: np.ndarray, rows: int, capacity: int) -> int:
-    """Returns how many of the first samples a step takes: at least one."""
+    """Returns the number of first samples that a step takes: at least one."""
     candidates = lengths[: int(np.searchsorted(np.cumsum(lengths), rows * capacity)) + 1]
     least, beyond = 1, len(candidates) + 1
     while beyond - least > 1:
@@ -153,7 +153,7 @@ def count_fitting(lengths: np.ndarray, rows: int, capacity: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """The samples of a step: `count` of an epoch, from `first` on."""
+    """The samples of a step: `count` samples of an epoch, from `first` on."""
 
     epoch: int
     first: int
@@ -164,14 +164,14 @@ class PackedSteps:
     """The samples of each step, without end. A step is chosen after all steps before it, some milliseconds each."""
 
     def __init__(self, data: InstructionSet, rows: int, seq_len: int, *, drop_last: bool = True):
-        """`drop_last`: the samples at the end of an epoch that do not fill a step are not used; otherwise they are a
-        step with free rows."""
+        """With `drop_last`, the samples at the end of an epoch that do not fill a step are not used; otherwise they
+        form a step with free rows."""
         self._data, self._rows, self._seq_len, self._drop_last = data, rows, seq_len, drop_last
         self._found: list[Step] = []
         self._lock = threading.Lock()
 
     def at(self, step: int) -> Step:
-        """Raises `UserError` if an epoch does not have the samples of a step."""
+        """Returns the samples of a step. Raises `UserError` if an epoch does not have them."""
         with self._lock:
             while len(self._found) <= step:
                 self._found.append(self._next())

@@ -36,14 +36,14 @@ _HASHED = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class InstructionConfig(TaskConfig):
-    """Targets, and the schedule of updates with gradients."""
+    """Targets, and the schedule of the number of updates with gradients."""
 
     target_only: bool = True
     """Only the tokens of responses are targets; otherwise also those of instructions."""
     bp_first: Annotated[int, Range(1, 4096)] = 2
-    """Updates with gradients at the first step; their number increases to `arch.bp_steps`."""
+    """Number of updates with gradients at the first step; it increases to `arch.bp_steps`."""
     bp_warmup_share: Annotated[float, Range(0, 1)] = 0.2
-    """Share of the steps after which it is `arch.bp_steps`; 0 begins with it."""
+    """Share of the steps after which the number of updates is `arch.bp_steps`; 0 begins with it."""
 
     def __post_init__(self):
         check_fields(self)
@@ -106,7 +106,7 @@ class InstructionTask(Task):
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hash of counts, first and last tokens and the first epoch's order: all may be many gigabytes."""
+        """Returns a hash of counts, first and last tokens and the first epoch's order: the data may be large."""
         content = hashlib.sha256()
         for data in (self.data, self.held_out):
             content.update(json.dumps(data.metadata, sort_keys=True).encode())
@@ -116,7 +116,7 @@ class InstructionTask(Task):
 
     @property
     def examples_per_epoch(self) -> float:
-        """Rows of a pass over the samples if there were no padding, as the published script counts them."""
+        """Number of rows of a pass over the samples if there were no padding, as the published script counts them."""
         return self.data.total_length / self.config.arch.seq_len
 
     @property
@@ -196,7 +196,7 @@ def response_sums(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
 
 
 def figures_of(sums: dict[str, Any]) -> dict[str, float]:
-    """Converts sums to means: `loss` and `accuracy` of tokens, `exact_accuracy` of responses; none over nothing."""
+    """Converts sums to means: `loss` and `accuracy` of tokens, `exact_accuracy` of responses; none without targets."""
     means = {"loss": ("loss", "tokens"), "accuracy": ("correct", "tokens"), "exact_accuracy": ("exact", "responses")}
     return {name: float(sums[a]) / float(sums[b]) for name, (a, b) in means.items() if float(sums[b])}
 

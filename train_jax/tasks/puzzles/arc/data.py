@@ -60,7 +60,7 @@ from train_jax.tasks.puzzles.metadata import (
 MAKER_VERSION = 1
 """Stored in every recipe. Increase it when the same options give different arrays."""
 BYTES_PER_PUZZLE = 250
-"""Peak memory for each augmented puzzle."""
+"""Peak memory in bytes for each augmented puzzle."""
 SUBSETS = {1: ("training", "evaluation", "concept"), 2: ("training2", "evaluation2", "concept")}
 TEST_SUBSETS = {1: ("evaluation",), 2: ("evaluation2",)}
 

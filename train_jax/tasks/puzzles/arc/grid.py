@@ -20,7 +20,7 @@ from train_jax.errors import UserError
 from train_jax.tasks.puzzles.symmetries import TURNS, first_of_each, mix, turned
 
 SIDE = 30
-"""Rows and columns of the canvas, and their maximum for a grid."""
+"""Number of rows and columns of the canvas, which are the maximum for a grid."""
 CELLS = SIDE * SIDE
 COLOURS = 10
 
@@ -44,7 +44,7 @@ class Puzzle:
 
     name: str
     sections: dict[str, list[Example]]
-    """In the order of the file, which determines the order of the examples in a data set."""
+    """Examples of each section in the order of the file, which determines their order in a data set."""
 
     @property
     def examples(self) -> list[Example]:
@@ -54,7 +54,8 @@ class Puzzle:
 def sizes_of(
     tokens: Integer[np.ndarray, "n 900"],
 ) -> tuple[Integer[np.ndarray, "n"], Integer[np.ndarray, "n"]]:
-    """Returns the rows and columns of the largest rectangle of colours in the upper left corner; 0 and 0 for none.
+    """Returns the rows and columns of the largest rectangle of colours in the upper left corner; 0 and 0 if there is
+    none.
 
     End tokens are not read, so a prediction with misplaced end tokens still has a size. Among rectangles of equal
     area the one with the fewest rows is chosen, as in the published scoring.
@@ -71,7 +72,7 @@ SEPARATOR = "|||"
 AUGMENTED = re.compile(r"(.+)\|\|\|t([0-7])\|\|\|([0-9]{10})")
 DRAWN_AT_ONCE = 256
 DRAWN_PER_WANTED = 5
-"""Symmetries drawn for every augmentation asked for, before `draw` returns fewer; as in the published builder."""
+"""Symmetries drawn for every requested one, before `draw` returns fewer; as in the published builder."""
 
 OUTSIDE = 255
 """The value of cells outside the grid in the result of `undo`."""
@@ -82,7 +83,7 @@ class Symmetries(NamedTuple):
 
     turns: UInt8[np.ndarray, "n"]
     colours: UInt8[np.ndarray, "n 10"]
-    """Colour c becomes `colours[:, c]`."""
+    """Colours, such that colour c becomes `colours[:, c]`."""
 
 
 ORIGINAL = Symmetries(np.zeros(1, np.uint8), np.arange(COLOURS, dtype=np.uint8)[None])

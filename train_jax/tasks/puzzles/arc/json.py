@@ -1,4 +1,4 @@
-"""Reads the official ARC files (`…_{subset}_challenges.json`, `…_{subset}_solutions.json`) or a file of each task,
+"""Reads the official ARC files (`…_{subset}_challenges.json`, `…_{subset}_solutions.json`) or one file for each task,
 strictly."""
 
 import hashlib

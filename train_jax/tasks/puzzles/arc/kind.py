@@ -114,7 +114,7 @@ class ArcChecking(Checking):
     cols: int
 
     def mistakes(self, inputs: Grid, answer: Grid, solution: Grid | None) -> list[str] | None:
-        """The answer is the largest rectangle of colours in the upper left corner, as in voting."""
+        """Returns the mistakes of the answer, which is the largest rectangle of colours in the upper left corner."""
         if solution is None:
             return None
         sizes = [self._size(grid) for grid in (answer, solution)]
@@ -127,7 +127,7 @@ class ArcChecking(Checking):
         return [f"{wrong} of {rows * cols} cells wrong"] if wrong else []
 
     def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
-        """The cells of the grid and its end tokens; predictions outside are never read."""
+        """Returns the cells of the grid and its end tokens; predictions outside are never read."""
         return solutions != PAD_TOKEN
 
     def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:

@@ -45,7 +45,7 @@ from train_jax.tasks.puzzles.metadata import Metadata, Splits
 
 PathSteps = Annotated[int, Range(0, LARGEST**2)]
 ROWS = 4096
-"""Rows of a table processed at a time."""
+"""Number of rows of a table that are processed at a time."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MazeData(RuleSetData):
     augment: bool = False
     """Add the other seven rotations and reflections of every train maze."""
     min_path: Annotated[PathSteps | None, arg(help_behavior_hint="(default: by size, 110 for 30)")] = None
-    """Shortest paths have more steps than this."""
+    """Shortest paths have more than this number of steps."""
     max_path: Annotated[PathSteps | None, arg(help_behavior_hint="(default: no limit)")] = None
     """Generated: shortest paths have at most this number of steps."""
     size: Annotated[int | None, Range(SMALLEST, LARGEST), arg(help_behavior_hint="(default: 30)")] = None
@@ -89,7 +89,7 @@ class MazeData(RuleSetData):
 
     @property
     def least_path(self) -> int:
-        """The bound of `min_path` for generated mazes."""
+        """Bound of `min_path` for generated mazes."""
         return usual_min_path(self.rows) if self.min_path is None else self.min_path
 
     def check(self) -> None:

@@ -80,7 +80,7 @@ def text_of(maze: Integer[np.ndarray, "cells"]) -> str:
 
 
 def are_mazes(inputs: Integer[np.ndarray, "n cells"]) -> Bool[np.ndarray, "n"]:
-    """Returns which rows consist of walls, open cells, one start and one goal."""
+    """Returns a mask of the rows that consist of walls, open cells, one start and one goal."""
     good = ((inputs >= WALL) & (inputs <= GOAL)).all(axis=1)
     for token in (START, GOAL):
         good &= (inputs == token).sum(axis=1) == 1
@@ -90,12 +90,12 @@ def are_mazes(inputs: Integer[np.ndarray, "n cells"]) -> Bool[np.ndarray, "n"]:
 def keeps_inputs(
     inputs: Integer[np.ndarray, "n cells"], answers: Integer[np.ndarray, "n cells"]
 ) -> Bool[np.ndarray, "n"]:
-    """Returns which answers differ from their input only by open cells that became path."""
+    """Returns a mask of the answers that differ from their input only by open cells that became path."""
     return ((answers == inputs) | ((inputs == OPEN) & (answers == PATH))).all(axis=1)
 
 
 SEARCHED_AT_ONCE = 512
-"""Mazes searched together; their distances fit into the cache."""
+"""Number of mazes that are searched together; their distances fit into the cache."""
 
 
 class Paths(NamedTuple):
@@ -153,7 +153,7 @@ def on_shortest_paths(inputs: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray,
 def are_shortest_paths(
     inputs: UInt8[np.ndarray, "n cells"], answers: Integer[np.ndarray, "n cells"], paths: Paths
 ) -> Bool[np.ndarray, "n"]:
-    """Returns which answers mark one shortest path and change nothing else; `paths` is the result of `search`."""
+    """Returns a mask of the answers that only mark one shortest path; `paths` is the result of `search`."""
     size = round(inputs.shape[1] ** 0.5)
     on_path = (answers == PATH) | (answers == START) | (answers == GOAL)
     good = keeps_inputs(inputs, answers) & (paths.steps > 0) & (on_path.sum(axis=1) == paths.steps + 1)

@@ -35,7 +35,7 @@ from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints
 NUM_EMPTY = {4: 8, 6: 18, 9: 50}
 TABLE_GEOMETRY = GEOMETRIES[9]
 ROWS = 65_536
-"""Rows of a table processed at a time."""
+"""Number of rows of a table that are processed at a time."""
 AUGMENTED_AT_ONCE = 2**17
 
 
@@ -77,7 +77,7 @@ class SudokuData(RuleSetData):
 
     @property
     def empty_cells(self) -> int | None:
-        """Empty cells of a generated puzzle; None for as many as each grid allows."""
+        """Number of empty cells of a generated puzzle; None for as many as each grid allows."""
         if self.num_empty is None and self.min_difficulty is None:
             return NUM_EMPTY[self.size]
         return self.num_empty
@@ -206,7 +206,7 @@ def guesses_of(path: Path, table: Table, progress: Progress) -> Integer[np.ndarr
 
 
 def _read_chunk(chunk: Sequence[TableRow]) -> tuple[Table, dict[str, np.ndarray]]:
-    """Returns well-formed rows, and which of them are wrong."""
+    """Returns well-formed rows, and masks of the wrong ones by description."""
     _, questions, answers, rated = zip(*(row for _, row in chunk), strict=True)
     puzzles, solutions = _digits(questions), _digits(answers)
     faults = {

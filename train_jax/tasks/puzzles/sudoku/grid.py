@@ -37,7 +37,7 @@ class Geometry:
 
     @property
     def vocab_size(self) -> int:
-        """Padding, the empty cell and one token for every digit."""
+        """Number of tokens: padding, the empty cell and one token for every digit."""
         return self.size + 2
 
     @cached_property
@@ -76,7 +76,7 @@ def geometry_of_size(size: int) -> Geometry:
 
 
 def is_solution(grids: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> Bool[np.ndarray, "n"]:
-    """Returns which grids contain every digit once in every row, column and box."""
+    """Returns a mask of the grids that contain every digit once in every row, column and box."""
     bits = np.uint16(1) << grids.T.astype(np.uint16)
     seen = np.zeros((len(geometry.units), len(grids)), np.uint16)
     for cells in geometry.units.T:

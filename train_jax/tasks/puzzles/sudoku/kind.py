@@ -36,8 +36,8 @@ from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, ratings, sol
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints, transform_tokens
 
 MOST_GUESSES = 100_000
-"""About two seconds of search for the solution of a given puzzle, which is unknown beyond them. Some puzzles with few
-givens and no solution would take minutes."""
+"""Guesses of the search for the solution of a given puzzle, about two seconds; a solution beyond them is unknown. Some
+puzzles with few givens and no solution would take minutes."""
 
 
 @dataclass(frozen=True)

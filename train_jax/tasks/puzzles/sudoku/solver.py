@@ -21,7 +21,7 @@ from jaxtyping import Bool, Integer, UInt8, UInt16
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
 
 BLOCK = 2048
-"""Puzzles processed together; their candidates fit into the L2 cache."""
+"""Number of puzzles that are processed together; their candidates fit into the L2 cache."""
 
 Candidates = UInt16[np.ndarray, "cells n"]
 
@@ -61,7 +61,7 @@ def digits_of(candidates: Candidates) -> UInt8[np.ndarray, "n cells"]:
 
 
 def is_single(candidates: UInt16[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
-    """Returns which masks have at most one bit; an empty mask is detected later as a digit without a place."""
+    """Returns a mask of the cells with at most one candidate; cells without one are detected later."""
     return candidates & (candidates - np.uint16(1)) == 0
 
 
@@ -174,7 +174,7 @@ def _branch(candidates: Candidates) -> tuple[Candidates, Candidates]:
 
 
 def solve(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry, *, limit: int = 2, **options: int) -> Solutions:
-    """Returns the number of solutions of every puzzle, up to `limit`, and one of them; `options` are of `search`."""
+    """Returns the number of solutions of every puzzle, up to `limit`, and one of them; `options` are for `search`."""
     return search(candidates_of(puzzles, geometry), geometry, limit=limit, **options)
 
 

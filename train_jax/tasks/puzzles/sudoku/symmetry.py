@@ -19,7 +19,7 @@ FIRST_DIGIT_TOKEN = 2
 """The token of digit 1, after padding and the empty cell."""
 BLOCK = 4096
 REFINEMENT_ROUNDS = 4
-"""Enough to distinguish all random puzzles tested so far; more rounds can only distinguish more puzzles."""
+"""Rounds that distinguish all random puzzles tested so far; more rounds can only distinguish more puzzles."""
 
 
 @lru_cache
@@ -44,14 +44,14 @@ def axis_orders(geometry: Geometry) -> tuple[Integer[np.ndarray, "orders size"],
 
 
 class SudokuSymmetries(NamedTuple):
-    """One for each of n puzzles."""
+    """Symmetries, one for each of n puzzles."""
 
     row_order: Integer[np.ndarray, "n"]
-    """Index into the row orders of `axis_orders`."""
+    """Index into the row orders of `axis_orders`, for each puzzle."""
     col_order: Integer[np.ndarray, "n"]
     transposed: Bool[np.ndarray, "n"]
     digits: UInt8[np.ndarray, "n size"]
-    """Digit d becomes `digits[:, d - 1]`."""
+    """Digits, such that digit d becomes `digits[:, d - 1]`."""
 
 
 def augment(
@@ -129,7 +129,7 @@ def _below(bits: UInt64[np.ndarray, "n"], end: int) -> Integer[np.ndarray, "n"]:
 
 @lru_cache
 def digit_orders(size: int) -> UInt8[np.ndarray, "orders size"]:
-    """Returns every permutation of the digits 1 to `size`; for 9x9 there are 362 880, of 3 MB."""
+    """Returns every permutation of the digits 1 to `size`; for 9x9 these are 362 880, which take 3 MB."""
     orders = np.zeros((1, 0), np.uint8)
     for length in range(1, size + 1):
         first = np.arange(length, dtype=np.uint8)[:, None, None]
