@@ -194,7 +194,7 @@ def record(options: argparse.Namespace) -> dict[str, Record]:
 
 
 def needs_no_help(name: str, results: dict[str, Record]) -> bool:
-    """True for a model with help that is right as called."""
+    """Returns True for a case of a model with help if the model is right as called."""
     called = name.replace("/with help", "/as called")
     return called != name and results.get(called, {}).get("status") == "right"
 

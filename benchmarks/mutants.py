@@ -101,7 +101,7 @@ def tested(tree: Path, package: str, arguments: list[str], records: bool, output
 
 
 class Task:
-    """What a fork does: `prepare` changes its tree, `finish` gets the result and the seconds."""
+    """A task of a fork: `prepare` changes its tree, `finish` gets the result and the seconds."""
 
     def __init__(self, arguments: list[str], records: bool, prepare: Callable[[Path], None], finish: Callable):
         self.arguments, self.records, self.prepare, self.finish = arguments, records, prepare, finish

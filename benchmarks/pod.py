@@ -37,7 +37,7 @@ class Options(tables.Files):
     """Compile the published train step for a TPU slice, by the bridge and by hand."""
 
     variants: tuple[Variant, ...] = ("attention", "mixer")
-    """How positions are mixed."""
+    """Modules that mix positions."""
     sides: tuple[Side, ...] = SIDES
     """Programs to compile."""
     topology: str = "v4:2x4x4"

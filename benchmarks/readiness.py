@@ -34,7 +34,7 @@ class Row:
     """Files below tests/, with `::name` for a single test and `::name[id]` for one of its cases; all cases count
     together."""
     needs: str = ""
-    """What can be shown only with a TPU, a bucket or an account."""
+    """The part that only a TPU, a bucket or an account can show."""
     proved_by: str = ""
     """The rows of `trm prove` that answer it on the hardware."""
     compiled: bool = False

@@ -78,7 +78,7 @@ class Options(tables.Files):
     mlp: Literal["plain", "fused"] = "fused"
     """`--compute.mlp` of the bridge."""
     torch_compile: Compiled = "module"
-    """What `torch.compile` compiles: the module, or the stack of blocks that it calls again and again."""
+    """Scope of `torch.compile`: the module, or the stack of blocks that it calls again and again."""
 
 
 @dataclasses.dataclass

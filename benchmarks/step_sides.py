@@ -44,9 +44,9 @@ class Case:
     cpu_devices: int = 0
     """Virtual devices of the JAX sides on a CPU; 0 for one, or with `cpu_examples` one for each core."""
     mlp: Literal["plain", "fused"] = "plain"
-    """How the bridge computes MLPs."""
+    """`--compute.mlp` of the bridge."""
     torch_compile: Compiled = "module"
-    """What `torch.compile` compiles."""
+    """Scope of `torch.compile`."""
 
     def config(self) -> Any:
         return config_class("trm")(**self.arch)

@@ -65,7 +65,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 def rms_norm(x: Array, epsilon: float) -> Array:
-    """RMS norm over the last axis, computed in float32."""
+    """Returns the RMS norm over the last axis, computed in float32."""
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)).astype(x.dtype)
 
@@ -84,7 +84,7 @@ def rotary_tables(seq: int, head_dim: int, theta: float) -> tuple[Array, Array]:
 
 
 def rotate(x: Float[Array, "batch seq heads head_dim"], theta: float) -> Float[Array, "batch seq heads head_dim"]:
-    """Rotary positions: channel i is rotated with channel i + head_dim / 2."""
+    """Applies rotary positions: channel i is rotated with channel i + head_dim / 2."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = (table[:, None, :] for table in rotary_tables(x.shape[1], x.shape[3], theta))
     turned = jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
@@ -193,7 +193,7 @@ def act_step(
 def token_losses(
     logits: Float[Array, "batch seq vocab"], labels: Int[Array, "batch seq"], loss_type: str
 ) -> Float[Array, "batch seq"]:
-    """Cross-entropy of each token in float32, 0 if the label is ignored."""
+    """Returns the cross-entropy of each token in float32, 0 if the label is ignored."""
     logits = logits.astype(jnp.float32)
     if loss_type == "stablemax_cross_entropy":
         # The inner `where` avoids the pole of the unused branch at 1, whose gradient would be NaN.

@@ -14,7 +14,7 @@ IGNORE_LABEL_ID = -100
 
 
 def log_stablemax(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-    """Logarithm of stablemax (arXiv 2501.04697): softmax with `x + 1` (x >= 0) or `1 / (1 - x)` (x < 0) for `exp`."""
+    """Returns log stablemax (arXiv 2501.04697): softmax with `x + 1` (x >= 0) or `1 / (1 - x)` (x < 0) for `exp`."""
     # Without the clamp, the unused branch divides by zero at a logit of exactly 1 (common in bfloat16), and
     # `where` turns its infinite gradient into NaN.
     score = torch.where(logits < 0, 1 / (1 - logits.clamp(max=0)), logits + 1)
@@ -34,7 +34,7 @@ def _cross_entropy(
 def stablemax_cross_entropy(
     logits: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int = IGNORE_LABEL_ID
 ) -> Float[Tensor, "*batch"]:
-    """Cross-entropy of each token under stablemax, 0 if the label is `ignore_index`.
+    """Returns the cross-entropy of each token under stablemax, 0 if the label is `ignore_index`.
 
     Computed in float32; the published code uses float64, but TPUs have no float64, and JAX silently uses float32
     unless x64 is enabled. Both agree to float32 rounding, because there is no cancellation.
@@ -45,7 +45,7 @@ def stablemax_cross_entropy(
 def softmax_cross_entropy(
     logits: Float[Tensor, "*batch vocab"], labels: Int[Tensor, "*batch"], ignore_index: int = IGNORE_LABEL_ID
 ) -> Float[Tensor, "*batch"]:
-    """Cross-entropy of each token under softmax in float32, 0 if the label is `ignore_index`."""
+    """Returns the cross-entropy of each token under softmax in float32, 0 if the label is `ignore_index`."""
     return _cross_entropy(F.log_softmax(at_least_float32(logits), dim=-1), labels, ignore_index)
 
 

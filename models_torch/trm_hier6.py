@@ -22,7 +22,7 @@ NUM_Z_L = 6
 
 @dataclass(frozen=True, kw_only=True)
 class TRMHier6Config(TRMConfig):
-    """Like `TRMConfig`; with fewer than six `L_cycles`, the last features keep their initial values."""
+    """The configuration of this TRM; with fewer than six `L_cycles`, the last features keep their initial values."""
 
     def __post_init__(self):
         super().__post_init__()

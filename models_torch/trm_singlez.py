@@ -19,7 +19,7 @@ from models_torch.trm import TRMConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TRMSingleZConfig(TRMConfig):
-    """Like `TRMConfig`; `L_cycles` counts the updates with the input embeddings, without the last one of an H-cycle."""
+    """The configuration of a TRM with one latent; `L_cycles` counts the updates with the input embeddings."""
 
 
 @dataclass

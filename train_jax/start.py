@@ -175,7 +175,7 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
 def _check_keep_best(
     config: RunConfig, known: Sequence[str], evaluations: Sequence[Periodic], total_steps: int
 ) -> None:
-    """Only a checkpoint after an evaluation during training can be the best one, by a figure of that.
+    """Raises `UserError` unless an evaluation during training has the figure of `keep_best`.
 
     `known` are the figures of the evaluations, if the task names them; that of another evaluation than the main one
     begins with its name.

@@ -47,7 +47,7 @@ class Heads:
         return self.head_dim**-0.5
 
     def each(self) -> list[tuple[int, int]]:
-        """Examples and heads of a group, as pairs."""
+        """Returns the pairs of an example and a head of a group."""
         return [(example, head) for example in range(self.blocks.examples) for head in range(self.in_a_group)]
 
     def example(self, rows: Rows, example: int) -> Rows:

@@ -109,7 +109,7 @@ def trainable(params: Arrays, config: OptimConfig) -> Arrays:
 
 
 def _clip_by_norm(largest: float, norm: Norm) -> optax.GradientTransformation:
-    """`optax.clip_by_global_norm` with the norm of parameters that may be sharded."""
+    """Returns `optax.clip_by_global_norm` with the norm of parameters that may be sharded."""
 
     def clip(updates: Any, _: Any = None) -> Any:
         total = norm(updates)

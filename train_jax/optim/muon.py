@@ -40,7 +40,7 @@ References:
 
 
 def scale_by_muon(momentum: ArrayLike, dtype: str) -> optax.GradientTransformation:
-    """Orthogonalized Nesterov momentum, scaled to the RMS of an AdamW step so that both use the same learning rate.
+    """Returns orthogonalized Nesterov momentum, scaled to the RMS of an AdamW step so that both use one learning rate.
 
     Rows are outputs, as in PyTorch's weights. `dtype` is that of the iterations; with bfloat16, this is
     `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`. `optax.contrib.muon` differs: its bias correction of momentum
@@ -64,7 +64,7 @@ def scale_by_muon(momentum: ArrayLike, dtype: str) -> optax.GradientTransformati
 
 
 def scale_by_muon_2025(momentum: ArrayLike, dtype: str) -> optax.GradientTransformation:
-    """Muon as in nanochat of November 2025: orthogonalized Nesterov momentum. `scale_by_shape` belongs to it."""
+    """Returns Muon of nanochat, November 2025: orthogonalized Nesterov momentum. `scale_by_shape` belongs to it."""
 
     def update(matrix: Any, _: Any) -> Matrix:
         x = orthogonalize(matrix.astype(dtype), MUON, lambda x: x / (norm(x) + 1e-7).astype(x.dtype))
@@ -74,7 +74,7 @@ def scale_by_muon_2025(momentum: ArrayLike, dtype: str) -> optax.GradientTransfo
 
 
 def nesterov_mean(momentum: ArrayLike) -> optax.GradientTransformation:
-    """Nesterov momentum with a running mean instead of a sum, so that the momentum can change from step to step."""
+    """Returns Nesterov momentum with a running mean instead of a sum, so that the momentum can change during a run."""
 
     def init(params: optax.Params) -> optax.TraceState:
         return optax.TraceState(optax.tree.zeros_like(params))
@@ -105,7 +105,7 @@ def scale_by_shape() -> optax.GradientTransformation:
 
 
 def scale_by_muon_2026(momentum: ArrayLike, beta2: float, dtype: str) -> optax.GradientTransformation:
-    """Nesterov momentum, rows of equal norm, Polar Express, a fixed norm, and NorMuon.
+    """Returns Nesterov momentum with rows of equal norm, Polar Express, a fixed norm, and NorMuon.
 
     `scale_by_shape` belongs to it, after the weight decay. `dtype` is that of the equilibration and the iterations.
 
@@ -185,7 +185,7 @@ def orthogonalize(
 
 
 def _scaled(factor: float, x: Matrix) -> Matrix:
-    """JAX would round the factor to the dtype of a bfloat16 matrix; PyTorch does not."""
+    """Scales without rounding the factor to the dtype of a bfloat16 matrix, as JAX would and PyTorch does not."""
     return (factor * x.astype(jnp.float32)).astype(x.dtype)
 
 

@@ -29,7 +29,7 @@ class ScaleByAdamATan2State(NamedTuple):
 def scale_by_adam_atan2(
     b1: ArrayLike, b2: float, a: float = 1.0, b: float = 1.0, *, published: bool = False
 ) -> optax.GradientTransformation:
-    """Adam with `a * atan2(mean, b * sqrt(square))` for its quotient: no epsilon, and no step longer than `a * pi / 2`.
+    """Returns Adam with `a * atan2(mean, b * sqrt(square))` for its quotient: no epsilon, no step above `a * pi / 2`.
 
     Both means are corrected for their start at zero, as in the paper. `a` and `b` are those of the `adam-atan2` 0.0.3
     that the published HRM and TRM train with (`adam-atan2-pytorch` has a = 1.27, so that a gradient that never changes

@@ -34,9 +34,9 @@ class Module(NamedTuple):
     """A PyTorch module of a program."""
 
     name: str
-    """Its qualified name, that of its class for the outermost one, and "" outside of the module."""
+    """Qualified name of the module, that of its class for the outermost one, and "" outside of the module."""
     classes: str
-    """Its class after that of the module around it, such as `Block/SwiGLU`."""
+    """Class of the module after that of the module around it, such as `Block/SwiGLU`."""
 
 
 OUTSIDE = Module("", "")
@@ -198,7 +198,7 @@ class Operation:
     """One operation of the compiled step."""
 
     name: str
-    """Its name in the compiled program and in the trace."""
+    """Name of the operation in the compiled program and in the trace."""
     milliseconds: float
     """Milliseconds per step, summed over all devices of the process."""
     runs: float

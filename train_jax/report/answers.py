@@ -26,7 +26,7 @@ from train_jax.tasks.puzzles.trajectories import checked_results
 BLOCK = 16_384
 """Number of puzzles that are compared at a time, to limit the memory."""
 RATED = 20_000
-"""Up to this number of puzzles, difficulties that need a solver are shown; the hardest puzzles take seconds."""
+"""Largest number of puzzles for which difficulties that need a solver are shown; the hardest puzzles take seconds."""
 
 
 @dataclass(frozen=True)

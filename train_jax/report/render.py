@@ -102,5 +102,5 @@ def render(template: str, **values: Any) -> Markup:
 
 
 def render_document(template: str, **values: Any) -> str:
-    """Like `render`, but returns a plain string, because `Markup` escapes what is added to it."""
+    """Renders a document like `render`, but as a plain string, because `Markup` escapes what is added to it."""
     return _ENVIRONMENT.get_template(template).render(values)

@@ -124,7 +124,7 @@ def working_file(path: Path) -> Path:
 
 
 def continued_file(path: Path) -> Path:
-    """Like `working_file`, with the content of `path`, if there is any."""
+    """Returns the file of `working_file` with the content of `path`, if there is any."""
     local = working_file(path)
     if isinstance(path, RemotePath):
         if path.exists():

@@ -126,7 +126,7 @@ class RemotePath(gpath.PosixGPath):
         return iter(self._request(lambda: list(super(RemotePath, self).iterdir())))
 
     def mkdir(self, mode: int | None = None, parents: bool = False, exist_ok: bool = False) -> None:
-        """Only checks that the bucket can be reached: storage has no folders."""
+        """Checks only that the bucket can be reached: storage has no folders."""
         _check_bucket(self.parts[2])
 
     def write_bytes(self, data: bytes) -> int:

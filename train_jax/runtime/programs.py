@@ -74,7 +74,7 @@ class Programs:
         return len(self._compiled)
 
     def flops(self) -> float | None:
-        """FLOPs of one step on one device, as counted by XLA for the latest compiled program."""
+        """Returns the FLOPs of one step on one device, as counted by XLA for the latest compiled program."""
         analysis = getattr(self._latest(), "cost_analysis", dict)() or {}
         # XLA counts the body of a scan once, so this is one step of the dispatch.
         return float(analysis["flops"]) if analysis.get("flops", 0) > 0 else None

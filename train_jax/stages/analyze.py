@@ -24,7 +24,7 @@ class Analyze:
     root: Annotated[str, tyro.conf.Positional] = "runs"
     """Folder of the runs, ROOT/GROUP/ID/seed-N, or gs://bucket/folder."""
     groups: tuple[str, ...] = ()
-    """Only these groups; by default all groups of the runs."""
+    """Groups to analyze; by default all groups of the runs."""
     metric: str = "exact_accuracy"
     """Figure of the evaluation, a share between 0 and 1; or bits_per_byte."""
     output: str | None = None

@@ -29,9 +29,9 @@ class Launch(Request):
     rehearse: str = ""
     """Rehearse on this machine with virtual devices, as HOSTSxDEVICES, such as 8x4."""
     preempt: str = ""
-    """In a rehearsal: send SIGTERM to a host when the run reaches a step, as HOST@STEP, such as 3@20."""
+    """Send SIGTERM to a host when the run reaches a step, as HOST@STEP, such as 3@20; in a rehearsal."""
     kill: str = ""
-    """In a rehearsal: send SIGKILL to a host, as HOST@STEP."""
+    """Send SIGKILL to a host, as HOST@STEP; in a rehearsal."""
     dry_run: bool = False
     """Show every command, but run none."""
     detach: bool = False

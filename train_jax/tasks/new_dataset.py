@@ -32,7 +32,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the folder of a kind of data set contains."""
+    """The layout of the folder of a kind of data set."""
 
     entries: frozenset[str]
     """All entries; a directory with any other entry is never replaced."""

@@ -49,7 +49,7 @@ Item = Mapping[str, Any]
 Tokens = list[int]
 Encode = Callable[[Sequence[str]], list[Tokens]]
 Scores = list[tuple[np.ndarray, ...]]
-"""For each sequence, a scorer's arrays by position, such as the loss of the next token and the most likely one."""
+"""A scorer's arrays by position, for each sequence, such as the loss of the next token and the most likely one."""
 Scorer = Callable[[Sequence[Tokens]], Scores]
 Outputs = Callable[[Any, Any], tuple[Any, ...]]
 """Maps the logits and the tokens of a batch to arrays with the axes of rows and positions first."""

@@ -49,7 +49,7 @@ class Request:
     """A prompt to continue."""
 
     prompt: tuple[int, ...]
-    """Its tokens, at least one."""
+    """Tokens of the prompt, at least one."""
     max_tokens: int
     """Largest number of tokens after the prompt, with those that `respond` returns."""
     sampling: Sampling = field(default_factory=Sampling)

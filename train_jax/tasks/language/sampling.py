@@ -20,7 +20,7 @@ _GENERATOR = "threefry2x32"
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to choose a token. The limits apply in this order: temperature, `top_k`, `top_p`."""
+    """Rules for the choice of a token. The limits apply in this order: temperature, `top_k`, `top_p`."""
 
     temperature: float = 1.0
     """Divides the logits; 0 chooses the most probable token."""

@@ -220,7 +220,7 @@ def language_task(run: Restored) -> LanguageTask:
 
 
 class UnbuiltText(LanguageTask):
-    """Enough of a language task to compile its train step, without a data set."""
+    """The parts of a language task that are needed to compile its train step, without a data set."""
 
     def __init__(self, config: RunConfig):
         super().__init__(config, {"vocab_size": config.arch.vocab_size})

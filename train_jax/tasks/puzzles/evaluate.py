@@ -49,7 +49,7 @@ class PuzzleEvaluateOptions(EvaluateOptions):
     """Halting probability above which a sequence halts; by default 0.5, as in training. 1 is never exceeded. Implies
     --halt-early."""
     refill: bool = False
-    """With early halting, a row that has halted takes the next puzzle: the same answers in less time."""
+    """Let a row that has halted early take the next puzzle: the same answers in less time."""
     trajectories: Annotated[int, Range(1, 4096)] = 1
     """Number of trajectories per puzzle, each with its own noise; an answer is chosen among them."""
     noise: Annotated[float, Range(0, 1000)] = 0.0

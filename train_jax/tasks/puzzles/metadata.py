@@ -77,7 +77,7 @@ def read_metadata(path: Path) -> Metadata:
 
 
 def metadata_of(values: Any, path: Path = Path("dataset.json")) -> Metadata:
-    """Like `read_metadata`, from parsed JSON; `path` is used in error messages."""
+    """Checks parsed JSON like `read_metadata`; `path` is used in error messages."""
     check(isinstance(values, dict), path, f"expected an object, found a {type(values).__name__}")
     expected: dict[str, tuple[type, ...]] = {field.name: (int,) for field in fields(Metadata)}
     expected |= {"ignore_label_id": (int, NoneType), "mean_puzzle_examples": (int, float), "sets": (list,)}
@@ -154,7 +154,7 @@ def read_record(directory: str | Path) -> dict[str, Any] | None:
 
 
 def read_recipe(directory: str | Path) -> dict[str, Any] | None:
-    """Like `read_record`, but also returns None if a split is missing."""
+    """Returns the result of `read_record`, but None if a split is missing."""
     complete = all((path_of(directory) / split / "dataset.json").is_file() for split in SPLITS)
     return read_record(directory) if complete else None
 

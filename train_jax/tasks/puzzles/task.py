@@ -247,7 +247,7 @@ _FOLDERS = {
 
 
 class UnbuiltPuzzles(PuzzleTask):
-    """Enough of a puzzle task to compile its steps, without a data set."""
+    """The parts of a puzzle task that are needed to compile its steps, without a data set."""
 
     def __init__(
         self,

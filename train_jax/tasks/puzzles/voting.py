@@ -126,7 +126,7 @@ def score(data_dir: str | Path, files: Sequence[str | Path]) -> VotingScores:
 
 
 def score_predictions(data_dir: str | Path, predictions: Iterable[Predictions]) -> VotingScores:
-    """Like `score`, with predictions in memory."""
+    """Counts the votes like `score`, with predictions in memory."""
     puzzles = read_test_puzzles(data_dir)
     return outcome(puzzles, count_votes(read_identifiers(data_dir), predictions))
 

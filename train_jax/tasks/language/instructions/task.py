@@ -39,7 +39,7 @@ class InstructionConfig(TaskConfig):
     """Targets, and the schedule of the number of updates with gradients."""
 
     target_only: bool = True
-    """Only the tokens of responses are targets; otherwise also those of instructions."""
+    """Use only the tokens of responses as targets; otherwise also those of instructions."""
     bp_first: Annotated[int, Range(1, 4096)] = 2
     """Number of updates with gradients at the first step; it increases to `arch.bp_steps`."""
     bp_warmup_share: Annotated[float, Range(0, 1)] = 0.2
@@ -231,7 +231,7 @@ class InstructionEvaluator:
 
 
 class UnbuiltInstructions(InstructionTask):
-    """Enough of the task to compile its train step, without a data set."""
+    """The parts of the task that are needed to compile its train step, without a data set."""
 
     def __init__(self, config: RunConfig):
         super().__init__(config, {"vocab_size": config.arch.vocab_size})  # pyright: ignore[reportAttributeAccessIssue]
