@@ -298,7 +298,7 @@ def compared(case: Case, reference: Reference, translated: Translated) -> tuple[
         try:
             with float_is_double():
                 exact = in_pytorch(in_double(case), reference.draws)
-        except Exception:  # a module that does not run in float64 has the tolerance alone
+        except Exception:  # a module that does not run in float64 has only the fixed tolerance
             exact = reference
         allowed = [errors(ours, wide) for ours, wide in zip(reference.leaves, exact.leaves, strict=True)]
     largest, share, leaf, beyond = 0.0, 0.0, "", []

@@ -151,12 +151,12 @@ class CachedModel(nn.Module):
     ) -> tuple[Logits, Buffers]:
         """Returns the logits of prompts, and buffers for `capacity` tokens with their keys and values.
 
-        `last` is the last token of each prompt, after which `idx` may be padded. `instruction` is for models whose
-        prompts are read in both directions: where they are.
+        `last` is the last token of each prompt, after which `idx` may be padded. `instruction` marks prompts for models
+        that read prompts in both directions.
         """
         logits, cache = self._call(idx, **({} if instruction is None else {"instruction": instruction}))
         previous = None
-        if cache.prev_embedding is not None:  # that of the padding; of the other results, XLA computes none
+        if cache.prev_embedding is not None:  # the padding set it; XLA omits the unused results
             previous = self._call(last)[1].prev_embedding
         padding = (0, 0) * (3 - cache.axis) + (0, capacity - idx.shape[1])
         pairs = [cache.layers[layer] for layer in sorted(cache.layers)]

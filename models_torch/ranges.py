@@ -69,8 +69,8 @@ class FieldRule:
 
     base: Any  # bool, int, float, str or another type; for a tuple the type of its elements
     declared: Range | Choices | None
-    optional: bool  # whether None is accepted
-    repeated: bool  # whether the field is a tuple, each of whose elements is checked
+    optional: bool  # true if None is accepted
+    repeated: bool  # true if the field is a tuple, whose elements are all checked
 
 
 def check_ranges(config: Any) -> None:

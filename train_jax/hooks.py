@@ -198,7 +198,7 @@ class Saving(Hook):
         value, problem = None, None
         try:
             value = figure_of_best(session.metrics, training.config.keep_best)
-        except UserError as error:  # of a task that does not name its metrics: the checkpoint is saved all the same
+        except UserError as error:  # a task may not name its metrics; the checkpoint is saved all the same
             problem = error
         whole, rows = training.placement.to_checkpoint(session.state), training.devices.to_rows(session.carry)
         self._checkpoints.save(session.step, whole, rows, notes, value)

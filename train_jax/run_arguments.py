@@ -32,7 +32,7 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
     default = named_run(name or preset_names()[0], base)
     phase, rest = take_option(rest, "--phase")
     if phase is not None:
-        from train_jax.tasks.language.phases import phase_run  # which a puzzle does not need
+        from train_jax.tasks.language.phases import phase_run  # puzzle runs do not need it
 
         default = phase_run(name or "", default, phase, option_value(rest, "--init-from"))
     default = with_task(default, option_value(rest, "--task") or default.task)

@@ -91,9 +91,9 @@ class SweepFiles:
             return "finished"
         try:
             health = read_status(self.run(name)).health
-        except UserError:  # without a config.json that can be read
+        except UserError:  # its config.json cannot be read
             return "waiting"
-        return "stopped" if health == "finished" else health  # with fewer steps than planned
+        return "stopped" if health == "finished" else health  # it has fewer steps than planned
 
 
 def finished_figures(folder: RunFolder) -> dict[str, Any] | None:

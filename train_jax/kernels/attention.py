@@ -94,7 +94,7 @@ def heads_of(x: Any, qkv: Any, head_dim: int) -> Heads | None:
         return None
     padded = round_up(positions, SUBLANES)
     weights = 4 * hidden * hidden * (2 + 4)
-    row = 2 * 2 * 7 * hidden + 4 * (4 * hidden + 12 * LANES)  # the temporaries as the compiler was seen to need them
+    row = 2 * 2 * 7 * hidden + 4 * (4 * hidden + 12 * LANES)  # the temporaries are as measured with the compiler
     fitting = max(0, VECTOR_MEMORY - weights) // (row * padded)
     if not fitting:
         return None

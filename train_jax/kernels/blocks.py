@@ -78,9 +78,9 @@ def rows_of(blocks: Blocks, step: Any, ref: Any, rows_ref: Any, shape: tuple[int
     batch, positions, hidden = shape
     for example in range(blocks.examples):
         values = ref[example].astype(jnp.float32)
-        if batch % blocks.examples:  # the last block has examples that are not there
+        if batch % blocks.examples:  # the last block is larger than the remaining examples
             values = jnp.where(step * blocks.examples + example < batch, values, 0.0)
-        if positions % blocks.positions:  # the last block of an example has positions that are not there
+        if positions % blocks.positions:  # the last block of an example is larger than its remaining positions
             first = jax.lax.rem(step, blocks.of_an_example) * blocks.positions
             place = jax.lax.broadcasted_iota(jnp.int32, (blocks.positions, 1), 0) + first
             values = jnp.where(place < positions, values, 0.0)

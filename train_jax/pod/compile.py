@@ -91,7 +91,7 @@ def topology(name: str = DEFAULT_TOPOLOGY) -> Topology:
     except Exception as error:  # JAX and libtpu raise RuntimeError, ValueError and errors of their own
         reason = str(error).strip() or type(error).__name__
         raise UserError(f"topology {name!r}: {reason.splitlines()[0]}") from error
-    info = pltpu.get_tpu_info_for_chip(pltpu.ChipVersion(chip), 1)  # of one TensorCore
+    info = pltpu.get_tpu_info_for_chip(pltpu.ChipVersion(chip), 1)  # the figures of one TensorCore
     cores = devices[0].num_cores
     return Topology(
         name,
@@ -253,7 +253,7 @@ def compile_program(step: Any, arguments: tuple) -> Compiled:
 
 
 def _state_shapes(training: Training) -> Any:
-    # As of a run that continues: weights of another run, which `init_from` names, need not be there.
+    # The weights that `init_from` names need not exist, as for a run that continues.
     return jax.eval_shape(lambda: training.initial_state(continues=True))
 
 

@@ -182,7 +182,7 @@ class RunFiles:
     @cached_property
     def phases(self) -> PhaseTable | None:
         """The phases of a chat model, read from the files of each; None for a run that is no phase."""
-        from train_jax.report.phase_scores import phase_table  # which reads the files of other runs by this module
+        from train_jax.report.phase_scores import phase_table  # it imports this module to read the files of other runs
 
         return phase_table(self)
 

@@ -268,7 +268,7 @@ class Checkpoints:
         they are written. `value`: of the figure that decides which checkpoint is the best one, higher is better; None
         if it was not evaluated at this step.
         """
-        failed = self._finish()  # the one before; then nothing else is written in this folder
+        failed = self._finish()  # of the previous save; then nothing else is written in this folder
         if failed:
             sys.stderr.write(f"trm: {failed}; saving step {step} instead\n")
         if step in self._manager.all_steps():
@@ -313,7 +313,7 @@ class Checkpoints:
         if not any_process(problem is not None):
             return ""
         silence_abandoned_writes()
-        with contextlib.suppress(Exception):  # it raises the same again
+        with contextlib.suppress(Exception):  # it raises the same error again
             self._manager.close()
         complete = step in complete_steps(self.folder)
         if is_main_process() and not complete:
@@ -321,7 +321,7 @@ class Checkpoints:
         wait_for_all("an incomplete checkpoint removed")
         self._manager = self._open(self._writes)
         if complete:
-            return ""  # only an older one could not be deleted
+            return ""  # only an older checkpoint could not be deleted
         return f"the checkpoint {self.folder / str(step)} could not be saved ({reason(problem)})"
 
     def wait(self) -> None:

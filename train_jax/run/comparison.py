@@ -42,7 +42,7 @@ def verified(config: RunConfig, task: Task) -> str:
     except bridge.BridgeError as error:
         text = " ".join(str(error).split())
         raise UserError(f"{config.model} cannot be compared with PyTorch: {text}; {_REMEDY}") from error
-    except UserError as error:  # of a task whose loss does something else
+    except UserError as error:  # the loss of the task does not call the module
         return f"{config.model} was not compared with PyTorch: {error}"
     if report.count("beyond tolerance"):
         worst = report.worst
@@ -95,7 +95,7 @@ def _in_float64(config: RunConfig, task: Task, module: Any) -> Any:
         double = build_module(_in_dtype(config, "float64"), task, ROWS).double().train()
         double.load_state_dict(module.state_dict())
         return double
-    except Exception:  # of a module of the user
+    except Exception:  # a user's module may raise anything
         return None
 
 

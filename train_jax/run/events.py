@@ -70,7 +70,7 @@ class Events:
             self._write(event, time=time, step=self.clock.step, seconds=seconds, **more)
 
     def _write(self, event: str, **fields: Any) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not stop a run because of what only describes it
+        with contextlib.suppress(OSError):  # a full disk must not stop a run, which this file only describes
             self._file.write({"event": event, "session": self.session, **fields})
 
     def _beat(self) -> None:
@@ -78,7 +78,7 @@ class Events:
         while True:
             with self._lock:
                 beat = json.dumps(self._beat_now())
-            with contextlib.suppress(Exception):  # what cannot be written now may be later
+            with contextlib.suppress(Exception):  # a file that cannot be written now may be written later
                 check_writer(self._folder.path)
                 upload_working_file(self._folder.events)  # the heartbeat counts from the last event
                 write_text(self._folder.heartbeat, beat)
@@ -211,7 +211,7 @@ def _add_session(seconds: dict[str, float], session: list[dict[str, Any]], count
             lost = (after - max(step, counted)) / (after - step)
             lost_steps += int(after - max(step, counted))
         elif step is not None and step > counted:
-            lost = 1.0  # of a step that had not ended
+            lost = 1.0  # the time of a step that had not ended
         for kind, value in spent.items():
             share = lost if kind in ("steps", "data") else 0.0
             seconds[kind] += value * (1 - share)

@@ -140,7 +140,7 @@ def remove_folder(path: Path) -> None:
 
 def remove_until_gone(paths: Sequence[Path]) -> None:
     """Removes folders into which another thread may still finish a write; gives up after six seconds."""
-    with contextlib.suppress(StorageError, UserError):  # nothing needs it
+    with contextlib.suppress(StorageError, UserError):  # the run does not need it
         for _ in range(20):
             time.sleep(0.2)
             for path in paths:

@@ -119,7 +119,7 @@ class Lease:
 
     def release(self) -> None:
         self._released.set()
-        with self._lock, contextlib.suppress(StorageError, UserError):  # without it, the next one waits a little
+        with self._lock, contextlib.suppress(StorageError, UserError):  # if this fails, the next process waits a little
             write_generation(self._path, b"", self._generation)
 
     def _write(self) -> bool:

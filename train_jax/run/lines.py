@@ -26,7 +26,7 @@ class LineFile:
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record. Raises `OSError` if the line cannot be written; the next line is intact all the same."""
         content = b"\n" * self._torn + json.dumps(record).encode() + b"\n"
-        self._torn = True  # if nothing can be written
+        self._torn = True  # stays so if `write` raises an error
         self._torn = self._file.write(content) < len(content)
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))

@@ -52,7 +52,7 @@ def build_objective(
     module = build_module(config, task, local_batch_size, variant=variant)
     options: dict[str, Any] = {"recompute": recompute, "name_scopes": True}
     if "fused" in (config.compute.attention, config.compute.mlp) or config.compute.choices:
-        from train_jax.run.kernels import kernels  # not needed without
+        from train_jax.run.kernels import kernels  # without kernels, it is not needed
 
         options |= kernels(config.compute, platform)
     try:

@@ -148,7 +148,7 @@ def _call(cluster: Cluster, own: dict[str, Any], timeout_seconds: float) -> Pres
         )
         while len(present) < cluster.count and time.monotonic() < deadline:
             server.settimeout(max(deadline - time.monotonic(), 0.01))
-            with contextlib.suppress(OSError, ValueError, TypeError):  # of a connection that is none of ours
+            with contextlib.suppress(OSError, ValueError, TypeError):  # the connection is not one of this run
                 link = closing.enter_context(server.accept()[0])
                 link.settimeout(_ANSWER_SECONDS)
                 greeting, index, facts = _receive(link)
@@ -160,7 +160,7 @@ def _call(cluster: Cluster, own: dict[str, Any], timeout_seconds: float) -> Pres
             with contextlib.suppress(OSError):
                 _send(link, [missing, [present.get(index) for index in range(cluster.count)]])
         if not missing:
-            for link in links:  # who closes first keeps the port busy: not this side
+            for link in links:  # the side that closes first keeps the port busy, so the others close first
                 with contextlib.suppress(OSError):
                     link.recv(1)
     _check(cluster, missing, timeout_seconds)

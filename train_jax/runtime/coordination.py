@@ -38,7 +38,7 @@ def exchange(name: str, value: str) -> list[str]:
     number = next(_calls[name])
     key = f"{name}/{number}"
     publish(f"{key}/{index}", value)
-    if number > 1:  # all have published the values of the call before, so they have read those of the one before that
+    if number > 1:  # whoever published in the last call has read the values of the call before it
         _client().key_value_delete(f"trm/{name}/{number - 2}/{index}")
     return [read(f"{key}/{each}") for each in range(count)]
 

@@ -198,7 +198,7 @@ class Peers:
             self.leave(GRACE_SECONDS)
             return
         if self._status == 1:
-            time.sleep(2 * BEAT_SECONDS)  # if the error is that of a broken connection, `_end` knows to whom
+            time.sleep(2 * BEAT_SECONDS)  # if the error is a broken connection, `_end` knows the process
         self._failed.add(self.index)
         self.send("failed", f"{type(error).__name__}: {error}"[:300])
 
@@ -243,7 +243,7 @@ def exit_now(status: int, reason: str = "") -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    time.sleep(0.2)  # for the other threads to send what they have, before the connections are closed
+    time.sleep(0.2)  # the other threads send their messages before the connections are closed
     os._exit(status)
 
 

@@ -160,7 +160,7 @@ class Supervisor:
                     begun = True
                     self._note_start(int(line))
             if heard is not None and time.monotonic() - asleep > 2 * BEAT_SECONDS:
-                heard = time.monotonic()  # this process was stopped itself
+                heard = time.monotonic()  # this process itself was stopped
             if heard is not None and time.monotonic() - heard > SILENCE_SECONDS:
                 process.kill()
                 return True

@@ -96,7 +96,7 @@ def _measured(options: BenchGenerate, objective: Objective, devices: Devices, ro
         calls = engine.counts.decodes - before
         later.append((time.perf_counter() - started) / max(1, calls * options.tokens_per_dispatch))
     to_first, per_token = statistics.median(first[1:]), statistics.median(later[1:])
-    # A device reads its weights, and of its rows half of the keys and values that come and all before, and writes one.
+    # A device reads its weights and, for each row, the keys and values of the prompt and on average half of the others.
     weights = sum(array.nbytes for array in objective.params.values())
     traffic = weights * devices.count + engine.cache_bytes * ((options.prompt_tokens + options.tokens / 2) / capacity)
     peak = PEAK_BYTES_PER_SECOND.get(devices.local[0].device_kind)

@@ -192,7 +192,7 @@ def _show(line: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
-        _thread.interrupt_main()  # as Ctrl-C: a host whose thread failed here would count as lost
+        _thread.interrupt_main()  # like Ctrl-C; a host whose thread failed here would count as lost
 
 
 def main(config: Launch | List | Logs | Watch | Stop | Delete) -> None:

@@ -79,6 +79,6 @@ def _derived(name: str, config: RunConfig) -> str:
     """Returns the derived values of a run by depth, of a model of this package; empty for other runs."""
     if config.model not in LANGUAGE_MODELS or name in EXPERIMENTS:
         return ""
-    from train_jax.tasks.language.presets import derived, is_by_depth  # which a puzzle does not need
+    from train_jax.tasks.language.presets import derived, is_by_depth  # puzzle runs do not need them
 
     return f"{name}: {config.run_dir}\n{derived(config)}" if is_by_depth(name) else ""

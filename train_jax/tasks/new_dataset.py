@@ -72,7 +72,7 @@ def _difference(record: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str
     existing, requested = record["recipe"], _as_json(recipe)
     name = next(name for name in [*requested, *existing] if existing.get(name) != requested.get(name))
     values = [each.get(name) for each in (existing, requested)]
-    while all(isinstance(value, dict) for value in values):  # of files, say: the first one that differs
+    while all(isinstance(value, dict) for value in values):  # such as a dict of files: the first one that differs
         key = next(key for key in [*values[1], *values[0]] if values[0].get(key) != values[1].get(key))
         name, values = f"{name}.{key}", [value.get(key) for value in values]
     values = map(brief, values)
@@ -133,7 +133,7 @@ def _uploaded(directory: Path, recipe: Mapping[str, Any], layout: Layout, *, ove
                 f"{building} could not be written ({error.strerror}); free some space or set TRM_CACHE_DIR"
             ) from None
         for name in reversed(layout.last):
-            (directory / name).unlink(missing_ok=True)  # of the data set that is replaced
+            (directory / name).unlink(missing_ok=True)  # the markers of the replaced data set
         remove_folder(directory)
         upload_folder(building, directory, last=layout.last)
 

@@ -154,7 +154,7 @@ def delete(name: str, commands: Gcloud, view: View, *, force: bool) -> None:
             raise UserError(f"{name} was not created by trm launch; --force deletes it all the same")
         if record.phase == "running" and workers.state() == "READY":
             raise UserError(f"a run is going on {name}; end it with `trm launch stop {name}`, or give --force")
-    workers.change(stop_asked=True)  # before, so that nobody creates it again
+    workers.change(stop_asked=True)  # first, so that nobody creates the node again
     workers.delete()
     workers.change(phase=workers.record.phase if workers.record.over else "stopped")
     view.say(f"deleted {name}: {workers.record.cost()}")

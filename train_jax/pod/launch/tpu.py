@@ -243,7 +243,7 @@ class Tpu:
 
             def receive(raw: bytes) -> bool:
                 nonlocal marks
-                if raw.endswith(f"{mark}\n".encode()):  # behind half a line if the connection broke within it
+                if raw.endswith(f"{mark}\n".encode()):  # after half a line if the connection broke within it
                     marks += 1
                     return marks == 1
                 copy.write(raw)

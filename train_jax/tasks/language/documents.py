@@ -219,7 +219,7 @@ def _json_lines(file: TextFile, path: Path, column: str) -> Iterator[str | None]
                 continue
             try:
                 text = json.loads(line)[column]
-                text = "" if text is None else text  # as a null of .parquet
+                text = "" if text is None else text  # like a null in .parquet
                 if not isinstance(text, str):
                     raise TypeError
             except UnicodeDecodeError:

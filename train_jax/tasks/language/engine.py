@@ -31,7 +31,7 @@ from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.sampling import Sampling, Settings, choose_tokens, stream_key
 
-# The published modules of 2026 call it; without FlashAttention, it asks a tensor for the position.
+# The published modules of 2026 call this function, which without FlashAttention reads the position from a tensor.
 bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kvcache", attention_with_cache)
 
 _SHORTEST_PREFILL = 16
@@ -282,7 +282,7 @@ class Engine:
     def warm_up(self, lengths: Iterable[int]) -> None:
         """Compiles the programs for prompts of these lengths."""
         for number, length in enumerate(sorted(set(map(self._padded, lengths)))):
-            prompt = (number,) * length  # prompts that began alike would be continued and not prefilled
+            prompt = (number,) * length  # prompts with equal beginnings would be continued, not prefilled
             list(self.complete([Request(prompt=prompt, max_tokens=1)]))
 
     def stream(self, request: Request) -> Iterator[int]:
@@ -462,7 +462,7 @@ class Engine:
                 choice = choose_tokens(state.logits, control.settings, position, forced)
                 token, active = choice.token, remaining > 0
                 logits, cache = self._next(params, buffers, token, state.cache, position)
-                # Of a row that has ended, the place after its tokens is written again when it has further tokens.
+                # If a row has ended, the place after its tokens is written again when the row has further tokens.
                 previous = jax.tree.map(_where(active), cache.previous, state.cache.previous)
                 state = State(cache._replace(previous=previous), _where(active)(logits, state.logits))
                 ended = (forced < 0) & jnp.any(control.stop == token[:, None], axis=-1)
@@ -501,7 +501,7 @@ class Engine:
             )
             return logits[0].astype(jnp.float32), cache
 
-        if len(tokens) == 1:  # a scatter, as which `vmap` writes keys and values, copies the cache if it is of one row
+        if len(tokens) == 1:  # `vmap` would write by a scatter, which copies a cache of one row
             return row(tokens[0], cache, positions[0])
         logits, cache = jax.vmap(row)(tokens, jax.tree.map(lambda x: x[:, None], cache), positions)
         return logits[:, 0], jax.tree.map(lambda x: x[:, 0], cache)

@@ -148,7 +148,7 @@ def parameters(arch: GPTConfig) -> int:
         return scaling_parameters(arch)
     embedding = -(-arch.vocab_size // 64) * 64 * arch.n_embd
     values = sum(has_value_embedding(layer, arch.n_layer) for layer in range(arch.n_layer))
-    scalars = 2 * arch.n_layer + 24 + 2  # of the residual stream; smear gate, smear and backout
+    scalars = 2 * arch.n_layer + 24 + 2  # scalars of the residual stream, smear gate, smear and backout
     return scaling_parameters(arch) + embedding + values * embedding * arch.n_kv_head // arch.n_head + scalars
 
 
@@ -198,7 +198,7 @@ def _run(
 def of_2025(name: str, depth: int, tokens_per_parameter: float = 20) -> RunConfig:
     """Returns the published run of a depth, November 2025: 2**19 tokens a step."""
     arch = arch_2025(depth)
-    # What d32 needs to fit a TPU v4-64, and d26 does not; none between them was compiled.
+    # d32 needs this to fit a TPU v4-64, d26 does not; the depths between them were not compiled.
     large = ComputeConfig(attention="fused", shard_optimizer=True, remat=r"transformer\.h\.\d+\.mlp")
     return _run(
         name,

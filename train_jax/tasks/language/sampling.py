@@ -117,7 +117,7 @@ def _limited(logits: Array, settings: Settings, positions: Array) -> tuple[Array
 
 def _ordered(x: Float[Array, "rows vocab_size"]) -> UInt32[Array, "rows vocab_size"]:
     """Returns integers in the order of the floats, equal ones for equal floats."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)  # one zero of the two
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)  # maps -0.0 to 0.0
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
 

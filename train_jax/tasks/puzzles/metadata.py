@@ -254,7 +254,7 @@ def _check_content(copy: Path, directory: str | Path) -> None:
         metadata = {split: read_metadata(copy / split / "dataset.json") for split in SPLITS}
         splits = {split: (each, arrays_on_disk(copy / split, each)) for split, each in metadata.items()}
     except (DamagedError, FileNotFoundError, UserError):
-        return  # the reader says what is wrong
+        return  # the reader reports the error
     if content_of(splits).sha256 != record.get("content_sha256"):
         raise UserError(
             f"{path_of(directory)} is not what its recipe.json says (SHA-256); build it again with `trm build-data` "

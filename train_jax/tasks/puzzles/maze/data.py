@@ -178,7 +178,7 @@ def read_maze_table(path: Path, min_path: int | None, progress: Progress) -> Maz
     cells: list[int] = []
 
     def problem_of(row: list[str]) -> str:
-        if not cells:  # of the first maze; all others must have as many
+        if not cells:  # the first maze; all others must have the same number
             cells.append(len(row[1]) if len(row) > 1 else 0)
         if size_of(cells[0]) is None:
             squares = f"{SMALLEST}x{SMALLEST} to {LARGEST}x{LARGEST}"
@@ -199,7 +199,7 @@ def _read_chunk(chunk: Sequence[TableRow]) -> tuple[tuple[Mazes, Paths], dict[st
     """Returns well-formed rows with their shortest paths, and which of them are wrong."""
     mazes = Mazes(*(np.stack([tokens_of(row[column]) for _, row in chunk]) for column in (1, 2)))
     no_maze = ~are_mazes(mazes.inputs)
-    mazes.inputs[no_maze] = OPEN  # any maze, which can be searched
+    mazes.inputs[no_maze] = OPEN  # any maze that can be searched
     mazes.inputs[no_maze, :2] = START, GOAL
     paths = search(mazes.inputs)
     return (mazes, paths), {
