@@ -74,14 +74,14 @@ def test_a_node_is_made_ready(node, states, fields, verbs):
 @pytest.mark.parametrize(
     ("states", "fields", "message"),
     [
-        (["", "", "CREATING", "PREEMPTED"], {"created": False}, "mine is PREEMPTED, and was to be READY"),
-        (["PREEMPTED", "PREEMPTED", "CREATING", "FAILED"], RUNNING, "mine is FAILED, and was to be READY"),
+        (["", "", "CREATING", "PREEMPTED"], {"created": False}, "mine is PREEMPTED, expected READY"),
+        (["PREEMPTED", "PREEMPTED", "CREATING", "FAILED"], RUNNING, "mine is FAILED, expected READY"),
         (["PREEMPTED"], {"created": False}, "was not created by a launch"),
         (["STOPPED"], {"created": False}, "mine is STOPPED and was not created by a launch; delete it"),
         (["", ""], {"type": ""}, "give --type"),
-        (["", "", "FAILED"], {}, "mine is FAILED, and was to be READY"),
+        (["", "", "FAILED"], {}, "mine is FAILED, expected READY"),
         (["CREATING"], {"stop_asked": True}, "was stopped before the run was started"),
-        (["CREATING"], {**RUNNING, "max_hours": 1.0}, "--max-hours of mine was over before the run was started again"),
+        (["CREATING"], {**RUNNING, "max_hours": 1.0}, "--max-hours of mine had passed before the run was started again"),
     ],
 )
 def test_a_node_that_cannot_be_ready_is_an_error(node, states, fields, message):
@@ -91,7 +91,7 @@ def test_a_node_that_cannot_be_ready_is_an_error(node, states, fields, message):
 
 def test_a_node_that_does_not_settle_is_given_up(node, monkeypatch):
     monkeypatch.setattr(tpu, "READY_SECONDS", 0.02)
-    with pytest.raises(GcloudError, match="mine is CREATING, and was to be READY"):
+    with pytest.raises(GcloudError, match="mine is CREATING, expected READY"):
         node(Cloud("CREATING")).make_ready()
 
 

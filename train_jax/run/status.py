@@ -141,7 +141,7 @@ def _health(
             f"last sign of life {duration(-silent)} in the future: compare the clocks of the machines",
         )
     if silent > SILENT_SECONDS:
-        return "silent", f"not written for {duration(silent)}: killed, frozen, or its storage is away"
+        return "silent", f"not written for {duration(silent)}: killed, frozen, or its storage cannot be reached"
     waits = now - beat["step_time"] if beat is not None and beat["kind"] in ("steps", "data") else 0.0
     if waits > max(STALLED_SECONDS, 10 * (step_seconds or 0.0)):
         return "stalled", f"no step for {duration(waits)}"

@@ -164,7 +164,7 @@ class Peers:
             exit_now(self._status)
         error = LostProcessError(number, self._hosts.get(number, ""), reason)
         if number == self.index:
-            error = LostProcessError(number, self._hosts[number], f"{reason}, as process 0 says: this process")
+            error = LostProcessError(number, self._hosts[number], f"{reason} (this process, as reported by process 0)")
         sys.stderr.write(f"trm: {error}\n")
         exit_now(error.STATUS, f"error: {error}")
 

@@ -15,7 +15,7 @@ from train_jax.pod.launch.record import Record
 _NAMES = {
     "tpu": (
         r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?",
-        "a name that begins with a letter, of small letters, digits and hyphens, such as mine-1",
+        "a name that begins with a letter, of lower-case letters, digits and hyphens, such as mine-1",
     ),
     "zone": (r"[a-z]+(-[a-z]+)*[0-9]*-[a-z][0-9]?", "a zone such as us-central2-b"),
     "project": (r"([a-z][-a-z0-9]{4,28}[a-z0-9]|[a-z0-9.-]+:[a-z][-a-z0-9]{4,28})?", "the id of a project"),

@@ -149,7 +149,7 @@ def follow_to_end(hosts: Hosts, view: View) -> Ending:
     for thread in threads:
         thread.start()
     if not _ended(threads, hosts.deadline):
-        view.say("--max-hours is over: stopping the run")
+        view.say("--max-hours has passed: stopping the run")
         hosts.stop()
         _ended(threads, time.time() + STOP_SECONDS)
         return Ending(TIME_OUT, False, "stopped at --max-hours")

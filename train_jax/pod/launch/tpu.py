@@ -91,7 +91,7 @@ class Tpu:
             self._account()
             while (state := self._settled(requested)) != "READY":
                 if requested and (not again or state == "FAILED"):
-                    raise GcloudError(f"{self.record.tpu} is {state}, and was to be READY")
+                    raise GcloudError(f"{self.record.tpu} is {state}, expected READY")
                 self._create(state)
                 requested = True
         if fresh:
@@ -135,7 +135,7 @@ class Tpu:
                 if state in _LASTING or not (state or requested):
                     return state
                 if time.time() > until:
-                    raise GcloudError(f"{self.record.tpu} is {state or 'not there'}, and was to be READY")
+                    raise GcloudError(f"{self.record.tpu} is {state or 'not there'}, expected READY")
             self.check_wanted()
             if state != said:
                 self.say(f"{self.record.tpu} is {state or 'not there yet'}")
@@ -147,7 +147,7 @@ class Tpu:
         if self.stops():
             raise GcloudError(f"the launch {self.record.tpu} was stopped before the run was started")
         if self.is_late():
-            raise GcloudError(f"--max-hours of {self.record.tpu} was over before the run was started again")
+            raise GcloudError(f"--max-hours of {self.record.tpu} had passed before the run was started again")
 
     def stops(self) -> bool:
         """Returns whether somebody asked the run to stop."""

@@ -237,7 +237,7 @@ def check_holders(pod: Pod) -> Row:
         return row(text, fail=kind == "tpu", warn=True, limit=limit, remedy=remedy)
     hidden = f"; {unreadable} processes of other users could not be read" if unreadable else ""
     if kind == "tpu" and _LOCKFILE.exists():
-        text = f"nobody that can be seen, but {_LOCKFILE} is there{hidden}"
+        text = f"no visible process, but {_LOCKFILE} is there{hidden}"
         remedy = f"if JAX says that the TPU is in use: sudo lsof {_LOCKFILE}, and remove it if nobody has it"
         return row(text, warn=True, limit=limit, remedy=remedy)
     return row(f"nobody{hidden}", limit=limit)
