@@ -48,7 +48,7 @@ class Schedules:
     def _content(self, instruction: Instruction) -> str:
         """Returns the instruction, its operands in memory and its fusion, with names that do not depend on the place.
 
-        Equal kernels may list the instructions of a fusion in another order, so that of their uses counts.
+        Equal kernels may list the instructions of a fusion in another order, so the order of their uses counts.
         """
         order: dict[str, str] = {}
         lines = [str(self._program.shapes_of(name)) for name in instruction.operands]

@@ -3,7 +3,7 @@
     python -m benchmarks.faults [kills terms terms4 lost late] [--count 50] [--folder /tmp/faults]
 
 Every disturbed run is continued to its end and compared with a run that was never disturbed: weights, EMA, optimizer
-state, carry and metrics, bit for bit on the same devices. Started again with the same folder, the campaign goes on
+state, carry and metrics, bit for bit on the same devices. Started again with the same folder, the campaign continues
 where it stopped. It prints a line for each fault and, at the end, the table of `docs/reliability.md`; `results.json` in
 the folder has every figure.
 

@@ -1,4 +1,4 @@
-"""Runs of the tiny preset in processes of their own, and the differences between two of them."""
+"""Runs of the tiny preset in separate processes, and the differences between two of them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ mutant that takes more than `--limit` seconds of the processor is noticed, too. 
 at no cost.
 
 Every run is a fork of a process that has imported PyTorch and JAX, in a copy of the tree, so that a mutant costs its
-tests and half a second. `coverage/*.json` and `results.jsonl` in the folder are kept: the command goes on where it
-stopped. Use another folder for another commit, seed or set of tests.
+tests and half a second. `coverage/*.json` and `results.jsonl` in the folder are kept: the command continues where
+it stopped. Use another folder for another commit, seed or set of tests.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ OUT_OF_SCOPE: dict[str, str] = {
     "istft": "complex samples alone, see tests/bridge/test_complex.py",
     "chalf": "PyTorch's own sum of complex32 numbers fails on a CPU",
 }
-"""Maps beginnings of names to the reason why the survey says nothing of these entries."""
+"""Maps beginnings of names to the reason why the survey does not cover these entries."""
 
 
 def out_of_scope(name: str) -> str | None:

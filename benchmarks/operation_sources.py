@@ -2,8 +2,8 @@
 
     python -m benchmarks.operation_sources [--zoo FOLDER] [--without-transformers]
 
-Every model is traced once, in training mode, without computing anything. Below the table stands what it would take to
-do without torchax.
+Every model is traced once, in training mode, without computing anything. The text below the table lists what would be
+needed without torchax.
 """
 
 from __future__ import annotations

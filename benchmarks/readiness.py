@@ -2,7 +2,7 @@
 
     python -m benchmarks.readiness [--output docs/dev/readiness.md] [--reports default.xml slow.xml]
 
-The rows are those of the checklist that the project was founded on, and what a run on a pod needs beside. Their tests
+The rows are those of the checklist that the project was founded on, and further needs of a run on a pod. Their tests
 are run, the slow ones too; a row is only written as shown if all of its tests have passed.
 """
 

@@ -1,4 +1,4 @@
-"""One side of `benchmarks.step`, in a process of its own: builds a step, then runs it as often as it is asked to.
+"""One side of `benchmarks.step`, in its own process: builds a step, then runs it as often as requested.
 
     python -m benchmarks.step_sides SIDE PHASE FOLDER
 

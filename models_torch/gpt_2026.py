@@ -265,7 +265,7 @@ class GPT2026(nn.Module):
     def _smeared(
         self, x: Float[Tensor, "batch seq n_embd"], kv_cache: KVCache | None
     ) -> Float[Tensor, "batch seq n_embd"]:
-        """Adds to each token a share of the one before it, also if that is in the cache, which gets the last one."""
+        """Adds to each token a share of the previous one, also if that is in the cache, which stores the last one."""
         before = None
         if kv_cache is not None:
             before, kv_cache.prev_embedding = kv_cache.prev_embedding, x[:, -1:]

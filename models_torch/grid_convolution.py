@@ -1,4 +1,4 @@
-"""A convolution over the cells of a grid, in the place of attention: for rules that hold between neighbouring cells."""
+"""A convolution over the cells of a grid instead of attention, for rules that hold between neighbouring cells."""
 
 import torch
 import torch.nn.functional as F

@@ -41,7 +41,7 @@ class ExportedStep:
 
 
 def export_step(run_dir: str, step: str, devices: int) -> ExportedStep:
-    """Exports the step of a run at one of its checkpoints for so many devices.
+    """Exports the step of a run at one of its checkpoints for this number of devices.
 
     Raises `UserError` if there is no such checkpoint, and for fields that cannot be exported.
     """

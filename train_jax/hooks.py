@@ -219,7 +219,7 @@ class Saving(Hook):
 
 
 def figure_of_best(metrics: Mapping[str, float], name: str) -> float | None:
-    """Returns the value by which the best checkpoint is chosen, higher is better; None if there are no metrics.
+    """Returns the value that selects the best checkpoint, higher is better; None if there are no metrics.
 
     `name` is that of a metric, with a minus in front if lower is better. Raises `UserError` for an unknown one.
     """

@@ -56,8 +56,8 @@ def check_finite(
     `growth_steps` is the number of good steps after which the loss scale doubles; None without loss scaling. After a
     bad step the carry is reset, because its latents may be NaN and the example that caused them would stay until it
     halts. If only the gradients overflow float16 and the loss scale can be halved, the latents are valid and are kept.
-    A step whose loss has no terms (`counted` is 0) is not applied either, and counted apart: it leaves the guard as it
-    is, because it says nothing of the run.
+    A step whose loss has no terms (`counted` is 0) is not applied either, and is counted separately: it leaves the
+    guard as it is, because it says nothing about the run.
     """
     loss_good = jnp.isfinite(loss)
     good = finite = jnp.all(jnp.array([loss_good, *(jnp.isfinite(norm).all() for norm in norms)]))

@@ -70,7 +70,7 @@ class Options:
 def select(words: Sequence[str]) -> list[str]:
     """Returns the experiments and presets that ids, groups, presets and patterns such as `exp0[12]*` name.
 
-    Each one is there once, in the order of the table. Raises `UserError` for a word that names none.
+    Each one occurs once, in the order of the table. Raises `UserError` for a word that names none.
     """
     order = [*EXPERIMENTS, *(name for name in preset_names() if name not in EXPERIMENTS)]
     order += [word for word in words if word not in order and find_preset(word)]  # such as d12-r8

@@ -1,4 +1,4 @@
-"""Trains the runs of a sweep one after another, in processes of their own, beside other sweepers in the same root.
+"""Trains the runs of a sweep one after another, in separate processes, beside other sweepers in the same root.
 
 A sweeper claims a run before it trains it (`train_jax/run/lease.py`): with a lock of the operating system on a disk,
 with a lease in storage. Both end with the process that holds them, so a run whose sweeper was killed is claimed by the
@@ -103,7 +103,7 @@ def finished_figures(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> Any:
-    """Returns the content of a file; None for one that is not there, or is not JSON."""
+    """Returns the content of a file; None if it does not exist, or is not JSON."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

@@ -286,7 +286,7 @@ def _forward(
 def _backward(
     heads: Heads, interpret: bool, residuals: tuple[Any, ...], cotangent: Latent
 ) -> tuple[Latent, Array, Array]:
-    """Returns the gradients by `x` and by both weights. Each core has a part of the examples, and sums of its own."""
+    """Returns the gradients by `x` and by both weights. Each core has its own part of the examples and its own sums."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 

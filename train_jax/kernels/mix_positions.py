@@ -141,7 +141,7 @@ def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: b
 
 @functools.partial(jax.jit, static_argnums=(0,))
 def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) -> tuple[Array, Array, Array]:
-    """Returns the gradients by `x` and by both weights. Each core has a part of the examples, and sums of its own."""
+    """Returns the gradients by `x` and by both weights. Each core has its own examples, and its own sums."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 

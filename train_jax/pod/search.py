@@ -42,7 +42,7 @@ def compile_all(
 ) -> list[Figures]:
     """Returns the figures of the variants, which `compiled` gives, the best first.
 
-    What it refuses with `UserError` stays among them. `progress` is called before and after each.
+    A variant that it refuses with `UserError` stays among them. `progress` is called before and after each.
     """
     tried = []
     for number, config in enumerate(chosen, 1):

@@ -231,8 +231,8 @@ class Checkpoints:
 
     `writes`: false for a reader, which changes nothing in the folder.
 
-    A save that fails is told on stderr, and the next one is not made in the background; if that fails too, it raises
-    `StorageError`. The checkpoints before are intact.
+    A save that fails is reported on stderr, and the next one is not made in the background; if that fails too, it
+    raises `StorageError`. Earlier checkpoints stay intact.
     """
 
     def __init__(self, folder: RunFolder, retention: Retention | None = None, *, writes: bool = True):
@@ -265,7 +265,7 @@ class Checkpoints:
         """Starts to save; the arrays are written in the background. Collective.
 
         `state`, `carry`: as `Devices.to_global` and `Devices.to_rows` return them; NumPy arrays must not change while
-        they are written. `value`: of the figure that decides which checkpoint is the best one, higher is better; None
+        they are written. `value` is the figure that decides which checkpoint is the best one, higher is better; None
         if it was not evaluated at this step.
         """
         failed = self._finish()  # of the previous save; then nothing else is written in this folder
@@ -351,8 +351,8 @@ class Checkpoints:
     def restore_newest(self, state: TrainState, sharding: Any = None) -> Resumed | None:
         """Returns the newest checkpoint that is not damaged, None if there is no checkpoint. Collective.
 
-        `state` gives structure, shapes and dtypes to expect; `sharding`: of the carry's arrays if there are several
-        processes. The folders of newer, damaged checkpoints are put aside. Raises `UserError` for a checkpoint
+        `state` gives structure, shapes and dtypes to expect; `sharding` is that of the carry's arrays if there are
+        several processes. The folders of newer, damaged checkpoints are put aside. Raises `UserError` for a checkpoint
         of another model, and if every checkpoint is damaged.
         """
         reasons, steps = [], agreed_steps(self.folder, self.steps)

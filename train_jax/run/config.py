@@ -145,7 +145,7 @@ class RunConfig:
     profile_skip: Annotated[int, Range(0, 10**9)] = 10
     """Optimizer steps of the session before the trace; the first ones are slower."""
     profile_server: Annotated[int, Range(0, 65535)] = 0
-    """Port of every host that XProf connects to while the run goes on; 0 for none. Open to whoever reaches it."""
+    """Port of every host that XProf connects to during the run; 0 for none. Open to everyone who can reach it."""
     debug_nans: bool = False
     """Stop at the first NaN or infinity and name the PyTorch submodule that produced it. Slow."""
     deterministic: bool = False

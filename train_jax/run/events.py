@@ -1,9 +1,9 @@
 """Records how a run spends its wall time, so that this is known after any kill: events.jsonl and heartbeat.json.
 
 A process that trains appends to events.jsonl when it starts, continues, logs, and ends. Between these lines, a thread
-writes what has been spent since the last one to heartbeat.json, every second; a later session appends what the
-heartbeat of a killed one says. In `gs://`, the events are uploaded before every heartbeat. `read_goodput` tells from
-both which share of the time went into steps that count.
+writes what has been spent since the last one to heartbeat.json, every second; a later session appends the
+heartbeat of a killed one. In `gs://`, the events are uploaded before every heartbeat. `read_goodput` computes
+from both the share of the time that went into steps that count.
 """
 
 from __future__ import annotations

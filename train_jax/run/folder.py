@@ -107,8 +107,8 @@ class RunFolder:
 def complete_steps(checkpoints: Path) -> list[int]:
     """Returns the steps of the complete checkpoints, newest last. Raises `StorageError` if they cannot be listed.
 
-    On a disk, the name of a folder is no number until it is complete. Orbax takes an object that it cannot reach for
-    one that is not there; a run would start again from nothing.
+    On a disk, the name of a folder is no number until it is complete. Orbax treats an object that it cannot reach as
+    absent; a run would then start from the beginning.
     """
     if isinstance(checkpoints, RemotePath):
         names = (name.partition("/") for name in checkpoints.files())

@@ -1,8 +1,9 @@
 """The exclusive right to write a run: a lock of the operating system for local folders, a lease in storage for `gs://`.
 
-The lease is the object `lock` with its owner. Storage replaces it only for who names its newest version, so two
-processes cannot both believe to have written it. The owner renews it every `RENEW_SECONDS`. Who finds a lease watches
-it for `LEASE_SECONDS`: if it changes, its owner is alive, otherwise it is taken over. No clocks are compared.
+The lease is the object `lock` with its owner. Storage replaces it only for a writer that names its newest version, so
+two processes cannot both believe to have written it. The owner renews it every `RENEW_SECONDS`. A process that finds a
+lease watches it for `LEASE_SECONDS`: if it changes, its owner is alive, otherwise it is taken over. No clocks are
+compared.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ PRESETS = (
     "train_jax.tasks.language.presets:PRESETS",
 )
 """The presets of each task, as `package.module:NAME`: a mapping from names to `RunConfig`. Imported in this order,
-until one has the name that is asked for."""
+until one has the requested name.
+"""
 
 
 def preset_names() -> list[str]:

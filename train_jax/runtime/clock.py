@@ -37,7 +37,7 @@ class Clock:
         """Time at which the latest of these steps was dispatched."""
 
     def switch(self, kind: str) -> str:
-        """Counts the time from now on as this kind. Returns the one before."""
+        """Counts the time from now on as this kind. Returns the previous kind."""
         with self._lock:
             self._settle()
             before, self._kind = self._kind, kind

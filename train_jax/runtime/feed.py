@@ -50,7 +50,7 @@ class Batches:
 
 
 class OnDemand:
-    """The batches `make(0, state)`, `make(1, state)`, … in order, each computed for the state at hand."""
+    """The batches `make(0, state)`, `make(1, state)`, … in order, each computed for the current state."""
 
     def __init__(self, make: Callable[..., Any]):
         self._make, self._number = make, 0

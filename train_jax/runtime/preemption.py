@@ -3,10 +3,10 @@
 The main thread looks for a notice at every step. It cannot while it compiles or evaluates, which may take minutes. So
 another thread waits too, and saves and ends the process if the main thread does not.
 
-One process with a notice stops all processes of a run. They tell each other the last step that they have begun, and
-begin no further one. The highest of them is the step to stop at: none can finish it without the others, and none has
-begun the next one, which would take the memory of the state after it. This takes no longer than the messages do, as no
-process waits for its main thread to agree.
+One process with a notice stops all processes of a run. They exchange the number of the last step that they have begun,
+and begin no further one. The highest of them is the step to stop at: none can finish it without the others, and none
+has begun the next one, which would take the memory of the state after it. This takes no longer than the messages do, as
+no process waits for its main thread to agree.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """`trm train --restarts N`: starts a run again after a crash, in a new process.
 
-Not after a mistake of the user, not after the end of the run, and not after SIGTERM, since the machine goes away. With
-several processes each one has its own supervisor: one that dies makes the others end, and all start again.
+It does not start it again after a mistake of the user, after the end of the run, or after SIGTERM, since the machine
+goes away. With several processes each one has its own supervisor: one that dies makes the others end, and all start
+again.
 
-The run's process tells its supervisor through a pipe, every second, that it lives; one that is frozen is killed.
+The run's process reports to its supervisor through a pipe, every second, that it is alive; a frozen one is killed.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class Delete(_Named):
     """Delete the node of a launch."""
 
     force: bool = False
-    """Delete the node even if a run is going on there, or if no launch created it."""
+    """Delete the node even if it is in use by a run, or if no launch created it."""
 
 
 COMMANDS = {"list": List, "logs": Logs, "watch": Watch, "stop": Stop, "delete": Delete}

@@ -62,8 +62,9 @@ def check_devices(pod: Pod) -> Row:
 
 
 def check_collective(pod: Pod) -> Row:
-    """Sums over all devices: a vector in which each device has an entry of its own, its number counted from 1, and a
-    large array for the rate. Collective."""
+    """Checks a sum over all devices: a vector in which each device has its own entry, its number counted from 1, and a
+    large array for the rate. Collective.
+    """
     devices = pod.devices
     count, local = devices.count, len(devices.local)
     first = jax.process_index() * local

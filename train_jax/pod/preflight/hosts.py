@@ -49,8 +49,8 @@ _DEVICE = re.compile(r"/dev/(accel\d+|vfio/\d+|nvidia\d+|kfd)")
 def _check_same(read: Callable[[], tuple[dict[str, Any], str]], pod: Pod, remedy: str) -> Row:
     """Compares values by their names between all processes, and names the first process that differs from the majority.
 
-    `read` returns the values of this process and what the row says of them; its error is raised after all processes
-    have said what they read. Collective.
+    `read` returns the values of this process and the text of the row about them; its error is raised after all
+    processes have reported their values. Collective.
     """
     values: dict[str, Any] | None = None
     text, problem = "", None
@@ -141,9 +141,9 @@ def check_clock(pod: Pod) -> Row | None:
 
 
 def check_folder(pod: Pod) -> Row:
-    """Checks that every process can read what all processes write in the place of the run folder. Collective.
+    """Checks that every process can read what all processes write to the folder of the run. Collective.
 
-    A run folder that is not there is not made: the tokens are in the nearest folder above it that is.
+    A run folder that does not exist is not created: the tokens are in the nearest existing folder above it.
     """
     token, run_dir = exchange("preflight folder", secrets.token_hex(8))[0], pod.config.run_dir
     folder, problem = _existing(path_of(run_dir)), ""

@@ -168,8 +168,8 @@ def _item(kind: str, item: Any, where: str) -> Item:
 def ask(task: CoreTask, number: int, encode: Encode, limit: int) -> Question:
     """Returns an item of the task as tokens, with its examples in front.
 
-    `encode` puts the token that begins a document in front of each text. Of longer prompts, the last `limit` tokens are
-    kept. Raises `UserError` if what decides is longer.
+    `encode` puts the token that begins a document in front of each text. The last `limit` tokens of longer prompts are
+    kept. Raises `UserError` if the tokens that decide are more.
     """
     rows = encode(_prompts(task, task.items[number], _examples(task, number)))
     gold = None if task.kind == "language_modeling" else int(task.items[number]["gold"])

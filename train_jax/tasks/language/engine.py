@@ -176,7 +176,7 @@ class Engine:
         Args:
           slots: rows at the same time, on all devices together.
           capacity: tokens in a row's cache; a prompt and what follows it have at most one more.
-          tokens_per_dispatch: tokens of a row between two looks at whether it ended.
+          tokens_per_dispatch: tokens of a row between two checks whether it has ended.
           both_ways: the tokens of a prompt attend to each other in both directions, so that a longer one has nothing in
             common with it.
 

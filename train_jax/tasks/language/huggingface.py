@@ -173,7 +173,7 @@ def _hrm_config(arch: HRMTextConfig, tokenizer: Tokenizer, weights: Mapping[str,
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns `tokenizer.json` that puts <|bos|> before a text, as in training; the chat template has its own.
 
-    Of a text it makes an instruction, if the model was trained on them, with 1 as the type of each token.
+    It converts a text to an instruction if the model was trained on instructions, with 1 as the type of each token.
     """
     form, type_id = tokenizer.instructions, int(tokenizer.instructions is not None)
     before, after = (form.begin, (form.end,)) if form else ((tokenizer.bos,), ())

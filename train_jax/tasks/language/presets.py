@@ -291,7 +291,7 @@ _BY_DEPTH = re.compile(r"(d|chat-d)(\d{1,6})(-2026)?(?:-r(\d{1,9}(?:\.\d{1,9})?)
 
 
 class Presets(Mapping[str, RunConfig]):
-    """Presets by name, each built when it is asked for. Raises `UserError` for a depth that has no run."""
+    """Presets by name, each built when it is requested. Raises `UserError` for a depth that has no run."""
 
     def __getitem__(self, name: str) -> RunConfig:
         if name in _NAMED:

@@ -241,7 +241,8 @@ def dataset_folder(directory: str | Path) -> Path:
     """Returns the local folder with the files of a data set: a copy of a remote one, whose content is compared with the
     recipe.
 
-    Without files at a `gs://` path, that path. Raises `UserError` if the content is not what the recipe says.
+    If a `gs://` path has no files, the path itself is returned. Raises `UserError` if the content is not what the
+    recipe says.
     """
     return local_folder(directory, lambda copy: _check_content(copy, directory))
 

@@ -46,7 +46,8 @@ def answer_sums(
 ) -> dict[str, Any]:
     """Returns the sums of the metrics over the sequences that have labels, and their `count`.
 
-    `steps` are the ACT steps of each sequence. As in `models_torch.losses.ACTLossHead`, with all sequences halted.
+    `steps` are the ACT steps of each sequence. The sums are those of `models_torch.losses.ACTLossHead` with all
+    sequences halted.
     """
     scores = score_answers(preds, labels)
     return {

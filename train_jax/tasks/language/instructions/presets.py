@@ -74,4 +74,4 @@ BUILDERS: dict[str, Callable[[], RunConfig]] = {
     "hrm-text-tiny": _tiny,
     **{f"hrm-text-{size}": partial(_published, size) for size in SIZES},
 }
-"""Presets by name, each built when it is asked for."""
+"""Presets by name, each built when it is requested."""
