@@ -106,9 +106,8 @@ class Program:
                     yield from self.executed(name, times * self.trips(instruction))
 
     def trips(self, instruction: Instruction) -> int:
-        """Returns how often a `while` runs its body: the compiler's count, or else the number of times until its
-        counter, which begins at 0, is no longer below a constant. 1 if neither is known, and for all other
-        instructions.
+        """Returns how often a `while` runs its body: the compiler's count, or else the times until its counter, which
+        begins at 0, is no longer below a constant. 1 if neither is known, and for all other instructions.
 
         The loops of `jax.lax.scan` increase their counter by 1.
         """

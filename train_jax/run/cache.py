@@ -37,8 +37,7 @@ def _place_of(kind: str, path: Path) -> Path:
 
 
 def local_folder(where: str | Path, check: Callable[[Path], None] = lambda folder: None) -> Path:
-    """Returns a local folder with the files of a folder: itself, or a copy with the checksums of the objects in
-    storage.
+    """Returns a local folder with the files of a folder: itself, or a copy with the checksums of the objects.
 
     Every process compares the files of the copy with the CRC-32C of the objects once. A copy of objects that have
     changed is replaced. `check` is called on a new copy, before it is used. An empty remote folder is returned as it

@@ -11,9 +11,7 @@ PRESETS = (
     "train_jax.tasks.puzzles.presets:PRESETS",
     "train_jax.tasks.language.presets:PRESETS",
 )
-"""The presets of each task, as `package.module:NAME`: a mapping from names to `RunConfig`. Imported in this order,
-until one has the requested name.
-"""
+"""Presets of each task, as `package.module:NAME` of a mapping; imported in this order until one has the name."""
 
 
 def preset_names() -> list[str]:

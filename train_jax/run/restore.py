@@ -152,8 +152,7 @@ def restore(
     batch_size: int = 1,
     whole_state: bool = False,
 ) -> Restored:
-    """Returns a run at a checkpoint: only the weights to evaluate and the buffers, or with `whole_state` the whole
-    state.
+    """Returns a run at a checkpoint: only the weights to evaluate and the buffers, or with `whole_state` everything.
 
     `step`: `newest`, `best`, or the step of a checkpoint. `average`: the steps of checkpoints whose mean is taken, or
     `average_last`: the number of newest ones; see `mean_weights`. `batch_size`: examples on one device in a training

@@ -29,8 +29,7 @@ _MIN_COMPILE_SECONDS = 0.0
 
 
 def use_compile_cache(wanted: bool, shared: Path | None = None) -> str:
-    """Switches the cache on or off for this process; returns the reason if it is off although it is wanted, otherwise
-    "".
+    """Switches the cache on or off for this process; returns the reason if it is off although it is wanted.
 
     It is in the folder that the environment variable names. Without one it is in that of the user's caches or, for
     several processes, in `shared`, which all of them can read: JAX lets process 0 alone write.

@@ -50,10 +50,9 @@ def place() -> tuple[int, int]:
 
 
 def detect_cluster(timeout_seconds: float) -> tuple[str | None, int | None, int | None, Any]:
-    """Returns the coordinator's address, number of processes, index and local devices of
-    `jax.distributed.initialize()`.
+    """Returns the coordinator's address, number of processes, index and local devices, as JAX detects them.
 
-    That call would connect at once; here the processes can be counted before.
+    `jax.distributed.initialize()` would connect at once; here the processes can be counted before.
     """
     return clusters.ClusterEnv.auto_detect_unset_distributed_params(
         None, None, None, None, None, max(int(timeout_seconds), 1)

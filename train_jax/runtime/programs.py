@@ -43,8 +43,7 @@ class Programs:
         self._ready: set[tuple[Any, int]] = set()
 
     def get(self, step: int, steps: int, args: tuple) -> Callable[..., Any]:
-        """Returns the program for the `steps` steps that follow the first `step` ones, compiled for arguments like
-        `args`.
+        """Returns the program for the `steps` steps that follow the first `step` ones, compiled for `args`.
 
         Blocks until it is compiled, and starts to compile that of the next variant.
         """

@@ -62,9 +62,7 @@ def check_devices(pod: Pod) -> Row:
 
 
 def check_collective(pod: Pod) -> Row:
-    """Checks a sum over all devices: a vector in which each device has its own entry, its number counted from 1, and a
-    large array for the rate. Collective.
-    """
+    """Checks the sum over all devices of a vector with one entry for each, and the rate of a large sum. Collective."""
     devices = pod.devices
     count, local = devices.count, len(devices.local)
     first = jax.process_index() * local

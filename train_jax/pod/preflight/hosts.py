@@ -32,9 +32,7 @@ from train_jax.task import task_class
 from train_jax.version import DISTRIBUTION, commit, installed_version
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 2.0, 5.0
-"""Differences of clocks in seconds that cause a warning or a failure. A time service keeps clocks within milliseconds;
-heartbeats and log lines of hosts are ordered by them.
-"""
+"""Differences between clocks, by which heartbeats are ordered; a time service keeps them within milliseconds."""
 _CLOCK_ROUNDS = 5
 _FOLDER_SECONDS = 10.0
 """Seconds that a file of another host may take to appear: network file systems cache the absence of a file."""

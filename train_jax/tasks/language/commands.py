@@ -1,5 +1,4 @@
-"""The commands `trm evaluate`, `export`, `report`, `summary` and `status` for runs of language models, and their
-samples.
+"""The commands `trm evaluate`, `export`, `report`, `summary` and `status` for runs of language models, and samples.
 
 Importing this module imports neither JAX nor PyTorch.
 """

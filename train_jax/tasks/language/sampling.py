@@ -123,8 +123,7 @@ def _ordered(x: Float[Array, "rows vocab_size"]) -> UInt32[Array, "rows vocab_si
 
 
 def _largest(holds: Callable[[Array], Array], rows: int) -> UInt32[Array, "rows 1"]:
-    """Returns the largest integer of each row for which `holds`, which holds for all smaller ones; 0 if it holds for
-    none.
+    """Returns the largest integer of each row for which `holds`, as for all smaller ones; 0 if it holds for none.
 
     Finding a threshold takes 32 sums over the vocabulary, which is faster than a sort.
     """

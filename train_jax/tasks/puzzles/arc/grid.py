@@ -54,8 +54,7 @@ class Puzzle:
 def sizes_of(
     tokens: Integer[np.ndarray, "n 900"],
 ) -> tuple[Integer[np.ndarray, "n"], Integer[np.ndarray, "n"]]:
-    """Returns the rows and columns of the largest rectangle of colours in the upper left corner; 0 and 0 if there is
-    none.
+    """Returns the rows and columns of the largest rectangle of colours in the upper left corner; 0 and 0 without one.
 
     End tokens are not read, so a prediction with misplaced end tokens still has a size. Among rectangles of equal
     area the one with the fewest rows is chosen, as in the published scoring.
