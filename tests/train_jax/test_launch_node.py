@@ -81,7 +81,7 @@ def test_a_node_is_made_ready(node, states, fields, verbs):
         (["", ""], {"type": ""}, "give --type"),
         (["", "", "FAILED"], {}, "mine is FAILED, expected READY"),
         (["CREATING"], {"stop_asked": True}, "was stopped before the run was started"),
-        (["CREATING"], {**RUNNING, "max_hours": 1.0}, "--max-hours of mine had passed before the run was started again"),
+        (["CREATING"], {**RUNNING, "max_hours": 1.0}, "--max-hours of mine passed before the run was started again"),
     ],
 )
 def test_a_node_that_cannot_be_ready_is_an_error(node, states, fields, message):

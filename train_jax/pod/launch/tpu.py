@@ -147,7 +147,7 @@ class Tpu:
         if self.stops():
             raise GcloudError(f"the launch {self.record.tpu} was stopped before the run was started")
         if self.is_late():
-            raise GcloudError(f"--max-hours of {self.record.tpu} had passed before the run was started again")
+            raise GcloudError(f"--max-hours of {self.record.tpu} passed before the run was started again")
 
     def stops(self) -> bool:
         """Returns whether somebody asked the run to stop."""
