@@ -201,15 +201,17 @@ class Arithmetic(Problems):
 
 
 class Calculator(Arithmetic):
-    """The same, answered with the calculator."""
+    """The same, answered with the calculator. A third of the questions have words in the place of the operators."""
 
     name, has_tool = "calculator", True
     _QUESTIONS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}", "what's {}")
+    _WORDS = str.maketrans({"+": "plus", "-": "minus", "*": "times"})
 
     def make(self, item: str, rng: Random) -> Problem:
         value = str(calculate(item))
         answer = (Part("python", item), Part("python_output", value), value)
-        return said(rng.choice(self._QUESTIONS).format(item), *answer)
+        expression = item if rng.randrange(3) else item.translate(self._WORDS)
+        return said(rng.choice(self._QUESTIONS).format(expression), *answer)
 
 
 def _without_order(expression: str) -> str:
@@ -313,7 +315,7 @@ class Glosses(Problems):
 
 
 class Identity(Problems):
-    """The model says its name; held out are other questions and not other answers."""
+    """The model says its name, also when it is greeted; held out are other questions and not other answers."""
 
     name = "identity"
     OPTIONS: ClassVar[dict[str, Any]] = {"name": "Tiny"}
@@ -323,6 +325,7 @@ class Identity(Problems):
         "who am I talking to?", "which model are you?", "what are you?", "can you introduce yourself?", "your name?",
         "are you a person?", "are you ChatGPT?",
     )  # fmt: skip
+    _GREETINGS = ("hi", "hello", "hey", "hi there", "hello there", "good morning", "good evening")
     _ANSWERS = (
         "I am {}, a small language model.",
         "My name is {}. I am a small language model.",
@@ -331,10 +334,12 @@ class Identity(Problems):
 
     def items(self, count: int | None) -> Sequence[str]:
         questions = [beginning + asked for beginning in self._BEGINNINGS for asked in self._QUESTIONS]
+        questions += [greeting + end for greeting in self._GREETINGS for end in ("", "!", ".")]
         return self._of_split((asked, asked[0].upper() + asked[1:]) for asked in questions)
 
     def make(self, item: str, rng: Random) -> Problem:
-        return said(item, rng.choice(self._ANSWERS).format(self.options["name"]))
+        asked = item if rng.randrange(3) else item.lower()
+        return said(asked, rng.choice(self._ANSWERS).format(self.options["name"]))
 
     def is_right(self, index: int, answer_text: str) -> bool:
         return re.search(rf"\b{re.escape(self.options['name'])}\b", answer_text) is not None
