@@ -92,6 +92,15 @@ def test_calls_are_shown_and_a_turn_computes_only_what_is_new(model):
     assert model.engine.counts.prefilled == before + 1
 
 
+def test_a_terminal_gets_no_control_characters(model, capsys, monkeypatch):
+    session = Session(model, Chat("run", temperature=0.0))
+    monkeypatch.setattr(session, "answer", lambda text: (piece for piece in ("\x1b[31mé", "\ta\n\x9b1m\r")))
+    chat._print_answer(session, "hi")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    chat._print_answer(session, "hi")
+    assert capsys.readouterr().out == "\x1b[31mé\ta\n\x9b1m\r\n\ufffd[31mé\ta\n\ufffd1m\ufffd\n"
+
+
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(model, capsys, monkeypatch):
     session, before = Session(model, Chat("run", temperature=0.0)), signal.getsignal(signal.SIGINT)
     step, steps = model.engine.step, []

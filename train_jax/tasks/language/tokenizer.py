@@ -93,7 +93,9 @@ class Tokenizer:
 
     @property
     def bos(self) -> int:
-        """The id of the token that begins every document."""
+        """The id of the token that begins every document. Raises `UserError` if there is none."""
+        if BOS not in self.specials:
+            raise UserError(f"the tokenizer has no token {BOS}; use one of `trm tokenizer train`")
         return self.specials[BOS]
 
     @property
@@ -211,8 +213,6 @@ def _from_json(content: Any) -> Tokenizer:
     tokenizer = Tokenizer(ranks, str(split["pattern"]["Regex"]), [str(token["content"]) for token in specials])
     if _json_of(tokenizer) != content:
         raise ValueError("its merges, ids or options differ")
-    if BOS not in tokenizer.specials:
-        raise ValueError(f"it has no {BOS}")
     return tokenizer
 
 

@@ -164,8 +164,11 @@ class TextStream:
 
 
 def answer_stream(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
-    """Returns the stream of an assistant's message: calls of tools and their outputs stand apart from its text."""
-    special = special_tokens(tokenizer)
-    names: dict[str, PartType] = {"python": "python", "output": "python_output"}
+    """Returns the stream of an assistant's message: calls of tools and their outputs stand apart from its text.
+
+    A response to an instruction has none.
+    """
+    special = tokenizer.specials if tokenizer.instructions else special_tokens(tokenizer)
+    names: dict[str, PartType] = {} if tokenizer.instructions else {"python": "python", "output": "python_output"}
     apart = {special[f"<|{name}_start|>"]: Apart(special[f"<|{name}_end|>"], kind) for name, kind in names.items()}
     return TextStream(tokenizer, stop=stop, apart=apart, shown_as=dict.fromkeys(special.values(), ""))
