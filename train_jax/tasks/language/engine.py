@@ -462,7 +462,7 @@ class Engine:
                 choice = choose_tokens(state.logits, control.settings, position, forced)
                 token, active = choice.token, remaining > 0
                 logits, cache = self._next(params, buffers, token, state.cache, position)
-                # Of a row that has ended, the place after its tokens is written again when it has further tokens.
+                # A row that has ended also writes to the cache, after its tokens; its next token overwrites that.
                 previous = jax.tree.map(_where(active), cache.previous, state.cache.previous)
                 state = State(cache._replace(previous=previous), _where(active)(logits, state.logits))
                 ended = (forced < 0) & jnp.any(control.stop == token[:, None], axis=-1)
