@@ -12,7 +12,7 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
-from train_jax.errors import UserError
+from train_jax.errors import UserError, brief
 from train_jax.run.restore import restore
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
@@ -85,9 +85,8 @@ class Session:
         prompt = (*self.tokens, *turn[1:]) if self.tokens else turn
         room = self._capacity + 1 - len(prompt)
         if room < 1:
-            raise UserError(
-                f"the conversation has {len(prompt)} tokens, the model reads {self._capacity}; begin another by /clear"
-            )
+            remedy = "begin another by /clear" if self.tokens else "use a shorter message"
+            raise UserError(f"the conversation has {len(prompt)} tokens, the model reads {self._capacity}; {remedy}")
         row = self._engine.submit(
             Request(
                 prompt=prompt,
@@ -122,7 +121,7 @@ def main(config: Chat) -> None:
         elif text == "/exit":
             return
         elif text.startswith("/"):
-            print(f"trm: unknown command {text.split()[0]!r}; {_COMMANDS}", file=sys.stderr)
+            print(f"trm: unknown command {brief(text)}; {_COMMANDS}", file=sys.stderr)
         elif text:
             try:
                 _print_answer(session, text)
@@ -140,6 +139,7 @@ def _messages() -> Iterator[str]:
         try:
             yield input("> " if terminal else "").strip()
         except EOFError:
+            print(end="\n" if terminal else "")
             return
         except UnicodeDecodeError:
             raise UserError("a message is not valid UTF-8; correct it") from None
