@@ -98,8 +98,8 @@ class TextModel:
         data_dir = data_dir or own
         if isinstance(run.task, InstructionTask):
             vocab_size = run.task.sizes["vocab_size"]
-            moved = (path_of(data_dir) / "metadata.json").is_file()
-            self.tokenizer = instruction_tokenizer(data_dir if moved else own, data_dir)
+            is_data_set = (path_of(data_dir) / "metadata.json").is_file()
+            self.tokenizer = instruction_tokenizer(data_dir if is_data_set else own, data_dir)
         else:
             vocab_size = language_task(run).sizes["vocab_size"]
             self.tokenizer = Tokenizer.load(data_dir)
