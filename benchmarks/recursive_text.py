@@ -1,4 +1,4 @@
-"""Tests if recursion helps a small language model: sums, sorting and Sudokus of 4 x 4 cells, each with checked answers.
+"""Measures if recursion helps a small language model: sums, sorting and Sudokus of 4 x 4 cells, with checked answers.
 
 `python -m benchmarks.recursive_text write FILE.jsonl` writes the samples for `trm build-data instructions`;
 `python -m benchmarks.recursive_text score DATA RUN …` prints the share of held-out responses that are right, by task,

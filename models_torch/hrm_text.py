@@ -80,9 +80,12 @@ class HRMTextConfig(ModelConfig):
         return self.n_layers // (2 if self.design in TWO_STACKS else 1)
 
     def with_cycles(self, cycles: int) -> "HRMTextConfig":
-        """Returns the configuration with other cycles for the same weights. Raises ValueError if it has none."""
+        """Returns the configuration with another number of cycles, for the same weights.
+
+        Raises ValueError for design transformer, which has no cycles.
+        """
         if self.design == "transformer":
-            raise ValueError("a transformer has no cycles; leave them out")
+            raise ValueError("a transformer has no cycles; omit the option")
         field = "H_cycles" if self.design in ("hrm", "trm") else "L_cycles"
         return replace(self, **{field: cycles})
 

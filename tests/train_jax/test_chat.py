@@ -2,13 +2,18 @@
 
 import io
 import signal
+import subprocess
+import sys
 
 import pytest
 from support.scripted_model import BYTES, Scripted
+from support.scripts import ROOT
 from support.small_gpt import engine_of
 from support.untrained_run import write_language_run
+from test_served_puzzles import write_sudokus
 
 from train_jax.__main__ import main as trm
+from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
 from train_jax.stages import chat
 from train_jax.stages.chat import Chat, Session
@@ -59,13 +64,14 @@ def test_a_run_answers(run_dir, say):
 def test_lines_of_a_pipe_are_answered(model, say, monkeypatch):
     monkeypatch.setattr(chat, "restore", lambda *_, **options: None)
     monkeypatch.setattr(chat, "TextModel", lambda *_: model)
-    lines = "hi\n\n/clear\n/what now\n" + "a" * 62 + "\n\ud800\nagain\n/exit\nnever\n"
+    lines = "hi\n\n/clear\n/what now\n" + "a" * 62 + "\n\ud800\na" + " " * 600_000 + "a\nagain\n/exit\nnever\n"
     status, out, err = say("run", "--temperature", "0", lines=lines)
     assert (status, out) == (0, "[6*7][= 42]OK.\n" * 2)
-    command, length, text = err.splitlines()
-    assert command == "trm: unknown command '/what'; /clear begins a new conversation, /exit ends"
-    assert length == "trm: the conversation has 66 tokens, the model reads 64; begin another by /clear"
+    command, length, text, blank = err.splitlines()
+    assert command == "trm: unknown command '/what now'; /clear begins a new conversation, /exit ends"
+    assert length == "trm: the conversation has 66 tokens, the model reads 64; use a shorter message"
     assert text == "trm: '\\ud800' is not valid UTF-8; correct it"
+    assert blank == "trm: a text has more than 500,000 blank characters in a row; remove some"
 
 
 @pytest.mark.parametrize(
@@ -73,12 +79,38 @@ def test_lines_of_a_pipe_are_answered(model, say, monkeypatch):
     [
         (["--step", "8"], "no checkpoint of step 8"),
         (["--data-dir", "nowhere"], "nowhere/tokenizer.json does not exist"),
+        (["--cycles", "2"], "--cycles 2 is an option of HRM-Text, not of --model gpt; omit it"),
         (["--top-p", "0"], "--top-p is 0.0; use a value above 0 to 1"),
     ],
 )
 def test_a_mistake_is_one_line(run_dir, say, arguments, message):
     status, out, err = say(run_dir, *arguments)
     assert (status, out) == (2, "") and message in err and len(err.splitlines()) == 1
+
+
+def test_a_run_of_puzzles_is_one_line(made_once, say):
+    path = str(made_once("sudokus", write_sudokus) / "run")
+    status, _, err = say(path)
+    assert (status, err) == (2, f"trm: {path} is a run of task puzzles, expected language; give a language run\n")
+
+
+def test_a_conversation_that_is_too_long_and_a_message_that_is(model):
+    session = Session(model, Chat("run", temperature=0.0))
+    assert "".join(session.answer("hi")) == "[6*7][= 42]OK."
+    with pytest.raises(UserError, match="begin another by /clear"):
+        next(session.answer("a" * 50))
+    session.clear()
+    with pytest.raises(UserError, match="use a shorter message"):
+        next(session.answer("a" * 90))
+
+
+@pytest.mark.slow
+def test_streams_that_are_closed(run_dir):
+    command = f'{sys.executable} -m train_jax chat "$0" --max-tokens 2'
+    for closed in ("<&-", ">&-", "2>&-"):
+        script = f"echo hi | {command} {closed}"
+        done = subprocess.run(["bash", "-c", script, run_dir], capture_output=True, text=True, cwd=ROOT)
+        assert (done.returncode, done.stderr) == (0, ""), closed
 
 
 def test_calls_are_shown_and_a_turn_computes_only_what_is_new(model):
@@ -90,6 +122,15 @@ def test_calls_are_shown_and_a_turn_computes_only_what_is_new(model):
     session.clear()
     assert "".join(session.answer("hi")) == "[6*7][= 42]OK." and len(session.tokens) == length
     assert model.engine.counts.prefilled == before + 1
+
+
+def test_a_terminal_gets_no_control_characters(model, capsys, monkeypatch):
+    session = Session(model, Chat("run", temperature=0.0))
+    monkeypatch.setattr(session, "answer", lambda text: (piece for piece in ("\x1b[31mé", "\ta\n\x9b1m\r")))
+    chat._print_answer(session, "hi")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    chat._print_answer(session, "hi")
+    assert capsys.readouterr().out == "\x1b[31mé\ta\n\x9b1m\r\n\ufffd[31mé\ta\n\ufffd1m\ufffd\n"
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(model, capsys, monkeypatch):

@@ -17,6 +17,7 @@ from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.tasks.language.chat.building import ChatData
+from train_jax.tasks.language.chat.calculator import calculate, tool_of
 from train_jax.tasks.language.chat.conversations import Part, assistant, render, render_prompt, user
 from train_jax.tasks.language.chat.evaluation import (
     Answering,
@@ -105,6 +106,20 @@ def test_the_calculator_answers_and_the_message_ends():
     assert request.respond([*b"6", special["<|assistant_end|>"]]) is None
     alone = answer_requests(BYTES, task_name("arithmetic:1").open("test"), Answering())[0]
     assert alone.respond is None and special["<|python_end|>"] in alone.stop, "a call ends the answer"
+
+
+def test_a_function_that_fails_has_no_output(caplog):
+    """An error in the engine's thread would end it; the calculator itself hides no error of a function."""
+
+    def broken(text):
+        raise KeyError(text)
+
+    special, tokens = BYTES.specials, [*b'f("x")']
+    respond = tool_of(BYTES, {"f": broken})
+    assert respond([special["<|python_start|>"], *tokens, special["<|python_end|>"]]) == []
+    assert "the call 'f(\"x\")' failed" in caplog.text and "KeyError: 'x'" in caplog.text
+    with pytest.raises(KeyError):
+        calculate('f("x")', {"f": broken})
 
 
 # ---- letters

@@ -169,6 +169,19 @@ def test_the_answer_of_a_tool_is_forced(module, engine):
     np.testing.assert_allclose(row.log_probs, expected.detach(), atol=1e-5)
 
 
+def test_the_most_probable_tokens_are_pytorch_s(module, engine, compiled):
+    """Beside drawn tokens, and in a row that shares its program with one that wants none."""
+    prompts = prompts_of([3, 5])
+    requests = [Request(prompt=prompts[n], max_tokens=7, most_probable=4 * (1 - n)) for n in (0, 1)]
+    list(engine.complete(requests_of(prompts, 7)))
+    begun = len(compiled)
+    row, without = engine.complete(requests)
+    assert without.most_probable == [[]] * 7 and len(compiled) == begun
+    log_probs, tokens = uncached_logits(module, row.request.prompt, row.tokens).log_softmax(-1).topk(4)
+    assert [[token for token, _ in each] for each in row.most_probable] == tokens.tolist()
+    np.testing.assert_allclose([[value for _, value in each] for each in row.most_probable], log_probs, atol=1e-5)
+
+
 def test_other_weights_are_a_fresh_engine_and_compile_nothing(engine, compiled):
     requests = requests_of(prompts_of([3, 8, 5]), 8, sampling=DRAWN)
     for seed in range(1, 4):

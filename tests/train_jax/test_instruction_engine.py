@@ -3,15 +3,18 @@
 import dataclasses
 import io
 import json
+import shutil
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
+from support.made_wordnet import make_wordnet
 from support.presets import with_fields
 from support.untrained_run import write_run_of
 
+from models_torch.gpt import GPTConfig
 from models_torch.hrm_text import HRMText, HRMTextConfig
 from models_torch.kv_cache import CachedModel
 from train_jax.__main__ import main as trm
@@ -19,14 +22,19 @@ from train_jax.errors import UserError
 from train_jax.run.model import build_module
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
+from train_jax.run.storage import path_of
+from train_jax.runtime.devices import Devices
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
 from train_jax.stages.chat import _SHOWN_AS
 from train_jax.stages.serve import Serve, open_services
+from train_jax.tasks.language.chat.evaluation import logits_of
 from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
+from train_jax.tasks.language.core_evaluation import DeviceScorer
 from train_jax.tasks.language.generation import TextModel, with_cycles
 from train_jax.tasks.language.huggingface import write_folder
 from train_jax.tasks.language.sampling import Sampling
+from train_jax.tasks.language.tokenizer import Tokenizer
 
 SIZES = {"seq_len": 48, "n_layers": 2, "hidden_size": 32, "num_heads": 2, "mlp_multiple_of": 16}
 TOKENS = 12
@@ -127,8 +135,78 @@ def test_more_cycles_have_the_same_weights(run, model):
     (row,) = TextModel(longer).complete([request])
     assert row.tokens == greedy(module_of(longer), request.prompt)[0][: len(row.tokens)]
     other = dataclasses.replace(run, config=with_fields(run.config, {"design": "transformer"}))
-    with pytest.raises(UserError, match="--cycles 3: a transformer has no cycles"):
+    with pytest.raises(UserError, match="--cycles 3: a transformer has no cycles; omit the option"):
         with_cycles(other, 3)
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, model="gpt", arch=GPTConfig()))
+    with pytest.raises(UserError, match="--cycles 3 is an option of HRM-Text, not of --model gpt; omit it"):
+        with_cycles(other, 3)
+
+
+PUBLISHED = {"boq": "<|im_start|>", "eoq": "<|im_end|>", "eoa": "<|box_end|>"}
+"""The published special tokens, none of which is one of conversations."""
+
+
+@pytest.fixture(scope="module")
+def published(run, tmp_path_factory):
+    """The folders of a data set as published, without tokenizer.json, and of its tokenizer."""
+    folder = tmp_path_factory.mktemp("published")
+    own = Tokenizer.load(run.config.data_dir)
+    Tokenizer(own.ranks, own.pattern, (*PUBLISHED.values(), "<|object_ref_start|>")).save(folder / "tokenizer")
+    shutil.copytree(run.config.data_dir, folder / "set", ignore=shutil.ignore_patterns("tokenizer.*", "recipe.json"))
+    metadata = json.loads((folder / "set" / "metadata.json").read_text())
+    metadata["tokenizer_info"] |= PUBLISHED | {"condition_mapping": {"direct": "<|object_ref_start|>"}}
+    (folder / "set" / "metadata.json").write_text(json.dumps(metadata))
+    return str(folder / "set"), str(folder / "tokenizer")
+
+
+def test_a_published_data_set_takes_its_tokenizer_from_another_folder(run, published):
+    data_dir, tokenizer_dir = published
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, data_dir=data_dir))
+    tokenizer = TextModel(run, tokenizer_dir).tokenizer
+    names = [tokenizer.decode([token]) for token in (*tokenizer.instructions.begin, tokenizer.instructions.end)]
+    assert names == ["<|im_start|>", "<|object_ref_start|>", "<|im_end|>"]
+    assert tokenizer.decode([tokenizer.stop]) == "<|box_end|>" and tokenizer.vocab_size == 512
+    assert text_of(answer_stream(tokenizer), [*b"12", tokenizer.vocab_size - 1, tokenizer.stop]) == "12"
+    with pytest.raises(UserError, match=r"set/tokenizer\.json does not exist"):
+        TextModel(run)
+    with pytest.raises(UserError, match=r"names a token that is not special in .*tokenizer/tokenizer\.json"):
+        TextModel(run, str(write_other_tokenizer(run, published)))
+
+
+def write_other_tokenizer(run, published):
+    folder = path_of(published[0]).parent / "other" / "tokenizer"
+    Tokenizer(Tokenizer.load(published[1]).ranks).save(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_model_of_a_published_data_set_is_talked_to(run, published, capsys, monkeypatch):
+    data_dir, tokenizer_dir = published
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, data_dir=data_dir))
+    monkeypatch.setattr("train_jax.stages.chat.restore", lambda *args, **options: run)
+    monkeypatch.setattr("sys.stdin", io.StringIO("3 + 1 =\n4 + 1 =\n"))
+    assert trm(["chat", "run", "--data-dir", tokenizer_dir, "--temperature", "0", "--max-tokens", "3"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and said.out
+
+
+@pytest.mark.slow
+def test_letters_are_scored_after_an_instruction_that_is_read_both_ways(run, model):
+    """Two lengths of a padded row."""
+    prompts = [list(request.prompt) for request in asked_of(model, ["1", "12 + 30 = ? A or B", "7 + 1 ="])]
+    letters = [*b"ABCD"]
+    options = {"positions": 48, "tokens_at_once": 96, "outputs": logits_of(letters)}
+    scorer = DeviceScorer(run.objective, run.state, Devices(1), **options, both_ways=True)
+    module, differences = module_of(run), []
+    for prompt, (logits,) in zip(prompts, scorer(prompts), strict=True):
+        row = torch.tensor([prompt])
+        with torch.no_grad():
+            expected, one_way = (
+                module(row, instruction=mask)[0, -1, letters].numpy() for mask in (torch.ones_like(row).bool(), None)
+            )
+        np.testing.assert_allclose(logits[-1], expected, atol=1e-5)
+        differences.append(np.abs(one_way - expected).max())
+    assert max(differences) > 1e-3
 
 
 def text_of(stream, tokens):
@@ -136,7 +214,7 @@ def text_of(stream, tokens):
 
 
 @pytest.mark.slow
-def test_the_commands(run_dir, run, model, capsys, monkeypatch):
+def test_the_commands(run_dir, run, model, capsys, monkeypatch, tmp_path):
     module, tokenizer, texts = module_of(run), model.tokenizer, ["3 + 1 =", "4 + 1 ="]
     shown_as = {number: _SHOWN_AS.get(name, "") for name, number in tokenizer.specials.items()}
     expected = []
@@ -151,7 +229,8 @@ def test_the_commands(run_dir, run, model, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts)))
     assert trm(["chat", run_dir, *options]) == 0
     said = capsys.readouterr().out
-    assert trm(["chat-eval", run_dir, "--tasks", "arithmetic:4", "--max-tokens", "1", "--cycles", "1"]) == 0
+    tasks = ["arithmetic:4", f"glosses@{make_wordnet(tmp_path / 'dict')}"]
+    assert trm(["chat-eval", run_dir, "--tasks", *tasks, "--max-tokens", "1", "--cycles", "1"]) == 0
     limits = Serve(run_dirs=(run_dir,), slots=2, context_tokens=48)
     gate = Gate(limits)
     with TestClient(create_app(gate, open_services(limits, gate)), base_url="http://127.0.0.1") as client:

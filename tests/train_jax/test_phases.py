@@ -3,17 +3,23 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from support.presets import with_fields
+from support.small_gpt import small_gpt
 from support.untrained_run import write_run_of
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
+from train_jax.run.config import with_task
+from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
 from train_jax.run_arguments import parse_run
 from train_jax.start import start
+from train_jax.tasks.language.chat.conversations import Part, assistant, render, user
 from train_jax.tasks.language.text_building import write_documents
 from train_jax.tasks.language.tokenizer import Tokenizer
 
@@ -97,3 +103,65 @@ def test_mistakes_are_one_line(base, capsys, argv, message):
     assert trm(["train", *(word.replace("BASE", str(base)) for word in argv)]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1, error
+
+
+# ---- the gradient of supervised fine-tuning
+
+
+@pytest.fixture(scope="module")
+def conversations(made_once):
+    """A data set of conversations with calls of the calculator, of 27 to 31 tokens each."""
+
+    def make(folder):
+        talks = [
+            (user(f"{n}+1?"), assistant(Part("python", f"{n}+1"), Part("python_output", f"{n + 1}"), f"It is {n + 1}."))
+            for n in range(5, 40)
+        ]
+        rendered = (render(TOKENIZER, talk) for talk in talks)
+        documents = [(np.array(tokens), np.array(weights, np.uint8)) for tokens, weights in rendered]
+        write_documents(folder / "set", TOKENIZER, {}, {"train": documents, "test": documents})
+
+    return made_once("conversations", make) / "set"
+
+
+def written_by_the_assistant(row):
+    """1 for each token of the assistant, with the end of its message, without the outputs of the calculator."""
+    special, weights, writes, output = TOKENIZER.specials, [], 0, 0
+    for token in row:
+        output = 1 if token == special["<|output_start|>"] else output
+        weights.append(writes * (1 - output))
+        if token in (special["<|assistant_start|>"], special["<|assistant_end|>"]):
+            writes = int(token == special["<|assistant_start|>"])
+        output = 0 if token == special["<|output_end|>"] else output
+    return weights
+
+
+def test_the_gradient_of_sft_is_pytorch_s(conversations):
+    """Of the mean over the tokens that the assistant wrote; all others and the padding weigh nothing."""
+    sizes = {name: SIZES[name] for name in ("n_layer", "n_head", "n_kv_head", "n_embd")} | {"seq_len": 40}
+    config = dataclasses.replace(with_task(preset("chat-tiny"), "chat"), data_dir=str(conversations))
+    config = with_fields(config, SIZES | sizes | {"packing": "bestfit-pad"})
+    training = start(config)
+    objective = build_objective(config, training.task, 8)
+    module = small_gpt(**sizes, vocab_size=TOKENIZER.vocab_size)
+    params = {name: jnp.asarray(value.detach().numpy()) for name, value in module.named_parameters()}
+    batch = training.task.batch(1, (0, 1))
+
+    def loss(params):
+        sums = objective(params, {}, objective.buffers, (), jax.tree.map(jnp.asarray, batch), None)
+        return sums.loss / sums.weight
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params)
+    # Each row has one conversation, so that its last target is padding.
+    rows = np.concatenate([batch["inputs"], np.full((8, 1), TOKENIZER.bos)], axis=1)
+    weights = torch.tensor([written_by_the_assistant(row)[1:] for row in rows.tolist()])
+    following = torch.tensor(rows)[:, 1:]
+    log_probs = module(torch.tensor(batch["inputs"])).log_softmax(-1)
+    losses = -log_probs.gather(-1, following[..., None])[..., 0]
+    expected = (weights * losses).sum() / weights.sum()
+    expected.backward()
+    assert 8 * 12 < weights.sum() < 8 * 20 and float(value) == pytest.approx(expected.item(), rel=1e-5)
+    for name, parameter in module.named_parameters():
+        theirs = parameter.grad.numpy()
+        np.testing.assert_allclose(gradients[name], theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max(), err_msg=name)
+        assert np.abs(theirs).max() > 1e-4, name

@@ -201,6 +201,13 @@ def test_a_problem_of_the_package_is_judged_by_its_verifier(monkeypatch):
     assert train.is_right(3, right) and not train.is_right(3, f"{right}.0")
 
 
+def test_options_of_the_package_are_true_false_numbers_or_texts():
+    options = task_name(f"{GYM},negation=False,signs=True,limit=-40,share=0.5,small=1e-3,name=False1").options
+    assert options == {"set": "sums", "negation": False, "signs": True, "limit": -40, "share": 0.5, "small": 1e-3,
+                       "name": "False1"}  # fmt: skip
+    assert [type(value) for value in options.values()] == [str, bool, bool, int, float, float, str]
+
+
 @pytest.mark.usefixtures("gym")
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -232,10 +239,10 @@ MISTAKES = {
     "arithmetic,digit=2": "unknown option 'digit'; the task has operations=1, digits=2, operators=+-*",
     "spelling,digits=2": "unknown option 'digits'; the task has no options",
     "arithmetic,digits=two": "digits=two, expected a value such as digits=2",
-    "arithmetic,digits=7": "digits=7 of arithmetic; use 1 to 6",
-    "arithmetic,steps=101": "steps=101 of arithmetic; use 0 to 100",
-    "arithmetic,operators=/": "operators=/ of arithmetic; use some of +-*",
-    "sudoku,empty=11": "empty=11 of sudoku; use 1 to 10",
+    "arithmetic,digits=7": "the task arithmetic has the option digits=7; use 1 to 6",
+    "arithmetic,steps=101": "the task arithmetic has the option steps=101; use 0 to 100",
+    "arithmetic,operators=/": "the task arithmetic has the option operators=/; use some of +-*",
+    "sudoku,empty=11": "the task sudoku has the option empty=11; use 1 to 10",
     "arithmetic:0": "expected at least one problem",
     "identity,name": "name=, expected a value such as name=Tiny",
     "glosses@/nowhere": "/nowhere has no file index.noun; run `pip install",

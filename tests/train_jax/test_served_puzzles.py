@@ -24,7 +24,7 @@ from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.scan import make_trajectory_step
 from train_jax.tasks.puzzles.server import TRAJECTORIES, Player, PuzzleService
-from train_jax.tasks.puzzles.solving import solve
+from train_jax.tasks.puzzles.solving import known_kind, solve
 from train_jax.tasks.puzzles.stepping import Stepper
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size, grids_of
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
@@ -94,11 +94,16 @@ def test_trajectories_have_the_noise_of_an_evaluation(run, inputs, stepper):
 
 
 @pytest.mark.slow
-def test_a_language_model_calls_the_first_sudoku_model(run, monkeypatch):
+def test_a_language_model_calls_the_first_sudoku_model_of_the_size(run, monkeypatch):
+    """The first one solves Sudokus of 9x9 cells. The option --cycles is not for puzzles."""
+    known = "train_jax.tasks.puzzles.server.known_kind"
+    nine = SudokuKind(geometry_of_size(9))
+    monkeypatch.setattr(known, lambda metadata, text: nine if text[0] == "a" else known_kind(metadata, text))
     monkeypatch.setattr(Player, "warm_up", lambda self: None)
     monkeypatch.setattr("train_jax.stages.serve.restore", lambda *args, **options: run)
-    texts, puzzles = open_services(Serve(("a", "b")), Gate(Limits()))
-    expected = solve(run, puzzles.players["a"].kind.parse(PUZZLE).tokens)
+    texts, puzzles = open_services(Serve(("a", "b", "c"), cycles=3), Gate(Limits()))
+    monkeypatch.setattr(puzzles.players["c"], "solution", lambda text: "of the third one")
+    expected = solve(run, puzzles.players["b"].kind.parse(PUZZLE).tokens)
     answer = "|".join("".join(map(str, row)) for row in grids_of(expected.answers)[0].reshape(4, 4)).replace("0", ".")
     assert len({*answer}) > 2
     hello = {"messages": [{"role": "user", "content": "hi"}]}
@@ -110,7 +115,8 @@ def test_a_language_model_calls_the_first_sudoku_model(run, monkeypatch):
         return call.requests[0].respond(tokens)
 
     assert output(PUZZLE) == [special["<|output_start|>"], *answer.encode(), special["<|output_end|>"]]
-    assert output("1" * 16) == output("x") == output("." * 81) == []
+    monkeypatch.setattr(puzzles.players["c"], "solution", lambda text: None)
+    assert output("1" * 16) == output("x") == []
 
 
 def events_of(response):

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import math
 import random
 import socket
 import time
@@ -120,6 +121,27 @@ def test_texts_are_continued(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_the_most_probable_tokens_beside_each(client, stream):
+    """The next letter has the logit 3, and all others have 0."""
+    likely, other = (value - math.log(math.exp(3) + BYTES.vocab_size - 1) for value in (3, 0))
+    fields = GREEDY | {"prompt": "a", "max_tokens": 3, "logprobs": 2, "stream": stream}
+    response = client.post(TEXT, json=fields)
+    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    tops = [top for each in choices for top in (each["logprobs"] or {"top_logprobs": []})["top_logprobs"]]
+    assert [max(top, key=top.get) for top in tops] == list("bcd")
+    assert [sorted(top.values()) for top in tops] == [[pytest.approx(other), pytest.approx(likely)]] * 3
+    fields = HELLO | GREEDY | {"logprobs": True, "top_logprobs": 20, "stream": stream}
+    response = client.post(CHAT, json=fields)
+    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    tokens = [token for each in choices for token in (each["logprobs"] or {"content": []})["content"]]
+    assert [token["token"] for token in tokens] == ["O", "K", "."]
+    for token in tokens:
+        first, *others = token["top_logprobs"]
+        assert first == {name: token[name] for name in ("token", "logprob", "bytes")} and len(others) == 19
+        assert [each["logprob"] for each in others] == [pytest.approx(other)] * 19
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_text_ends_before_a_stop_string(client, stream):
     fields = GREEDY | {"prompt": "a", "max_tokens": 90, "stop": ["mno", "nothing"], "logprobs": 0, "stream": stream}
     response = client.post(TEXT, json=fields)
@@ -213,7 +235,8 @@ MISTAKES = [
     ("stop", ["a"] * 5, "use a text, or at most 4, each of 1 to 256 characters"),
     ("stop", "", "stop is ['']; use a text"),
     ("stop", {"a": 1}, "stop is a dict"),
-    ("top_logprobs", 2, "top_logprobs is 2; use 0 (only the chosen token has a log-probability)"),
+    ("top_logprobs", 21, "top_logprobs is 21; use at most 20"),
+    ("top_logprobs", 2, "top_logprobs is 2 without logprobs; set logprobs to true"),
     ("presence_penalty", 1, "presence_penalty is 1; use 0 (there are no penalties)"),
     ("tools", [{"type": "function"}], "tools is not supported here; leave it out"),
     ("model", "gpt-4o", "the model 'gpt-4o' is not here; use 'toy', 'other'"),

@@ -1,4 +1,4 @@
-"""How `trm serve` listens: what a connection may do before there is a request."""
+"""The HTTP server of `trm serve`, with a limit on the time in which the head of a request has to arrive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from train_jax.serving.limits import Limits
 
 
 class Connection(H11Protocol):
-    """Ends a connection whose client begins a request and does not send the rest of its head: uvicorn has no limit."""
+    """An HTTP connection that is closed if the head of a request does not arrive in time; uvicorn has no such limit."""
 
     def __init__(self, *args: Any, head_seconds: float, **options: Any):
         super().__init__(*args, **options)
@@ -53,7 +53,7 @@ class Connection(H11Protocol):
 
 
 def server_of(app: Any, limits: Limits, **options: Any) -> uvicorn.Server:
-    """Returns the server of an application. What clients do wrong is answered and not logged."""
+    """Returns the server of an application. It answers mistakes of clients and does not log them."""
     # Without proxy headers, since a client could choose its address by them.
     common: dict[str, Any] = {"log_level": "error", "access_log": False, "proxy_headers": False, "ws": "none"}
     protocol: Any = partial(Connection, head_seconds=limits.body_seconds)

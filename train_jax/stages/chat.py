@@ -12,7 +12,7 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
-from train_jax.errors import UserError
+from train_jax.errors import UserError, brief
 from train_jax.run.restore import restore
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
@@ -25,16 +25,18 @@ from train_jax.tasks.language.generation import TextModel, with_cycles
 from train_jax.tasks.language.sampling import Sampling
 
 _SHOWN_AS = {"<|python_start|>": "[", "<|python_end|>": "]", "<|output_start|>": "[= ", "<|output_end|>": "]"}
+_NO_CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {*map(ord, "\n\t")}, "\ufffd")
+"""Replaces the control characters, which could change the state of a terminal."""
 _COMMANDS = "/clear begins a new conversation, /exit ends"
 
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """Talk to a language model that was trained on conversations; one line is one message.
+    """Talk to a language model that was trained on conversations or instructions. Each line is a message.
 
-    Calls of the calculator appear as [12*3][= 36]. The model reads the whole conversation,
-    but one that was trained on instructions each message alone. /clear begins a new one;
-    Ctrl-C stops an answer, and Ctrl-D or /exit ends. Messages may come from a pipe.
+    The calls of the calculator and their outputs appear as [12*3][= 36]. A model of conversations reads the whole
+    conversation, a model of instructions reads each message alone. /clear begins a new conversation, Ctrl-C stops an
+    answer, and /exit or Ctrl-D ends the program. The messages may come from a pipe.
     """
 
     run_dir: Annotated[str, tyro.conf.Positional]
@@ -52,7 +54,7 @@ class Chat:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the random numbers."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Cycles of HRM-Text, with the same weights; 0 as in training."""
+    """Number of cycles of an HRM-Text model, which may differ from that of the training; 0 for the same number."""
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     platform: Platform = "auto"
@@ -60,13 +62,13 @@ class Chat:
 
 
 class Session:
-    """A conversation as tokens, which the cache of the engine keeps from turn to turn."""
+    """A conversation as tokens, which the cache of the engine keeps from turn to turn; none of instructions."""
 
     def __init__(self, model: TextModel, config: Chat):
         self._tokenizer, self._config, self._capacity = model.tokenizer, config, model.positions
-        special = special_tokens(model.tokenizer)
-        self._end = special["<|assistant_end|>"]
-        self._shown_as = {number: _SHOWN_AS.get(name, "") for name, number in special.items()}
+        asked_alone = model.tokenizer.instructions is not None
+        self._end = () if asked_alone else (special_tokens(model.tokenizer)["<|assistant_end|>"],)
+        self._shown_as = {number: _SHOWN_AS.get(name, "") for name, number in model.tokenizer.specials.items()}
         self._engine: Engine = model.engine_of(1, self._capacity)
         self._sampling = Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
         self.clear()
@@ -80,12 +82,11 @@ class Session:
         Raises `UserError` for a text that is not valid UTF-8, and if the conversation is too long.
         """
         turn = render_prompt(self._tokenizer, (user(text),))
-        prompt = (*self.tokens, *turn[1:]) if self.tokens and not self._tokenizer.instructions else turn
+        prompt = (*self.tokens, *turn[1:]) if self.tokens else turn
         room = self._capacity + 1 - len(prompt)
         if room < 1:
-            raise UserError(
-                f"the conversation has {len(prompt)} tokens, the model reads {self._capacity}; begin another by /clear"
-            )
+            remedy = "begin another by /clear" if self.tokens else "use a shorter message"
+            raise UserError(f"the conversation has {len(prompt)} tokens, the model reads {self._capacity}; {remedy}")
         row = self._engine.submit(
             Request(
                 prompt=prompt,
@@ -105,7 +106,7 @@ class Session:
             yield stream.finish().text
         finally:
             self._engine.cancel(row)
-            self.tokens = (*prompt, *row.content, self._end)
+            self.tokens = (*prompt, *row.content, *self._end) if self._end else ()
 
 
 def main(config: Chat) -> None:
@@ -120,7 +121,7 @@ def main(config: Chat) -> None:
         elif text == "/exit":
             return
         elif text.startswith("/"):
-            print(f"trm: unknown command {text.split()[0]!r}; {_COMMANDS}", file=sys.stderr)
+            print(f"trm: unknown command {brief(text)}; {_COMMANDS}", file=sys.stderr)
         elif text:
             try:
                 _print_answer(session, text)
@@ -138,6 +139,7 @@ def _messages() -> Iterator[str]:
         try:
             yield input("> " if terminal else "").strip()
         except EOFError:
+            print(end="\n" if terminal else "")
             return
         except UnicodeDecodeError:
             raise UserError("a message is not valid UTF-8; correct it") from None
@@ -145,12 +147,12 @@ def _messages() -> Iterator[str]:
 
 def _print_answer(session: Session, text: str) -> None:
     """Prints an answer as it comes. Ctrl-C ends it between two dispatches, never in the middle of one."""
-    interrupted = threading.Event()
+    interrupted, terminal = threading.Event(), sys.stdout.isatty()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
         with contextlib.closing(session.answer(text)) as pieces:
             for piece in pieces:
-                print(piece, end="", flush=True)
+                print(piece.translate(_NO_CONTROL) if terminal else piece, end="", flush=True)
                 if interrupted.is_set():
                     break
         print(flush=True)

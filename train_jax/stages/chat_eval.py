@@ -65,7 +65,7 @@ class ChatEval:
     batch_size: Annotated[int, Range(1, 10**6)] = 32
     """Answers that are computed at the same time, on all devices together, at most."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Cycles of HRM-Text, with the same weights; 0 as in training."""
+    """Number of cycles of an HRM-Text model, which may differ from that of the training; 0 for the same number."""
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     allow_code: bool = False
@@ -129,9 +129,6 @@ def _scores(config: ChatEval, run: Restored, opened: dict[str, Problems]) -> Ite
         seed=config.seed,
     )
     written = {name: each for name, each in opened.items() if each.kind == "generative"}
-    if model.tokenizer.instructions and len(written) < len(opened):
-        letters_asked = ", ".join(name for name in opened if name not in written)
-        raise UserError(f"{letters_asked}: a model of instructions is not scored by letters; leave them out")
     requests = {name: answer_requests(model.tokenizer, each, how) for name, each in written.items()}
     if requests:
         engine = model.engine([each for name in requests for each in requests[name]], batch_size=config.batch_size)
@@ -150,6 +147,7 @@ def _scores(config: ChatEval, run: Restored, opened: dict[str, Problems]) -> Ite
         positions=positions,
         tokens_at_once=run.config.eval_batch_size * run.config.arch.seq_len,
         outputs=logits_of(list(letters.values())),
+        both_ways=model.tokenizer.instructions is not None,
     )
     for name, problems in chosen.items():
         yield name, categorical_score(scorer, model.tokenizer, problems, list(letters), positions=positions)

@@ -35,8 +35,8 @@ class Export:
     average_last: Annotated[int, Range(0, 10**6)] = 0
     """Export the mean of the weights of so many newest checkpoints; 0 for none."""
     format: Literal["safetensors", "huggingface"] = "safetensors"
-    """A file with the names of the PyTorch module, or of a --model gpt or hrm_text, a folder that transformers, vLLM
-    and SGLang load, with its tokenizer; the folder has no check."""
+    """A file with the names of the PyTorch module, or of a --model gpt or hrm_text, a folder that transformers loads,
+    with its tokenizer; the folder has no check."""
     output: str | None = None
     """Output file or folder; by default weights.safetensors or huggingface in the run folder."""
     train_step: bool = False

@@ -48,7 +48,7 @@ class Generate:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the random numbers."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Number of cycles of HRM-Text, with the same weights; 0 uses that of training."""
+    """Number of cycles of an HRM-Text model, which may differ from that of the training; 0 for the same number."""
     batch_size: Annotated[int, Range(1, 10**6)] = 32
     """Largest number of samples that are computed at the same time, on all devices together."""
     devices: Annotated[int, Range(0, 10**6)] = 1
@@ -88,7 +88,7 @@ def _print_stream(model: TextModel, prompt: str, request: Request) -> None:
 
 
 def _between(model: TextModel) -> str:
-    """Returns the text between a prompt and its continuation: a response is a separate text."""
+    """Returns the text to print between a prompt and its continuation: a response begins on a line of its own."""
     return "\n" if model.tokenizer.instructions else ""
 
 

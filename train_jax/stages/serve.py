@@ -31,8 +31,8 @@ class Serve(Limits):
     """Serve language models and puzzle models: a web page at /, OpenAI's interface at /v1, /health and /metrics.
 
     Only this machine reaches the server, unless --host is another address; then requests need a token, which is the
-    value of an environment variable. The calculator answers the calls of language models, and the first Sudoku model
-    the calls of `sudoku("…")`. Nothing is written to disk.
+    value of an environment variable. The calculator answers the calls of language models, and a call of `sudoku("…")`
+    is answered by the first Sudoku model for puzzles of its size. Nothing is written to disk.
     """
 
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -54,7 +54,7 @@ class Serve(Limits):
     context_tokens: Annotated[int, Range(16, 2**24)] = 10240
     """Tokens of a prompt and its answer, at most; no more than the model has positions."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Cycles of HRM-Text, with the same weights; 0 as in training."""
+    """Number of cycles of an HRM-Text model, which may differ from that of the training; 0 for the same number."""
     devices: Annotated[int, Range(0, 10**6)] = 1
     """Number of devices of this machine; 0 for all."""
     data_dir: str | None = None
@@ -102,19 +102,19 @@ def _listening(config: Serve) -> socket.socket:
 def open_services(config: Serve, gate: Any) -> Sequence[Any]:
     """Returns the services of all runs, with their programs compiled."""
     from train_jax.tasks.language.chat.server import TextService
-    from train_jax.tasks.puzzles.server import Player, PuzzleService
+    from train_jax.tasks.puzzles.server import Player, PuzzleService, first_solution
 
     models, players = [], []
     for name, run_dir in _names(config).items():
-        run = with_cycles(restore(run_dir, step=config.step), config.cycles)
+        run = restore(run_dir, step=config.step)
         if isinstance(run.task, PuzzleTask):
             players.append(Player(name, run))
             print(f"{name} at step {run.step}: {players[-1].kind.name}s; compiling", flush=True)
             players[-1].warm_up()
         else:
-            models.append(_model(config, name, run_dir, run))
-    sudokus = [player.solution for player in players if player.kind.key.startswith("sudoku")]
-    functions = {"sudoku": sudokus[0]} if sudokus else {}
+            models.append(_model(config, name, run_dir, with_cycles(run, config.cycles)))
+    sudokus = [player for player in players if player.kind.key.startswith("sudoku")]
+    functions = {"sudoku": partial(first_solution, sudokus)} if sudokus else {}
     return [TextService(gate, models, functions), PuzzleService(gate, players)]
 
 

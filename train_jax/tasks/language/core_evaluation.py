@@ -292,14 +292,19 @@ class DeviceScorer:
         positions: int,
         tokens_at_once: int,
         outputs: Outputs = losses_and_predictions,
+        both_ways: bool = False,
     ):
-        """`tokens_at_once` limits the tokens of a batch on all devices together, if a device has more than one row."""
+        """`tokens_at_once` bounds the tokens of a batch on all devices together, if a device has more than one row.
+
+        With `both_ways`, the module reads each sequence as an instruction, in both directions.
+        """
+        self._both_ways = both_ways
         self._devices, self._positions, self._tokens_at_once = devices, positions, tokens_at_once
         self._state = devices.replicate(state)
 
         def eval_step(state: TrainState, batch: Batch) -> tuple[Any, Any]:
-            tokens = batch["inputs"]
-            logits, _ = objective.call(state.eval_params, state.buffers, train=False)(tokens)
+            tokens, masks = batch["inputs"], {name: batch[name] for name in batch if name != "inputs"}
+            logits, _ = objective.call(state.eval_params, state.buffers, train=False)(tokens, **masks)
             return {}, outputs(logits, tokens)
 
         self._step = devices.parallel_eval_step(eval_step)
@@ -307,11 +312,8 @@ class DeviceScorer:
     def __call__(self, sequences: Sequence[Tokens]) -> Scores:
         scores: list[Any] = [None] * len(sequences)
         for length, numbers in self._batches(sequences):
-            batch = np.zeros((len(numbers), length), np.int32)
-            for row, number in enumerate(numbers):
-                if number is not None:
-                    batch[row, : len(sequences[number])] = sequences[number]
-            outputs = self._step(self._state, self._devices.shard(self._devices.split_batch({"inputs": batch})))[1]
+            batch = self._devices.shard(self._devices.split_batch(self._padded(sequences, numbers, length)))
+            outputs = self._step(self._state, batch)[1]
             outputs = self._devices.to_host(outputs)
             outputs = [output.reshape(len(numbers), length, *output.shape[3:]) for output in outputs]
             for row, number in enumerate(numbers):
@@ -319,6 +321,14 @@ class DeviceScorer:
                     size = len(sequences[number])
                     scores[number] = tuple(output[row, :size] for output in outputs)
         return scores
+
+    def _padded(self, sequences: Sequence[Tokens], numbers: Sequence[int | None], length: int) -> dict[str, np.ndarray]:
+        tokens, inside = np.zeros((len(numbers), length), np.int32), np.zeros((len(numbers), length), bool)
+        for row, number in enumerate(numbers):
+            if number is not None:
+                size = len(sequences[number])
+                tokens[row, :size], inside[row, :size] = sequences[number], True
+        return {"inputs": tokens} | ({"instruction": inside} if self._both_ways else {})
 
     def _batches(self, sequences: Sequence[Tokens]) -> Iterator[tuple[int, list[int | None]]]:
         """Yields a length and the sequences of a batch, which may be padded on the right: attention is causal."""

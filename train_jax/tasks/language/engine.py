@@ -29,7 +29,7 @@ from train_jax.core.reduction import AXIS
 from train_jax.core.state import Arrays, TrainState
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.sampling import Sampling, Settings, choose_tokens, stream_key
+from train_jax.tasks.language.sampling import Sampling, Settings, choose_tokens, most_probable, stream_key
 
 # The published modules of 2026 call this function, which without FlashAttention reads the position from a tensor.
 bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kvcache", attention_with_cache)
@@ -55,7 +55,9 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     sample: int = 0
-    """Number of the sample. Random numbers depend on the seed, the prompt, this number and the position of a token."""
+    """The random numbers belong to the seed, the prompt, the number of the sample and the position of a token."""
+    most_probable: int = 0
+    """The number of most probable tokens that are returned with each token, at most `sampling.MOST_PROBABLE`."""
     stop: tuple[int, ...] = ()
     """Tokens that end the row."""
     respond: Callable[[Sequence[int]], Sequence[int] | None] | None = None
@@ -75,6 +77,9 @@ class Generation:
     """The log-probability of each token under the softmax of the logits."""
     sampling_log_probs: list[float] = field(default_factory=list)
     """The log-probability of each token where it was drawn: after temperature, `top_k` and `top_p`."""
+    most_probable: list[list[tuple[int, float]]] = field(default_factory=list)
+    """For each token, as many of the most probable tokens in its place as the request asks for, each with its
+    log-probability under the softmax of the logits; the most probable one is the first."""
     forced: list[bool] = field(default_factory=list)
     """True if a token came from `respond` and not from the model."""
     finish: Finish | None = None
@@ -131,6 +136,8 @@ class Control(NamedTuple):
     """The number of tokens of the row, in the cache."""
     remaining: Int[Array, " slots"]
     """The largest number of further tokens; 0 for a slot without a row."""
+    most_probable: Int[Array, " slots"]
+    """The number of most probable tokens that are returned; the program computes all or none."""
     settings: Settings
     stop: Int[Array, "slots stop_tokens"]
     forced: Int[Array, "slots dispatch"]
@@ -138,13 +145,16 @@ class Control(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The next token of each row."""
+    """The next token of each row; on the host, several tokens of one row."""
 
     token: Int[Array, " slots"]
     log_prob: Float[Array, " slots"]
     sampling_log_prob: Float[Array, " slots"]
     valid: Bool[Array, " slots"]
     """True if the row had not ended before the token."""
+    top_token: Int[Array, "slots most"]
+    top_log_prob: Float[Array, "slots most"]
+    """The most probable tokens."""
 
 
 class State(NamedTuple):
@@ -308,7 +318,7 @@ class Engine:
         control = self._own(self._control())
         self._state, words = self._decode(*self._weights, self._state, self._devices.shard(control))
         decoded = _columns_of(self._devices.to_host(words))
-        new = [self._advance(slot, *columns) for slot, *columns in zip(self._slots, *decoded, strict=True)]
+        new = [self._advance(slot, Decoded(*each)) for slot, *each in zip(self._slots, *decoded, strict=True)]
         return [row for row, has_new in zip(rows, new, strict=True) if row is not None and has_new]
 
     def _admit(self) -> None:
@@ -386,6 +396,7 @@ class Engine:
             rows[number] = (
                 position,
                 len(request.prompt) + request.max_tokens - len(slot.kept),
+                request.most_probable,
                 request.sampling.temperature,
                 request.sampling.top_k,
                 request.sampling.top_p,
@@ -395,24 +406,24 @@ class Engine:
             )
         return rows.view(np.int32).reshape(self._devices.count, self._local_slots, -1)
 
-    def _advance(
-        self, slot: _Slot, token: np.ndarray, log_prob: np.ndarray, sampling_log_prob: np.ndarray, valid: np.ndarray
-    ) -> bool:
-        """Adds the new tokens to a row; returns True if there are any besides those of the prompt."""
+    def _advance(self, slot: _Slot, decoded: Decoded) -> bool:
+        """Adds the new tokens to a row; returns whether there are any, apart from those of the prompt."""
         row = slot.row
         if row is None:
             return False
-        request, count, first = row.request, int(valid.sum()), slot.unreported
+        request, count, first = row.request, int(decoded.valid.sum()), slot.unreported
         slot.used = self.counts.decodes
         self.counts.tokens += count
-        forced, tokens = min(len(slot.pending), count), token[:count].tolist()
+        forced, tokens = min(len(slot.pending), count), decoded.token[:count].tolist()
         for _ in range(forced):
             slot.pending.popleft()
         slot.unreported = max(0, first - count)
         slot.kept += tokens
         row.tokens += tokens[first:]
-        row.log_probs += log_prob[first:count].tolist()
-        row.sampling_log_probs += sampling_log_prob[first:count].tolist()
+        row.log_probs += decoded.log_prob[first:count].tolist()
+        row.sampling_log_probs += decoded.sampling_log_prob[first:count].tolist()
+        top = (each[first:count, : request.most_probable].tolist() for each in decoded[-2:])
+        row.most_probable += [list(zip(tokens, others, strict=True)) for tokens, others in zip(*top, strict=True)]
         row.forced += [column < forced for column in range(first, count)]
         if row.tokens and not row.forced[-1] and row.tokens[-1] in request.stop:
             answer = request.respond(row.tokens) if request.respond else None
@@ -460,14 +471,15 @@ class Engine:
             def step(carry: tuple[State, Array, Array], forced: Array) -> tuple[tuple[State, Array, Array], Array]:
                 state, position, remaining = carry
                 choice = choose_tokens(state.logits, control.settings, position, forced)
+                top = most_probable(state.logits, control.most_probable > 0)
                 token, active = choice.token, remaining > 0
                 logits, cache = self._next(params, buffers, token, state.cache, position)
-                # If a row has ended, the place after its tokens is written again when the row has further tokens.
+                # A row that has ended also writes to the cache, after its tokens; its next token overwrites that.
                 previous = jax.tree.map(_where(active), cache.previous, state.cache.previous)
                 state = State(cache._replace(previous=previous), _where(active)(logits, state.logits))
                 ended = (forced < 0) & jnp.any(control.stop == token[:, None], axis=-1)
                 remaining = jnp.where(ended, 0, jnp.maximum(remaining - 1, 0))
-                return (state, position + active, remaining), _words_of(Decoded(*choice, active))
+                return (state, position + active, remaining), _words_of(Decoded(*choice, active, *top))
 
             carry = state, control.position, control.remaining
             (state, _, _), decoded = jax.lax.scan(step, carry, control.forced.T)
@@ -541,6 +553,7 @@ def _control_fields(dispatch: int) -> np.dtype:
         [
             ("position", np.int32),
             ("remaining", np.int32),
+            ("most_probable", np.int32),
             ("temperature", np.float32),
             ("top_k", np.int32),
             ("top_p", np.float32),
@@ -558,19 +571,24 @@ def _control_of(words: Int[Array, "slots words"], dispatch: int) -> Control:
         column = jax.lax.bitcast_convert_type(words[:, first:last], each.base)
         columns.append(column.reshape(len(words), *each.shape))
         first = last
-    position, remaining, *settings, stop, forced = columns
-    return Control(position, remaining, Settings(*settings), stop, forced)
+    position, remaining, most, *settings, stop, forced = columns
+    return Control(position, remaining, most, Settings(*settings), stop, forced)
 
 
 def _words_of(decoded: Decoded) -> Int[Array, "fields slots"]:
-    token, *log_probs, valid = decoded
-    return jnp.stack([token, *(jax.lax.bitcast_convert_type(x, jnp.int32) for x in log_probs), valid.astype(jnp.int32)])
+    token, log_prob, sampling_log_prob, valid, top_token, top_log_prob = decoded
+    log_probs = jnp.concatenate([jnp.stack([log_prob, sampling_log_prob]), top_log_prob.T])
+    words = jnp.stack([token, valid.astype(jnp.int32)]), top_token.T, jax.lax.bitcast_convert_type(log_probs, jnp.int32)
+    return jnp.concatenate(words)
 
 
-def _columns_of(words: Int[np.ndarray, "devices dispatch fields slots"]) -> list[np.ndarray]:
-    """Returns the fields of `Decoded`, each as an array (slots of all devices, dispatch)."""
-    token, *log_probs, valid = words.transpose(2, 0, 3, 1).reshape(words.shape[2], -1, words.shape[1])
-    return [token, *(x.view(np.float32) for x in log_probs), valid.astype(bool)]
+def _columns_of(words: Int[np.ndarray, "devices dispatch fields slots"]) -> Decoded:
+    """Returns the fields of `Decoded`, each as an array (slots of all devices, dispatch), most probable tokens last."""
+    columns: Any = words.transpose(0, 3, 1, 2).reshape(-1, words.shape[1], words.shape[2])
+    most = columns.shape[-1] // 2 - 2
+    log_probs: Any = np.ascontiguousarray(columns[..., 2 + most :]).view(np.float32)
+    valid, top_token = columns[..., 1].astype(bool), columns[..., 2 : 2 + most]
+    return Decoded(columns[..., 0], log_probs[..., 0], log_probs[..., 1], valid, top_token, log_probs[..., 2:])
 
 
 def _filled(tokens: Sequence[int], size: int) -> list[int]:

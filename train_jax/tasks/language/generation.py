@@ -89,12 +89,20 @@ class TextModel:
     """The model of a run with its averaged weights, and the tokenizer of its data; see `train_jax.load_run`."""
 
     def __init__(self, run: Restored, data_dir: str | None = None, devices: Devices | None = None):
-        """`data_dir` has the tokenizer, by default that of the run. Raises `UserError` for another tokenizer."""
+        """`data_dir` has the tokenizer, by default the data of the run.
+
+        Raises `UserError` for a run that is not of a language model, and for another tokenizer.
+        """
         self._run, self._devices = run, devices or Devices(1)
-        data_dir = data_dir or data_dirs(run.config.data_dir)[0]
-        asked = isinstance(run.task, InstructionTask)
-        self.tokenizer = instruction_tokenizer(data_dir) if asked else Tokenizer.load(data_dir)
-        vocab_size = (run.task if asked else language_task(run)).sizes["vocab_size"]
+        own = data_dirs(run.config.data_dir)[0]
+        data_dir = data_dir or own
+        if isinstance(run.task, InstructionTask):
+            vocab_size = run.task.sizes["vocab_size"]
+            is_data_set = (path_of(data_dir) / "metadata.json").is_file()
+            self.tokenizer = instruction_tokenizer(data_dir if is_data_set else own, data_dir)
+        else:
+            vocab_size = language_task(run).sizes["vocab_size"]
+            self.tokenizer = Tokenizer.load(data_dir)
         if self.tokenizer.vocab_size != vocab_size:
             raise UserError(
                 f"the tokenizer of {data_dir} has {self.tokenizer.vocab_size:,} tokens, the model {vocab_size:,}; give "
@@ -165,14 +173,14 @@ class TextModel:
 
 
 def with_cycles(run: Restored, cycles: int) -> Restored:
-    """Returns a run that recurs `cycles` times with the same weights; 0 recurs as often as in training.
+    """Returns a run with another number of cycles and the same weights; 0 for as many as in training.
 
     Raises `UserError` for a model without cycles.
     """
     if not cycles:
         return run
     if not isinstance(run.config.arch, HRMTextConfig):
-        raise UserError(f"--cycles {cycles}: --model {run.config.model} has no cycles; omit it")
+        raise UserError(f"--cycles {cycles} is an option of HRM-Text, not of --model {run.config.model}; omit it")
     try:
         return run.with_arch(run.config.arch.with_cycles(cycles))
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""Exports a run as a folder that `transformers` loads, and therefore vLLM and SGLang.
+"""A run as a folder that `transformers` loads.
 
 `NanoChatForCausalLM` is nanochat's model of November 2025. Its weights have other names and the same values; rotary
 channels are in the same order. It computes the rotary tables in the dtype of the activations, here they are stored in
-bfloat16. `HrmTextForCausalLM` is HRM-Text. Its tokenizer makes an instruction of a text, and marks all tokens of it by
-`token_type_ids`, which the model needs to read it in both directions.
+bfloat16. `HrmTextForCausalLM` is HRM-Text. Its tokenizer makes an instruction of a text, and gives each of its tokens
+the type 1 in `token_type_ids`, which the model needs to read it in both directions.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ INSTRUCTION_TEMPLATE = """\
 {%%- endfor -%%}
 {{- '%s' -}}
 """
-"""Template that renders messages as one instruction, between its special tokens; without `token_type_ids`."""
+"""Renders messages as one instruction, between its special tokens.
+
+The text has no `token_type_ids`: the tokenizer of `transformers` adds them, and the model of a program that does not
+pass them on reads the instruction in one direction.
+"""
 
 
 def write_folder(run: Restored, folder: Path) -> Iterator[Path]:
@@ -171,9 +175,10 @@ def _hrm_config(arch: HRMTextConfig, tokenizer: Tokenizer, weights: Mapping[str,
 
 
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns `tokenizer.json` that puts <|bos|> before a text, as in training; the chat template has its own.
+    """Returns the content of `tokenizer.json`: the tokenizer puts <|bos|> before a text, as in training.
 
-    It converts a text to an instruction if the model was trained on instructions, with 1 as the type of each token.
+    The tokenizer of a model of instructions puts the special tokens of an instruction around the text, and gives all
+    its tokens the type 1. The chat template has its own special tokens.
     """
     form, type_id = tokenizer.instructions, int(tokenizer.instructions is not None)
     before, after = (form.begin, (form.end,)) if form else ((tokenizer.bos,), ())

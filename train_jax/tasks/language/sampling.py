@@ -13,9 +13,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 _GENERATOR = "threefry2x32"
+MOST_PROBABLE = 20
+"""The largest number of most probable tokens that are returned with a chosen one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,26 @@ def choose_tokens(
     token = jnp.where(forced >= 0, forced, jnp.argmax(kept + noise, axis=-1).astype(jnp.int32))
     sampled = _log_prob(kept, token)
     return Choice(token, _log_prob(logits, token), jnp.where(drawn, sampled, jnp.where(forced >= 0, sampled, 0.0)))
+
+
+def most_probable(
+    logits: Float[Array, "rows vocab_size"], wanted: Bool[Array, " rows"]
+) -> tuple[Int[Array, "rows most"], Float[Array, "rows most"]]:
+    """Returns the most probable tokens of each row, up to `MOST_PROBABLE`, and their log-probabilities.
+
+    They are computed if any row wants them, and are 0 otherwise.
+    """
+    count = min(MOST_PROBABLE, logits.shape[-1])
+
+    def largest(logits: Array) -> tuple[Array, Array]:
+        values, tokens = jax.lax.top_k(logits, count)
+        return tokens.astype(jnp.int32), values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+    def nothing(logits: Array) -> tuple[Array, Array]:
+        shape = len(logits), count
+        return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+
+    return jax.lax.cond(jnp.any(wanted), largest, nothing, logits.astype(jnp.float32))
 
 
 def _log_prob(logits: Float[Array, "rows vocab_size"], token: Int[Array, " rows"]) -> Float[Array, " rows"]:

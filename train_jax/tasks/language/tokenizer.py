@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,9 @@ SPLIT_PATTERN = (
 
 JSON_NAME = "tokenizer.json"
 RANKS_NAME = "tokenizer.tiktoken"
+_BLANK = re.compile(r"\s+")
+_LONGEST_BLANK = 500_000
+"""The regular expressions of tiktoken abort at about a million blank characters in a row."""
 _LARGEST_BYTES = 2**28
 _DOCUMENTS_AT_ONCE = 64
 
@@ -93,7 +97,9 @@ class Tokenizer:
 
     @property
     def bos(self) -> int:
-        """The id of the token that begins every document."""
+        """The id of the token that begins every document. Raises `UserError` if there is none."""
+        if BOS not in self.specials:
+            raise UserError(f"the tokenizer has no token {BOS}; use one of `trm tokenizer train`")
         return self.specials[BOS]
 
     @property
@@ -114,9 +120,11 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Encodes several texts in parallel."""
+        """Encodes several texts in parallel. Raises `UserError` for a text that tiktoken cannot split."""
         for text in texts:
             text.encode()  # tiktoken replaces lone surrogates without an error
+            if len(text) > _LONGEST_BLANK and max(map(len, _BLANK.findall(text)), default=0) > _LONGEST_BLANK:
+                raise UserError(f"a text has more than {_LONGEST_BLANK:,} blank characters in a row; remove some")
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=threads)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -166,7 +174,7 @@ class Tokenizer:
             content = json.loads(read_whole(path, largest_bytes=_LARGEST_BYTES))
             return _from_json(content)
         except FileNotFoundError:
-            raise UserError(f"{path} does not exist; write it with `trm tokenizer train`") from None
+            raise UserError(f"{path} does not exist; give its folder, or write it with `trm tokenizer train`") from None
         except (DamagedError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = " ".join(f"{error}".split())[:100]
             raise UserError(
@@ -211,8 +219,6 @@ def _from_json(content: Any) -> Tokenizer:
     tokenizer = Tokenizer(ranks, str(split["pattern"]["Regex"]), [str(token["content"]) for token in specials])
     if _json_of(tokenizer) != content:
         raise ValueError("its merges, ids or options differ")
-    if BOS not in tokenizer.specials:
-        raise ValueError(f"it has no {BOS}")
     return tokenizer
 
 

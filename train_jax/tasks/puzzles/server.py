@@ -106,6 +106,11 @@ class Player:
         return ["".join(characters[first : first + drawing.cols]) for first in rows]
 
 
+def first_solution(players: Iterable[Player], text: str) -> str | None:
+    """Returns the answer of the first player that reads the puzzle, which depends on its size; None if none does."""
+    return next((answer for player in players if (answer := player.solution(text)) is not None), None)
+
+
 class PuzzleService:
     """Puzzle models by their names; the first one solves for requests that name none."""
 

@@ -6,6 +6,7 @@ An expression is read as syntax and computed by the few operations below; nothin
 from __future__ import annotations
 
 import ast
+import logging
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 Functions = Mapping[str, Callable[[str], str | None]]
 """Functions of a text, by their names in a call; None is no output."""
 
+_LOG = logging.getLogger(__name__)
 _LONGEST = 200
 _LARGEST_DIGITS = 60
 _BINARY = {
@@ -43,12 +45,16 @@ def calculate(expression: str, functions: Functions | None = None) -> str | None
         expression = expression.replace(",", "")
     try:
         node = ast.parse(expression, mode="eval").body
-        match node:
-            case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=str() as text)], keywords=[]):
-                return (functions or {})[name](text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=str() as text)], keywords=[]):
+            function = (functions or {}).get(name)
+            return function(text) if function else None
+    try:
         value = _value(node)
         return str(value) if math.isfinite(value) and abs(value) < 10**_LARGEST_DIGITS else None
-    except (SyntaxError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError, MemoryError):
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
         return None
 
 
@@ -84,7 +90,8 @@ def answer_ends(tokenizer: Tokenizer, *, has_tool: bool = True, functions: Funct
 def tool_of(tokenizer: Tokenizer, functions: Functions | None = None) -> Callable[[Sequence[int]], list[int] | None]:
     """Returns a function for `Request.respond`: after a call of Python, the tokens of its output.
 
-    It returns no tokens after a call that the calculator does not compute, and None after another stop token.
+    It returns no tokens after a call that the calculator does not compute or whose function fails, and None after
+    another stop token.
     """
     special = special_tokens(tokenizer)
     start, end = special["<|python_start|>"], special["<|python_end|>"]
@@ -95,7 +102,12 @@ def tool_of(tokenizer: Tokenizer, functions: Functions | None = None) -> Callabl
         if start not in tokens:
             return []
         last = len(tokens) - 1 - list(reversed(tokens)).index(start)
-        value = calculate(tokenizer.decode(tokens[last + 1 : -1]), functions)
+        expression = tokenizer.decode(tokens[last + 1 : -1])
+        try:
+            value = calculate(expression, functions)
+        except Exception:  # of a function: an error here would end the engine, and with it all other answers
+            _LOG.exception("the call %r failed", expression)
+            value = None
         if value is None:
             return []
         return [special["<|output_start|>"], *tokenizer.encode(value), special["<|output_end|>"]]

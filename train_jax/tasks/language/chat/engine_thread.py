@@ -205,7 +205,7 @@ class EngineThread:
         text, content = answer.texts[number], row.content
         new = slice(answer.taken[number], len(content))
         answer.taken[number] = len(content)
-        piece, finish = text.feed(content[new], row.log_probs[new]), None
+        piece, finish = text.feed(content[new], row.log_probs[new], row.most_probable[new]), None
         if text.stopped:
             self.engine.cancel(row)
         if row.finish is not None:

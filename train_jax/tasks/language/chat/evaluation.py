@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import Any
 
 import jax.numpy as jnp
@@ -66,8 +67,7 @@ class Score:
 
 def chat_core(scores: Iterable[Score]) -> float:
     """Returns the mean of the centered accuracies."""
-    centered = [score.centered for score in scores]
-    return sum(centered) / len(centered)
+    return mean(score.centered for score in scores)
 
 
 # ---- texts

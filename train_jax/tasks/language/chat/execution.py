@@ -1,9 +1,9 @@
 """Runs Python programs that a model wrote, apart from everything else.
 
-A program has namespaces of its own: no network, no other processes, all files read-only. What it writes goes to a small
-file system in memory, which also hides the folders where sockets of services are. It has one process without rights, so
-that it can undo none of this, and one limit of memory, as of time; an attempt at another process is its end. This file
-is also the script of the process that prepares all that; the script imports only the standard library.
+A program has namespaces of its own: no network, no other processes, all files read-only. What it writes goes to one
+small file system in memory, which also hides the folders where sockets of services are. It has one process without
+rights, so that it can undo none of this, and one limit of memory, as of time; an attempt at another process is its end.
+This file is also the script of the process that prepares all that; the script imports only the standard library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HIDDEN = ("/run", "/proc", "/tmp", "/var/tmp", "/dev/shm", "/home", "/root")
 _WORK = "/run"
 
 _NEW = {"user": 0x10000000, "net": 0x40000000, "mount": 0x00020000, "pid": 0x20000000, "ipc": 0x08000000}
-_RECURSIVE, _PRIVATE, _BIND, _NO_SUID, _NO_DEVICES, _DETACH = 0x4000, 0x40000, 0x1000, 2, 4, 2
+_RECURSIVE, _PRIVATE, _BIND, _NO_SUID, _NO_DEVICES = 0x4000, 0x40000, 0x1000, 2, 4
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 1
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _SECCOMP_FILTER, _CAPABILITIES = 38, 22, 2, 0x20080522
 
@@ -57,18 +57,18 @@ _BY_LIMIT = (signal.SIGKILL, signal.SIGXCPU)
 
 
 class Execution(NamedTuple):
-    """What a program did."""
+    """The result of a program."""
 
     passed: bool
-    """Whether it came to its end without an error, in time."""
+    """True if the program ended without an error, in time."""
     output: str = ""
-    """What it printed, without what else its standard output had; empty if it did not come to an end."""
+    """The text that the program printed; empty if it did not come to its end."""
     error: str = ""
     timed_out: bool = False
 
 
 def passes(program: str, seconds: int = SECONDS) -> bool:
-    """Returns whether a program comes to its end without an error, in time; raises as `execute` does."""
+    """Returns True if a program ends without an error, in time. Raises `UserError` as `execute` does."""
     return execute(program, seconds).passed
 
 
@@ -120,7 +120,10 @@ def _check(result: int, step: str) -> None:
 
 
 def _hide(libc: ctypes.CDLL) -> None:
-    """Mounts empty file systems over the hidden folders, and Python's own folders into them where they were there."""
+    """Mounts an empty folder over each hidden one, with Python's own folders in it if they were there.
+
+    The empty folders are in one file system in memory, so that there is one limit. The last one hides its root.
+    """
 
     def bind(source: Path, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
@@ -129,18 +132,16 @@ def _hide(libc: ctypes.CDLL) -> None:
     hidden = [folder for folder in map(Path, _HIDDEN) if folder.is_dir()]
     python = {Path(each).absolute() for each in (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))}
     places = {each for path in python for each in (path, path.resolve())}
-    inside = sorted(each for each in places if any(each.is_relative_to(folder.resolve()) for folder in hidden))
-    kept = [Path(_WORK, f".python{number}") for number in range(len(inside))]
-    for folder in hidden:  # the first one is that of the work
-        options = f"size={FILE_BYTES}".encode()
-        _check(libc.mount(b"tmpfs", bytes(folder), b"tmpfs", _NO_SUID | _NO_DEVICES, options), f"tmpfs on {folder}")
-        if folder == Path(_WORK):
-            for path, place in zip(inside, kept, strict=True):
-                bind(path.resolve(), place)
-    for path, place in zip(inside, kept, strict=True):
-        bind(place, path)
-        _check(libc.umount2(bytes(place), _DETACH), f"unmount {place}")
-        place.rmdir()
+    sources = {path: path.resolve() for path in sorted(places)}
+    options = f"size={FILE_BYTES}".encode()
+    _check(libc.mount(b"tmpfs", _WORK.encode(), b"tmpfs", _NO_SUID | _NO_DEVICES, options), "tmpfs")
+    for number, folder in enumerate(reversed(hidden)):  # the last one is that of the work
+        empty, place = Path(_WORK, f"{number}"), folder.resolve()
+        empty.mkdir()
+        for path, source in sources.items():
+            if path.is_relative_to(place):
+                bind(source, empty / path.relative_to(place))
+        bind(empty, folder)
 
 
 def _limit(seconds: int) -> None:

@@ -71,7 +71,7 @@ class Problems(ABC):
     OPTIONS: ClassVar[dict[str, Any]] = {}
     """Names and default values."""
     takes_any_option: ClassVar[bool] = False
-    """True if there are further options: whole numbers and texts."""
+    """True if there are further options, whose values are True, False, numbers or texts."""
 
     def __init__(self, split: Split, *, seed: int = 0, count: int | None = None, folder: str = "", **options: Any):
         """Makes or reads the items.
@@ -162,9 +162,11 @@ class Arithmetic(Problems):
         operators = self.options["operators"]
         for name, least, most in (("operations", 1, 8), ("digits", 1, 6), ("steps", 0, 100)):
             if not least <= self.options[name] <= most:
-                raise UserError(f"{name}={self.options[name]} of arithmetic; use {least} to {most}")
+                raise UserError(
+                    f"the task arithmetic has the option {name}={self.options[name]}; use {least} to {most}"
+                )
         if not operators or set(operators) - set("+-*"):
-            raise UserError(f"operators={operators} of arithmetic; use some of +-*")
+            raise UserError(f"the task arithmetic has the option operators={operators}; use some of +-*")
         asked = sorted((name, value) for name, value in self.options.items() if name != "steps")
         rng = Random(f"arithmetic {asked} {self.split} {self.seed}")
         items: list[str] = []

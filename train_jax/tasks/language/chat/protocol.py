@@ -21,7 +21,7 @@ from train_jax.tasks.language.chat.conversations import parse_conversation, rend
 from train_jax.tasks.language.chat.text_stream import Piece, TextStream, TokenText, answer_stream, joined
 from train_jax.tasks.language.engine import Request
 from train_jax.tasks.language.generation import encode_prompts
-from train_jax.tasks.language.sampling import Sampling
+from train_jax.tasks.language.sampling import MOST_PROBABLE, Sampling
 from train_jax.tasks.language.tokenizer import Tokenizer
 
 _Kind = TypeVar("_Kind", bound="Fields")
@@ -49,15 +49,12 @@ class Fields:
     """Fields that would change an answer and that nothing here computes, with the value that changes none."""
 
 
-_ONLY_CHOSEN = "0 (only the chosen token has a log-probability)"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChatFields(Fields):
     max_completion_tokens: Annotated[int | None, Range(1, 2**20)] = None
     """The newer name of `max_tokens`."""
     logprobs: bool = False
-    top_logprobs: Annotated[int, Range(0, 0, expected=_ONLY_CHOSEN)] = 0
+    top_logprobs: Annotated[int, Range(0, MOST_PROBABLE)] = 0
     parts: bool = False
     """Not a field of OpenAI: whether the answer also has its parts: text, calls of tools and their outputs."""
 
@@ -67,7 +64,7 @@ class ChatFields(Fields):
 @dataclass(frozen=True, kw_only=True)
 class TextFields(Fields):
     max_tokens: Annotated[int | None, Range(1, 2**20)] = 16
-    logprobs: Annotated[int | None, Range(0, 0, expected=_ONLY_CHOSEN)] = None
+    logprobs: Annotated[int | None, Range(0, MOST_PROBABLE)] = None
     best_of: Annotated[int, Range(1, 1, expected="1 (n is the number of choices)")] = 1
 
     REFUSED: ClassVar = {**Fields.REFUSED, "echo": False, "suffix": ""}
@@ -102,6 +99,10 @@ def read_chat(
     the answer.
     """
     fields = _fields(ChatFields, body)
+    if fields.top_logprobs and not fields.logprobs:
+        raise ApiError(
+            400, f"top_logprobs is {fields.top_logprobs} without logprobs; set logprobs to true", "top_logprobs"
+        )
     if isinstance(messages := body.get("messages"), list):
         messages = [_plain_message(message) for message in messages]
     try:
@@ -116,7 +117,8 @@ def read_chat(
         most, name = fields.max_tokens, "max_tokens"
     most = _room("messages", name, prompt, most, longest, capacity)
     stop = _stop_strings(body.get("stop"))
-    requests = _requests([(prompt, most)], fields, answer_ends(tokenizer, functions=functions))
+    ends = answer_ends(tokenizer, functions=functions)
+    requests = _requests([(prompt, most)], fields, ends | {"most_probable": fields.top_logprobs})
     return Call(
         CHAT,
         requests,
@@ -150,7 +152,7 @@ def read_completion(body: dict[str, Any], tokenizer: Tokenizer, *, longest: int,
         raise ApiError(400, f"{len(prompts)} prompts and n {fields.n} are more than 64 choices; use fewer", "prompt")
     sized = [(p, _room("prompt", "max_tokens", p, fields.max_tokens, longest, capacity)) for p in prompts]
     stop = _stop_strings(body.get("stop"))
-    requests = _requests(sized, fields, {"stop": (tokenizer.stop,)})
+    requests = _requests(sized, fields, {"stop": (tokenizer.stop,), "most_probable": fields.logprobs or 0})
     logprobs = fields.logprobs is not None
     return Call(TEXT, requests, lambda: TextStream(tokenizer, stop=stop), fields.stream, _include_usage(body), logprobs)
 
@@ -214,11 +216,11 @@ def _include_usage(body: dict[str, Any]) -> bool:
     return bool(include)
 
 
-def _requests(sized: Sequence[tuple[tuple[int, ...], int]], fields: Fields, ends: dict[str, Any]) -> list[Request]:
+def _requests(sized: Sequence[tuple[tuple[int, ...], int]], fields: Fields, options: dict[str, Any]) -> list[Request]:
     seed = secrets.randbits(64) if fields.seed is None else fields.seed % 2**64
     sampling = Sampling(temperature=fields.temperature, top_k=fields.top_k, top_p=fields.top_p)
     return [
-        Request(prompt=prompt, max_tokens=most, sampling=sampling, seed=seed, sample=sample, **ends)
+        Request(prompt=prompt, max_tokens=most, sampling=sampling, seed=seed, sample=sample, **options)
         for prompt, most in sized
         for sample in range(fields.n)
     ]
@@ -244,9 +246,12 @@ class Form:
 
 
 def _chat_log_probs(tokens: Sequence[TokenText]) -> dict[str, Any]:
+    def record(token: bytes, log_prob: float) -> dict[str, Any]:
+        return {"token": _shown(token), "logprob": log_prob, "bytes": list(token)}
+
     return {
         "content": [
-            {"token": _shown(each), "logprob": each.log_prob, "bytes": list(each.bytes), "top_logprobs": []}
+            record(each.bytes, each.log_prob) | {"top_logprobs": [record(*other) for other in each.most_probable]}
             for each in tokens
         ],
         "refusal": None,
@@ -255,15 +260,18 @@ def _chat_log_probs(tokens: Sequence[TokenText]) -> dict[str, Any]:
 
 def _text_log_probs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     return {
-        "tokens": [_shown(each) for each in tokens],
+        "tokens": [_shown(each.bytes) for each in tokens],
         "token_logprobs": [each.log_prob for each in tokens],
-        "top_logprobs": None,
+        # Of several tokens that are shown alike, the most probable one is in the dictionary.
+        "top_logprobs": [{_shown(each): other for each, other in reversed(token.most_probable)} for token in tokens]
+        if any(each.most_probable for each in tokens)
+        else None,
         "text_offset": [each.start for each in tokens],
     }
 
 
-def _shown(token: TokenText) -> str:
-    return token.bytes.decode("utf-8", errors="replace")
+def _shown(token: bytes) -> str:
+    return token.decode("utf-8", errors="replace")
 
 
 CHAT = Form(

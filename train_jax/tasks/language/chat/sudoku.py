@@ -55,7 +55,7 @@ class Sudoku(Problems):
 
     def items(self, count: int | None) -> Sequence[str]:
         if not 1 <= self.options["empty"] <= 10:
-            raise UserError(f"empty={self.options['empty']} of sudoku; use 1 to 10")
+            raise UserError(f"the task sudoku has the option empty={self.options['empty']}; use 1 to 10")
         rng = Random(f"sudoku {self.options} {self.split} {self.seed}")
         items: dict[str, None] = {}
         misses, wanted = 0, 1000 if count is None else count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ TASKS: dict[str, type[Problems]] = {
         sudoku.Sudoku,
     )
 }
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _WITH_COUNT = re.compile(r"(.*):(\d+)", re.DOTALL)
 
 
@@ -59,7 +59,7 @@ def task_name(text: str) -> TaskName:
 def _option(task: type[Problems], option: str, text: str) -> tuple[str, Any]:
     name, _, value = option.partition("=")
     if name and value and task.takes_any_option and name not in task.OPTIONS:
-        return name, int(value) if _WHOLE.fullmatch(value) else value
+        return name, _literal(value)
     if name not in task.OPTIONS:
         known = ", ".join(f"{each}={default}" for each, default in task.OPTIONS.items()) or "no options"
         raise UserError(f"--tasks {text}: unknown option {name!r}; the task has {known}")
@@ -67,3 +67,13 @@ def _option(task: type[Problems], option: str, text: str) -> tuple[str, Any]:
     if not value or (isinstance(default, int) and not value.isdecimal()):
         raise UserError(f"--tasks {text}: {name}={value}, expected a value such as {name}={default}")
     return name, type(default)(value)
+
+
+def _literal(value: str) -> bool | int | float | str:
+    """Returns True, False or a number if the text is one, else the text."""
+    if value in ("True", "False"):
+        return value == "True"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    return value

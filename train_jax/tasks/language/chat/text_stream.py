@@ -21,6 +21,8 @@ class TokenText(NamedTuple):
     """The number of characters before it."""
     bytes: bytes
     log_prob: float
+    most_probable: Sequence[tuple[bytes, float]] = ()
+    """The most probable tokens in its place with their log-probabilities."""
 
 
 class Piece(NamedTuple):
@@ -86,11 +88,16 @@ class TextStream:
         self.stopped = False
         """True if a stop string was found; what follows has no text."""
 
-    def feed(self, tokens: Sequence[int], log_probs: Sequence[float]) -> Piece:
+    def feed(
+        self,
+        tokens: Sequence[int],
+        log_probs: Sequence[float],
+        most_probable: Sequence[Sequence[tuple[int, float]]] = (),
+    ) -> Piece:
         """Returns the text that is known after further tokens."""
-        for token, log_prob in zip(tokens, log_probs, strict=True):
+        for token, log_prob, top in zip(tokens, log_probs, most_probable or [()] * len(tokens), strict=True):
             if not self.stopped and not self._is_apart(token):
-                self._add(token, log_prob)
+                self._add(token, log_prob, top)
         return self._piece(len(self._text) - (0 if self.stopped else self._held()))
 
     def finish(self) -> Piece:
@@ -118,14 +125,15 @@ class TextStream:
             self._apart.append((len(self._text), part))
             self._inside, self._content = None, b""
 
-    def _add(self, token: int, log_prob: float) -> None:
+    def _add(self, token: int, log_prob: float, top: Sequence[tuple[int, float]]) -> None:
         shown = self._shown_as.get(token)
         if shown is not None:
             self._end_character()
             self._extend(shown)
             return
         content = self._tokenizer.bytes_of(token)
-        self._tokens.append(TokenText(len(self._text), content, log_prob))
+        most_probable = [(self._tokenizer.bytes_of(each), other) for each, other in top]
+        self._tokens.append(TokenText(len(self._text), content, log_prob, most_probable))
         self._extend(self._decoder.decode(content))
 
     def _end_character(self) -> None:
@@ -164,8 +172,11 @@ class TextStream:
 
 
 def answer_stream(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
-    """Returns the stream of an assistant's message: calls of tools and their outputs stand apart from its text."""
-    special = special_tokens(tokenizer)
-    names: dict[str, PartType] = {"python": "python", "output": "python_output"}
+    """Returns the stream of an assistant's message: calls of tools and their outputs stand apart from its text.
+
+    A response to an instruction has none.
+    """
+    special = tokenizer.specials if tokenizer.instructions else special_tokens(tokenizer)
+    names: dict[str, PartType] = {} if tokenizer.instructions else {"python": "python", "output": "python_output"}
     apart = {special[f"<|{name}_start|>"]: Apart(special[f"<|{name}_end|>"], kind) for name, kind in names.items()}
     return TextStream(tokenizer, stop=stop, apart=apart, shown_as=dict.fromkeys(special.values(), ""))

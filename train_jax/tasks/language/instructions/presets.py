@@ -56,9 +56,8 @@ def _tiny() -> RunConfig:
         task_config=InstructionConfig(),
         model="hrm_text",
         arch=arch,
-        optim=_optimizer(
-            1e-3, 100, ema_decay=0.99
-        ),  # after 1000 steps, 90 % of an average of 0.9999 are initial weights
+        # After 1000 steps, averages that decay by 0.9999 would still consist of the initial weights by 90 %.
+        optim=_optimizer(1e-3, 100, ema_decay=0.99),
         compute=ComputeConfig(),
         steps=1000,
         global_batch_size=8,

@@ -9,12 +9,14 @@ from train_jax.tasks.language.tokenizer import InstructionForm, Tokenizer
 _CONDITION = "direct"
 
 
-def instruction_tokenizer(directory: str) -> Tokenizer:
+def instruction_tokenizer(directory: str, tokenizer_dir: str | None = None) -> Tokenizer:
     """Returns the tokenizer of a data set; the tokens that pad its vocabulary are special ones.
 
-    Prompts have the condition `direct`, or the only other one there is. Raises `UserError` for damaged data.
+    Its `tokenizer.json` is in `tokenizer_dir`, by default in the folder of the data set; a published one may have none.
+    Prompts have the condition `direct`, or the first one without it. Raises `UserError` for damaged data.
     """
-    data, tokenizer = InstructionSet(directory), Tokenizer.load(directory)
+    tokenizer_dir = tokenizer_dir or directory
+    data, tokenizer = InstructionSet(directory), Tokenizer.load(tokenizer_dir)
     unused = (f"<|unused_{number}|>" for number in range(tokenizer.vocab_size, data.vocab_size))
     tokenizer = Tokenizer(tokenizer.ranks, tokenizer.pattern, (*tokenizer.specials, *unused))
     info = data.metadata["tokenizer_info"]
@@ -25,7 +27,7 @@ def instruction_tokenizer(directory: str) -> Tokenizer:
         tokenizer.instructions = InstructionForm((*begin, tokenizer.specials[condition]), *end, *stop)
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UserError(
-            f"{directory}/metadata.json names a token that is not special in its tokenizer.json ({error}); build the "
-            "data set with `trm build-data instructions`"
+            f"{directory}/metadata.json names a token that is not special in {tokenizer_dir}/tokenizer.json ({error}); "
+            "give the tokenizer of the data set, or build it with `trm build-data instructions`"
         ) from None
     return tokenizer
