@@ -14,8 +14,10 @@ from jax import export
 
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import CARRY, STATE, Checkpoints, by_name, like_tree
+from train_jax.run.config import ComputeConfig
 from train_jax.run.files import whole_file
 from train_jax.run.folder import read_run
+from train_jax.run.kernels import kernels
 from train_jax.run.restore import choose
 from train_jax.runtime.devices import Devices
 from train_jax.start import Training, start
@@ -50,8 +52,10 @@ def export_step(run_dir: str, step: str, devices: int) -> ExportedStep:
         number = choose(checkpoints, step)
         compute = dataclasses.replace(config.compute, runner="shard_map", load="")
         training = start(dataclasses.replace(config, compute=compute), devices=Devices(devices, "shard_map"))
-        if compute.shard_optimizer or training.task.variants(training.total_steps).after(number) is not None:
-            raise UserError("a step with compute.shard_optimizer, or of a run whose step changes, cannot be exported")
+        if compute.shard_optimizer:
+            raise UserError(f"{run_dir} has compute.shard_optimizer, whose step is not exported; continue it without")
+        if training.task.variants(training.total_steps).after(number) is not None:
+            raise UserError(f"the train step of {run_dir} still changes after step {number}; give a later --step")
         resumed = checkpoints.restore_step(number, training.initial_state(continues=True))
     batch = training.batches.from_step(min(number, training.total_steps - compute.steps_per_dispatch))
     first = {name: x[:, 0] for name, x in batch.items()} if compute.steps_per_dispatch > 1 else batch
@@ -64,20 +68,26 @@ def export_step(run_dir: str, step: str, devices: int) -> ExportedStep:
 
 
 def _program(training: Training, state: Any, carry: Any, batch: Any, key: Any) -> export.Exported:
-    """Names instead of classes, which JAX would have to know where the program is loaded."""
-    step, compute = training.parallel_step(), training.config.compute
+    """Returns the step with names instead of classes, which JAX would have to know where the program is loaded."""
+    step, devices = training.parallel_step(), training.devices
 
     def by_names(arrays: dict[str, Any], batch: dict[str, Any], key: jax.Array) -> Any:
         inputs = like_tree(state, arrays, STATE), like_tree(carry, arrays, CARRY)
         state_after, carry_after, metrics = step(*inputs, batch, key)
         return by_name(state_after, STATE) | by_name(carry_after, CARRY), metrics
 
-    devices = training.devices
     arrays = by_name(devices.shapes(state), STATE) | by_name(devices.shapes(carry, sharded=True), CARRY)
-    kernels = "fused" in (compute.attention, compute.mlp)
-    platforms = (training.devices.platform,) if kernels else PLATFORMS
-    exporting = export.export(jax.jit(by_names), platforms=platforms)
+    exporting = export.export(jax.jit(by_names), platforms=platforms_for(training.config.compute, devices.platform))
     return exporting(arrays, devices.shapes(batch, sharded=True), devices.shapes(key))
+
+
+def platforms_for(compute: ComputeConfig, platform: str) -> tuple[str, ...]:
+    """Returns the platforms of a step that was traced on one of them, with the names of `jax.export`.
+
+    Kernels are those of one platform. So is attention that was traced on a GPU, which may be cuDNN's.
+    """
+    of_one = platform == "gpu" or kernels(compute, platform)["lowerings"]
+    return (export.default_export_platform(),) if of_one else PLATFORMS
 
 
 def write_step(folder: Path, exported: ExportedStep) -> None:

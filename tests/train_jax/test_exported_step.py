@@ -11,6 +11,8 @@ from support.markers import slow_or_campaign
 from support.scripts import run_script
 
 from train_jax.__main__ import main
+from train_jax.exported_step import PLATFORMS, platforms_for
+from train_jax.run.config import ComputeConfig
 
 ELSEWHERE = """
 import sys
@@ -43,7 +45,6 @@ assert not [name for name, module in sys.modules.items() if name.startswith("tor
 @pytest.mark.parametrize("devices", slow_or_campaign([2], [1]))
 def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices):
     """Bit for bit on two devices. On one, XLA rounds 20 steps of the two programs differently (6e-8)."""
-    pytest.importorskip("flatbuffers")  # which `serialize` imports
     run_script("exported_steps", data_dir, tmp_path, devices)
     flags = f"--xla_force_host_platform_device_count={devices}"
     environment = {"PATH": os.environ["PATH"], "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
@@ -60,6 +61,25 @@ def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices
     convention = json.loads((tmp_path / "step/convention.json").read_text())
     assert (convention["step"], convention["devices"]) == (3, devices)
     assert set(convention["arrays"]) | {"key"} == set(before.files)
+
+
+@pytest.mark.parametrize(
+    ("platform", "fields", "platforms"),
+    [
+        ("cpu", {}, PLATFORMS),
+        ("tpu", {}, PLATFORMS),
+        ("gpu", {}, ("cuda",)),
+        ("tpu", {"mlp": "fused"}, ("tpu",)),
+        ("cpu", {"attention": "fused"}, PLATFORMS),  # there are no such kernels on a CPU
+        ("cpu", {"choices": "cpu/trm::mix_positions=joined"}, ("cpu",)),
+        ("cpu", {"choices": "tpu/trm::mix_positions=fused"}, PLATFORMS),
+    ],
+)
+def test_a_step_with_kernels_is_for_their_platform(platform, fields, platforms, monkeypatch):
+    """So is one that was traced on a GPU, where attention in half precision may be cuDNN's."""
+    own = {"gpu": "cuda"}.get(platform, platform)
+    monkeypatch.setattr("jax.export.default_export_platform", lambda: own)
+    assert platforms_for(ComputeConfig(**fields), platform) == platforms
 
 
 @pytest.mark.parametrize("words", [["--average-last", "2"], ["--format", "huggingface"]])
