@@ -285,6 +285,7 @@ def test_every_task_with_a_stand_in_lacks_data_that_are_not_built(tmp_path):
 
 def test_hosts_of_which_one_has_no_data_are_refused(monkeypatch, tmp_path, data_dir, capsys):
     monkeypatch.setattr(stage, "exchange", lambda *_: ["true", "true", "false"])
+    monkeypatch.setattr(stage, "work", lambda *_: None)
     arguments = ["--data-dir", str(data_dir), "--output", str(tmp_path), "--worker"]
     assert main(["prove", "tiny", *arguments]) == 2
     assert "is there for process 0 and not for process 2; copy it to every host" in capsys.readouterr().err

@@ -119,6 +119,31 @@ def test_a_saved_program_runs_with_the_number_of_steps_that_it_has(pretending, c
     assert row.status == "PASS" and " --steps " not in given.read_text()
 
 
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("from the compilation cache", "PASS"),
+        ("into the compilation cache; the shipped program differs in jaxlib", "FAIL"),
+    ],
+)
+def test_a_shipped_program_is_the_only_one_that_its_run_can_find(pretending, tmp_path, monkeypatch, source, status):
+    script = f"""
+import os, sys
+there = sorted(os.listdir(os.environ["JAX_COMPILATION_CACHE_DIR"]))
+print("train step compiled in 0.1 s, {source}" if there == ["jit_step-1-cache", "shipped.json"] else there)
+assert "--steps" not in sys.argv and "pmap" in sys.argv"""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
+    (row,) = pretending(script).rows("program, shipped")
+    assert row.status == "n/a" and "names no folder of `trm compile-pod --fill-cache`" in row.measured
+    for name in ("jit_step-1-cache", "jit_other-2-cache"):
+        (folder / name).write_text("a program")
+    (folder / "shipped.json").write_text(json.dumps({"jit_step-1-cache": {}}))
+    (row,) = pretending(script).rows("program, shipped")
+    assert row.status == status and f"train step compiled in 0.1 s, {source}; " in row.measured
+
+
 def test_a_program_in_storage_is_named_as_such(pretending, context):
     compute = dataclasses.replace(context.config.compute, load="gs://", runner="shard_map")
     context.config = dataclasses.replace(context.config, compute=compute)

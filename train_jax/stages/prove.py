@@ -79,7 +79,7 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
     if first:
         _measure_again(Record(folder), options)
     runs = () if options.choose else RUNS
-    for_runs = 60 * options.minutes * len(runs) * _SHARE_OF_A_RUN
+    for_runs = 60 * options.minutes * _SHARE_OF_RUNS if runs else 0.0
     status = supervise(_worker(options, arguments), deadline - for_runs, len(parts) + 1)
     if status == 2:
         raise SystemExit(2)
@@ -124,8 +124,8 @@ def _run(runs: Runs, record: Record, names: Sequence[str]) -> None:
 
 _START = "start"
 """The part whose row says that the parts on the devices did not begin, or did not end."""
-_SHARE_OF_A_RUN = 0.1
-"""Share of the time that is kept for each run; the parts on the devices have the rest."""
+_SHARE_OF_RUNS = 0.3
+"""Share of the time that is kept for the training runs; the parts on the devices have the rest."""
 
 
 def _worker(options: Prove, arguments: list[str]) -> list[str]:

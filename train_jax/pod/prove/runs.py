@@ -1,17 +1,20 @@
-"""Training runs of a proof, each in processes of its own: a profile, a kill and its continuation, a saved program."""
+"""Training runs of a proof, each in processes of its own: a profile, a kill and its continuation, programs that were
+compiled before."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from train_jax.errors import LostProcessError
@@ -19,9 +22,10 @@ from train_jax.pod.prove.context import Context
 from train_jax.pod.prove.rows import NO_TIME, Row, absent, passed
 from train_jax.pod.yardsticks import read_profile
 from train_jax.run.folder import RunFolder, complete_steps
+from train_jax.run.lines import read_lines
 from train_jax.run.storage import path_of
+from train_jax.runtime.compilation import SHIPPED, VARIABLE, shipped_programs
 
-RUNS = ("profile", "kill and continuation", "program, loaded")
 STEPS, SAVED = 6, 3
 """Steps of a run, and the step of its first checkpoint."""
 SAME = 1e-5
@@ -72,8 +76,7 @@ class Runs:
             return [absent(name, f"there is no data set at {self._context.config.data_dir}; trm build-data makes one")]
         self._deadline = min(self._last, time.monotonic() + self._seconds)
         try:
-            run = {"profile": self._profiled, "kill and continuation": self._continued, "program, loaded": self._loaded}
-            return run[name]()
+            return _OF_NAME[name](self)
         except _OverError:
             if self._deadline == self._last:
                 return [absent(name, NO_TIME)]
@@ -91,7 +94,9 @@ class Runs:
         return RunFolder(self._context.folder / "runs" / name)
 
     @contextlib.contextmanager
-    def _running(self, name: str, *fields: str) -> Iterator[_Run]:
+    def _running(
+        self, name: str, *fields: str, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[_Run]:
         """Starts a run; it is killed at the end of the block if it goes on then."""
         batch = str(self._context.config.eval_batch_size)
         shared = {
@@ -103,7 +108,8 @@ class Runs:
         words = [word for pair in shared.items() for word in pair]
         command = [*COMMAND, "train", self._context.name, *self._context.arguments, *words, *fields]
         with tempfile.TemporaryDirectory() as place, Path(place, "output").open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            variables = os.environ | environment
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
             try:
                 yield _Run(process, Path(output.name), self._deadline)
             finally:
@@ -153,20 +159,61 @@ class Runs:
         program = path_of(given) if given else self._context.program
         if not program.exists():
             return [absent("program, loaded", "no program was saved; give --compute.load FILE of compile-pod")]
-        self._new("loaded")
-        fields = ["--compute.attention", "plain", "--compute.mlp", "plain", "--compute.choices", ""]
-        if given:
-            steps = str(self._context.config.compute.steps_per_dispatch)
-            fields = ["--compute.steps-per-dispatch", steps, "--log-every-steps", steps, "--eval-every-steps", "0"]
-            fields += ["--checkpoint-every-steps", steps]
-        # With as many steps as the run has, not `STEPS`: their number is in the program.
-        with self._running("loaded", *fields, "--compute.load", str(program)) as run:
+        plain = ("--compute.attention", "plain", "--compute.mlp", "plain", "--compute.choices", "")
+        text = self._begun("loaded", *(self._own_dispatch() if given else plain), "--compute.load", str(program))
+        loaded = re.search(r"train step loaded in ([\d.]+) s", text)
+        how = f"loaded in {loaded[1]} s from {program}" if loaded else "the run did not say that it loaded the program"
+        return [passed("program, loaded", f"{how}; {self._first_step('loaded')}", fail=loaded is None)]
+
+    def _shipped(self) -> list[Row]:
+        """A run whose compilation cache holds what was compiled elsewhere, and nothing else."""
+        name, given = "program, shipped", os.environ.get(VARIABLE, "")
+        programs = shipped_programs(path_of(given)) if given else {}
+        if not programs:
+            return [absent(name, f"{VARIABLE} names no folder of `trm compile-pod --fill-cache`")]
+        with tempfile.TemporaryDirectory() as place:
+            for each in (*programs, SHIPPED):
+                Path(place, each).write_bytes((path_of(given) / each).read_bytes())
+            runner = ("--compute.runner", self._context.config.compute.runner, "--compute.compile-cache")
+            text = self._begun("shipped", *self._own_dispatch(), *runner, environment={VARIABLE: place})
+        compiled = re.search(r"train step compiled in .*", text)
+        how = compiled[0] if compiled else "the run did not say how it got its program"
+        return [passed(name, f"{how}; {self._first_step('shipped')}", fail="from the compilation cache" not in how)]
+
+    def _own_dispatch(self) -> list[str]:
+        """Returns the fields with which a run has the program of the run that is proved."""
+        steps = str(self._context.config.compute.steps_per_dispatch)
+        fields = ["--compute.steps-per-dispatch", steps, "--log-every-steps", steps, "--checkpoint-every-steps", steps]
+        return [*fields, "--eval-every-steps", "0"]
+
+    def _begun(self, name: str, *fields: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Returns the output of a run that ends after its first step.
+
+        It is to have as many steps as the run that is proved, not `STEPS`: their number is in the program.
+        """
+        self._new(name)
+        with self._running(name, *fields, environment=environment) as run:
             run.wait_until(lambda: "\nstep " in run.text)
             if run.process.poll() is not None:
                 run.check(0, *([] if self.first else [LostProcessError.STATUS]))
-            loaded = re.search(r"train step loaded in ([\d.]+) s", run.text)
-        how = f"loaded in {loaded[1]} s from {program}" if loaded else "the run did not say that it loaded the program"
-        return [passed("program, loaded", how, fail=loaded is None)]
+            return run.text
+
+    def _first_step(self, name: str) -> str:
+        """Returns in words when the first step was logged."""
+        times = {event["event"]: event["time"] for event in reversed(list(read_lines(self._folder(name).events)))}
+        if not {"continue", "progress"} <= times.keys():
+            return "no step"
+        return f"first step {times['progress'] - times['continue']:.1f} s after the restore"
+
+
+_OF_NAME: dict[str, Callable[[Runs], list[Row]]] = {
+    "profile": Runs._profiled,
+    "kill and continuation": Runs._continued,
+    "program, loaded": Runs._loaded,
+    "program, shipped": Runs._shipped,
+}
+RUNS = tuple(_OF_NAME)
+"""In their order."""
 
 
 def _losses(metrics: Path) -> dict[int, float]:
