@@ -22,16 +22,17 @@ from train_jax.run.restore import choose
 from train_jax.runtime.devices import Devices
 from train_jax.start import Training, start
 
-PROGRAM, ARRAYS, CONVENTION = "step.program", "state.npz", "convention.json"
+PROGRAM, ARRAYS, CONVENTION = "step.{platform}.program", "state.npz", "convention.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
+"""With their names in `jax.export`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportedStep:
     """A step and what it continues from."""
 
-    program: export.Exported
-    """`(arrays, batch, key) -> (arrays, metrics)`: dicts of arrays by the names of a checkpoint."""
+    programs: dict[str, export.Exported]
+    """`(arrays, batch, key) -> (arrays, metrics)` by platform: dicts of arrays by the names of a checkpoint."""
     arrays: dict[str, np.ndarray]
     """State and carry before the step, by name."""
     key: np.ndarray
@@ -63,12 +64,15 @@ def export_step(run_dir: str, step: str, devices: int) -> ExportedStep:
     carry = training.devices.from_rows(resumed.carry_like(training.devices.to_rows(carry)), carry)
     key = np.asarray(training.devices.random_key(config.seed))
     arrays = by_name(resumed.state, STATE) | by_name(carry, CARRY)
-    program = _program(training, resumed.state, carry, batch, key)
-    return ExportedStep(program, {name: np.asarray(x) for name, x in arrays.items()}, key, number, batch)
+    programs = _programs(training, resumed.state, carry, batch, key)
+    return ExportedStep(programs, {name: np.asarray(x) for name, x in arrays.items()}, key, number, batch)
 
 
-def _program(training: Training, state: Any, carry: Any, batch: Any, key: Any) -> export.Exported:
-    """Returns the step with names instead of classes, which JAX would have to know where the program is loaded."""
+def _programs(training: Training, state: Any, carry: Any, batch: Any, key: Any) -> dict[str, export.Exported]:
+    """Returns the step with names instead of classes, which JAX would have to know where a program is loaded.
+
+    A program for several platforms decides at every product which one it is on, and XLA then fuses other operations.
+    """
     step, devices = training.parallel_step(), training.devices
 
     def by_names(arrays: dict[str, Any], batch: dict[str, Any], key: jax.Array) -> Any:
@@ -77,12 +81,13 @@ def _program(training: Training, state: Any, carry: Any, batch: Any, key: Any) -
         return by_name(state_after, STATE) | by_name(carry_after, CARRY), metrics
 
     arrays = by_name(devices.shapes(state), STATE) | by_name(devices.shapes(carry, sharded=True), CARRY)
-    exporting = export.export(jax.jit(by_names), platforms=platforms_for(training.config.compute, devices.platform))
-    return exporting(arrays, devices.shapes(batch, sharded=True), devices.shapes(key))
+    arguments = arrays, devices.shapes(batch, sharded=True), devices.shapes(key)
+    program, platforms = jax.jit(by_names), platforms_for(training.config.compute, devices.platform)
+    return {platform: export.export(program, platforms=(platform,))(*arguments) for platform in platforms}
 
 
 def platforms_for(compute: ComputeConfig, platform: str) -> tuple[str, ...]:
-    """Returns the platforms of a step that was traced on one of them, with the names of `jax.export`.
+    """Returns those of `PLATFORMS` for which a step can be lowered that was traced on one of them.
 
     Kernels are those of one platform. So is attention that was traced on a GPU, which may be cuDNN's.
     """
@@ -97,14 +102,15 @@ def write_step(folder: Path, exported: ExportedStep) -> None:
     convention = {
         "call": "arrays, metrics = program.call(arrays, batch, key)",
         "step": exported.step,
-        "devices": exported.program.nr_devices,
-        "platforms": list(exported.program.platforms),
+        "devices": next(iter(exported.programs.values())).nr_devices,
+        "platforms": list(exported.programs),
         "jax": jax.__version__,
         "arrays": shapes,
         "batch": batch,
     }
-    with whole_file(folder / PROGRAM) as scratch:
-        scratch.write_bytes(exported.program.serialize())
+    for platform, program in exported.programs.items():
+        with whole_file(folder / PROGRAM.format(platform=platform)) as scratch:
+            scratch.write_bytes(program.serialize())
     with whole_file(folder / ARRAYS) as scratch, scratch.open("wb") as file:
         np.savez(file, key=exported.key, **exported.arrays)  # pyright: ignore[reportArgumentType]
     with whole_file(folder / CONVENTION) as scratch:

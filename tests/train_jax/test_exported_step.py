@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from support.markers import slow_or_campaign
 from support.scripts import run_script
 
 from train_jax.__main__ import main
@@ -24,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 folder = sys.argv[1]
-program = export.deserialize(bytearray(open(f"{folder}/step/step.program", "rb").read()))
+program = export.deserialize(bytearray(open(f"{folder}/step/step.cpu.program", "rb").read()))
 arrays = dict(np.load(f"{folder}/step/state.npz"))
 key = arrays.pop("key")
 mesh = jax.make_mesh((program.nr_devices,), ("devices",), axis_types=(AxisType.Auto,))
@@ -42,24 +41,25 @@ assert not [name for name, module in sys.modules.items() if name.startswith("tor
 """
 
 
-@pytest.mark.parametrize("devices", slow_or_campaign([2], [1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
 def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices):
-    """Bit for bit on two devices. On one, XLA rounds 20 steps of the two programs differently (6e-8)."""
+    """State, carry and metrics are those of its jitted step bit for bit."""
     run_script("exported_steps", data_dir, tmp_path, devices)
     flags = f"--xla_force_host_platform_device_count={devices}"
     environment = {"PATH": os.environ["PATH"], "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path)], check=True, env=environment, cwd=tmp_path)
     before, after, expected = (np.load(tmp_path / name) for name in ("step/state.npz", "after.npz", "expected.npz"))
     assert set(after.files) == set(expected.files)
-    if devices > 1:
-        assert [name for name in expected.files if after[name].tobytes() != expected[name].tobytes()] == []
-    for name in expected.files:
-        np.testing.assert_allclose(after[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert [name for name in expected.files if after[name].tobytes() != expected[name].tobytes()] == []
     names = [name for name in before.files if name.startswith(("state.params.", "state.ema.", "state.opt_state."))]
     assert {name.removeprefix("state.params.") for name in names} >= {"model.inner.lm_head.weight"}
     assert all(before[name].tobytes() != after[name].tobytes() for name in names if name.endswith("lm_head.weight"))
     convention = json.loads((tmp_path / "step/convention.json").read_text())
-    assert (convention["step"], convention["devices"]) == (3, devices)
+    assert (convention["step"], convention["devices"], convention["platforms"]) == (3, devices, [*PLATFORMS])
+    assert {path.name for path in (tmp_path / "step").glob("*.program")} == {
+        f"step.{name}.program" for name in PLATFORMS
+    }
     assert set(convention["arrays"]) | {"key"} == set(before.files)
 
 
