@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from etils import epath
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from train_jax.errors import UserError
+from train_jax.run.storage import path_of
 from train_jax.runtime import backend
 from train_jax.version import installed_version
 
@@ -162,7 +162,7 @@ def ship(entries: Path, folder: Path, lowered: Any, devices: Sequence[Any]) -> s
     return written[0].name
 
 
-def shipped_programs(folder: Path | epath.Path) -> dict[str, dict[str, Any]]:
+def shipped_programs(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns the `ProgramKey` of each entry that `ship` wrote into a folder, by its file."""
     try:
         return json.loads((folder / SHIPPED).read_text())
@@ -173,7 +173,7 @@ def shipped_programs(folder: Path | epath.Path) -> dict[str, dict[str, Any]]:
 def _unlike_shipped(lowered: Any, devices: Sequence[Any]) -> str:
     """Returns in words how the most similar program that was shipped differs from one that JAX did not find."""
     config: Any = jax.config
-    shipped = shipped_programs(epath.Path(config.jax_compilation_cache_dir))
+    shipped = shipped_programs(path_of(config.jax_compilation_cache_dir))
     if not shipped:
         return ""
     key = dataclasses.asdict(ProgramKey.of(lowered, devices))
