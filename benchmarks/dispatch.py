@@ -124,7 +124,7 @@ class Variant:
         self._fixed = devices.shard(training.batches.from_step(0)), devices.random_key(0)
         self._changing = [devices.replicate(grouped(initial) if in_groups else initial), devices.shard(carry)]
         step = devices.parallel_train_step(stub() if steps == 1 else several_steps(stub()))
-        self._program = devices.compile(step, (*self._changing, *self._fixed))
+        self._program, _ = devices.compile(step, (*self._changing, *self._fixed))
         leaves = len(jax.tree.leaves((*self._changing, *self._fixed)))
         state = "grouped" if in_groups else "leaves"
         self._facts = {"blocks": layers, "leaves": leaves, "state": state, "runner": runner, "steps": steps}

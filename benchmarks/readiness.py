@@ -36,7 +36,7 @@ class Row:
     needs: str = ""
     """The part that only a TPU, a bucket or an account can show."""
     proved_by: str = ""
-    """The rows of `trm prove` that answer it on the hardware."""
+    """What answers it on the hardware: parts of `trm prove`, or `part / row`, where the name of a row may go on."""
     compiled: bool = False
     """True if the tests compile for a TPU without having one."""
 
@@ -63,14 +63,14 @@ ROWS = (
         ("train_jax/test_compile_pod.py",),
         "that it runs, and how fast",
         compiled=True,
-        proved_by="step, plain; step, fused; MFU",
+        proved_by="steps / step, plain; steps / step, fused; steps / MFU",
     ),
     Row(
         "whatever a stage runs over devices compiles for TPUs: no 64-bit type, no shape that depends on data",
         ("train_jax/test_stages_on_tpus.py",),
         "that it runs",
         compiled=True,
-        proved_by="step, plain; run",
+        proved_by="steps / step, plain; profile / run",
     ),
     Row(
         "every experiment is assembled for a v4-64 up to the compiler: model, sizes of its data, a batch that divides",
@@ -81,7 +81,7 @@ ROWS = (
         "the model computes what PyTorch computes, with every gradient",
         ("bridge/test_trm_ladder.py", "train_jax/test_preflight.py::test_the_model_beside_pytorch_and_its_memory"),
         "the same comparison on the chip: `trm preflight` makes it",
-        proved_by="model beside PyTorch; foreign modules; matrix product",
+        proved_by="preflight / model beside PyTorch; preflight / matrix product; foreign modules",
     ),
     Row(
         "PyTorch defines the models and computes nothing: it is imported where a model is built or read, and a step is "
@@ -96,19 +96,19 @@ ROWS = (
         "JAX finds the devices of the requested platform, and nothing falls back to the CPU",
         ("train_jax/test_cluster.py",),
         "the TPU itself",
-        proved_by="devices",
+        proved_by="preflight / devices",
     ),
     Row(
         "the processes of a pod join, without variables of the user or with them; one that is missing is named",
         ("train_jax/test_cluster.py", "train_jax/test_processes.py", "train_jax/test_preflight_hosts.py"),
         "8 workers over the network of a slice; here they are 2 processes over loopback",
-        proved_by="processes",
+        proved_by="preflight / processes",
     ),
     Row(
         "batches and gradients are shared: several devices and processes learn what one device learns",
         ("train_jax/test_training.py", "train_jax/test_processes.py"),
         "the network of a slice",
-        proved_by="collective; step, plain",
+        proved_by="preflight / collective; steps / step, plain",
     ),
     Row(
         "the command line of a pod, rehearsed with hosts that are preempted and killed, in one view of all logs",
@@ -116,7 +116,7 @@ ROWS = (
         "the same on a slice; 8 hosts of 4 devices are `pytest -m campaign tests/train_jax/test_rehearsal.py`",
     ),
     *(
-        Row(f"`trm preflight` finds {fault}", (test,), "the same on a slice", proved_by="all rows of `preflight`")
+        Row(f"`trm preflight` finds {fault}", (test,), "the same on a slice", proved_by="preflight")
         for fault, test in FAULTS.items()
     ),
     Row(
@@ -149,6 +149,12 @@ ROWS = (
             "train_jax/test_full_disk.py",
         ),
         proved_by="kill and continuation",
+    ),
+    Row(
+        "a compiled step comes with the run: as a file to load, or as an entry of JAX's compilation cache",
+        ("train_jax/test_saved_program.py",),
+        "a TPU whose key of the cache is the same, and that runs a program compiled elsewhere",
+        proved_by="program, loaded; program, shipped",
     ),
     Row(
         "a node is created, used, restarted after preemptions, and deleted",
@@ -236,7 +242,7 @@ def page(rows: Sequence[Row], results: Sequence[Outcome], facts: Mapping[str, st
     yield "What a run on a TPU slice of 8 hosts needs, what shows it without one, and what only a TPU can show. Written"
     yield f"by `python -m benchmarks.readiness` on {facts['date']}, commit {facts['commit']}; the tests were run then."
     yield ""
-    yield "| requirement | state | shown by | cases | needs | row of `trm prove` |"
+    yield "| requirement | state | shown by | cases | needs | part of `trm prove`, or part / row |"
     yield "|---|---|---|---|---|---|"
     for row, result in zip(rows, results, strict=True):
         tests = ", ".join(f"`tests/{test}`" for test in row.tests)

@@ -30,9 +30,10 @@ from train_jax.pod.launch.life import ending_of
 
 SIGNALS = {"SIGKILL": "kill", "SIGSTOP": "freeze", "SIGTERM": "notice"}
 TIMES = {"restoring": 1, "compiling": 1, "training": 30, "saving": 3, "evaluating": 1}
-"""A fault comes at the beginning of a phase, the first up to so many times after the start, and a random time later."""
+"""A fault waits for the beginning of its phase, a random one of the first so many since the start, and for a random
+time after that."""
 END_SECONDS = 180.0
-"""The hosts that are not frozen have ended so long after a fault, on a machine that others share."""
+"""The longest that hosts which are not frozen may take to end after a fault, on a machine that others share."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +41,15 @@ class Soak:
     """Run faults until there are so many, in parts if it is interrupted, and print their table."""
 
     count: int = 100
-    """Faults in all."""
+    """Number of faults, those of earlier calls included."""
     hosts: int = 8
-    """Processes of one device each."""
+    """Number of hosts: processes with one device each."""
     folder: str = "/tmp/soak"
-    """Runs."""
+    """Folder of the runs."""
     results: str = "benchmarks/soak.jsonl"
-    """What happened so far; it grows."""
+    """File to which a line is appended for each fault and each finished run."""
     seed: int = 0
-    """Of the faults."""
+    """Seed of the faults."""
     table: bool = False
     """Print the tables of `results` and run nothing."""
 
@@ -170,9 +171,10 @@ def tables(faults: Sequence[Disturbed], finishes: Sequence[Sequence[str]]) -> st
             return "not finished"
         return "differs" if fault.problems or finishes[fault.run] else "exact"
 
+    hosts = faults[0].processes if faults else Soak.hosts
     lines = [
-        "| fault of 1 of 8 hosts | phase | faults | run finished bit for bit | differs | not finished | "
-        "stopped after, s | steps lost |".replace("8", str(faults[0].processes if faults else 8)),
+        f"| fault of 1 of {hosts} hosts | phase | faults | run finished bit for bit | differs | not finished | "
+        "stopped after, s | steps lost |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind, name in SIGNALS.items():

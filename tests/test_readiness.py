@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readiness import FAULTS, ROWS, Options, Outcome, Row, main, outcomes, page, state
+from train_jax.pod.prove.parts import PARTS
+from train_jax.pod.prove.runs import RUNS
 
 pytestmark = pytest.mark.docs
 
@@ -50,6 +52,17 @@ def test_every_test_of_a_row_exists(test):
     if case:
         words = [node for each in functions[name].decorator_list for node in ast.walk(each)]
         assert case.removesuffix("]") in {word.value for word in words if isinstance(word, ast.Constant)}
+
+
+def test_every_part_and_row_of_a_proof_exists():
+    """A row by the beginning of its name, which is written in the code of its part."""
+    pod = TESTS.parent / "train_jax" / "pod"
+    code = "".join(path.read_text() for path in (*pod.glob("prove/*.py"), *pod.glob("preflight/*.py")))
+    parts = {part.name for part in PARTS} | {*RUNS}
+    for each in [each for row in ROWS for each in row.proved_by.split("; ") if each]:
+        part, _, name = each.partition(" / ")
+        assert part in parts, each
+        assert all(f'"{word}' in code for word in name.split(", ")), each
 
 
 def test_the_page_of_reports(tmp_path, capsys):

@@ -14,22 +14,25 @@ from jax import export
 
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import CARRY, STATE, Checkpoints, by_name, like_tree
+from train_jax.run.config import ComputeConfig
 from train_jax.run.files import whole_file
 from train_jax.run.folder import read_run
+from train_jax.run.kernels import kernels
 from train_jax.run.restore import choose
 from train_jax.runtime.devices import Devices
 from train_jax.start import Training, start
 
-PROGRAM, ARRAYS, CONVENTION = "step.program", "state.npz", "convention.json"
+PROGRAM, ARRAYS, CONVENTION = "step.{platform}.program", "state.npz", "convention.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
+"""With their names in `jax.export`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportedStep:
     """A train step as a program, and the state that it continues from."""
 
-    program: export.Exported
-    """`(arrays, batch, key) -> (arrays, metrics)`: dicts of arrays by the names of a checkpoint."""
+    programs: dict[str, export.Exported]
+    """`(arrays, batch, key) -> (arrays, metrics)` by platform: dicts of arrays by the names of a checkpoint."""
     arrays: dict[str, np.ndarray]
     """State and carry before the step, by name."""
     key: np.ndarray
@@ -50,8 +53,10 @@ def export_step(run_dir: str, step: str, devices: int) -> ExportedStep:
         number = choose(checkpoints, step)
         compute = dataclasses.replace(config.compute, runner="shard_map", load="")
         training = start(dataclasses.replace(config, compute=compute), devices=Devices(devices, "shard_map"))
-        if compute.shard_optimizer or training.task.variants(training.total_steps).after(number) is not None:
-            raise UserError("a step with compute.shard_optimizer, or of a run whose step changes, cannot be exported")
+        if compute.shard_optimizer:
+            raise UserError(f"{run_dir} has compute.shard_optimizer, whose step is not exported; continue it without")
+        if training.task.variants(training.total_steps).after(number) is not None:
+            raise UserError(f"the train step of {run_dir} still changes after step {number}; give a later --step")
         resumed = checkpoints.restore_step(number, training.initial_state(continues=True))
     batch = training.batches.from_step(min(number, training.total_steps - compute.steps_per_dispatch))
     first = {name: x[:, 0] for name, x in batch.items()} if compute.steps_per_dispatch > 1 else batch
@@ -59,25 +64,35 @@ def export_step(run_dir: str, step: str, devices: int) -> ExportedStep:
     carry = training.devices.from_rows(resumed.carry_like(training.devices.to_rows(carry)), carry)
     key = np.asarray(training.devices.random_key(config.seed))
     arrays = by_name(resumed.state, STATE) | by_name(carry, CARRY)
-    program = _program(training, resumed.state, carry, batch, key)
-    return ExportedStep(program, {name: np.asarray(x) for name, x in arrays.items()}, key, number, batch)
+    programs = _programs(training, resumed.state, carry, batch, key)
+    return ExportedStep(programs, {name: np.asarray(x) for name, x in arrays.items()}, key, number, batch)
 
 
-def _program(training: Training, state: Any, carry: Any, batch: Any, key: Any) -> export.Exported:
-    """Exports the step with arrays by name instead of classes, which JAX would have to know to load the program."""
-    step, compute = training.parallel_step(), training.config.compute
+def _programs(training: Training, state: Any, carry: Any, batch: Any, key: Any) -> dict[str, export.Exported]:
+    """Returns the step with names instead of classes, which JAX would have to know where a program is loaded.
+
+    A program for several platforms decides at every product which one it is on, and XLA then fuses other operations.
+    """
+    step, devices = training.parallel_step(), training.devices
 
     def by_names(arrays: dict[str, Any], batch: dict[str, Any], key: jax.Array) -> Any:
         inputs = like_tree(state, arrays, STATE), like_tree(carry, arrays, CARRY)
         state_after, carry_after, metrics = step(*inputs, batch, key)
         return by_name(state_after, STATE) | by_name(carry_after, CARRY), metrics
 
-    devices = training.devices
     arrays = by_name(devices.shapes(state), STATE) | by_name(devices.shapes(carry, sharded=True), CARRY)
-    kernels = "fused" in (compute.attention, compute.mlp)
-    platforms = (training.devices.platform,) if kernels else PLATFORMS
-    exporting = export.export(jax.jit(by_names), platforms=platforms)
-    return exporting(arrays, devices.shapes(batch, sharded=True), devices.shapes(key))
+    arguments = arrays, devices.shapes(batch, sharded=True), devices.shapes(key)
+    program, platforms = jax.jit(by_names), platforms_for(training.config.compute, devices.platform)
+    return {platform: export.export(program, platforms=(platform,))(*arguments) for platform in platforms}
+
+
+def platforms_for(compute: ComputeConfig, platform: str) -> tuple[str, ...]:
+    """Returns those of `PLATFORMS` for which a step can be lowered that was traced on one of them.
+
+    Kernels are those of one platform. So is attention that was traced on a GPU, which may be cuDNN's.
+    """
+    of_one = platform == "gpu" or kernels(compute, platform)["lowerings"]
+    return (export.default_export_platform(),) if of_one else PLATFORMS
 
 
 def write_step(folder: Path, exported: ExportedStep) -> None:
@@ -87,14 +102,15 @@ def write_step(folder: Path, exported: ExportedStep) -> None:
     convention = {
         "call": "arrays, metrics = program.call(arrays, batch, key)",
         "step": exported.step,
-        "devices": exported.program.nr_devices,
-        "platforms": list(exported.program.platforms),
+        "devices": next(iter(exported.programs.values())).nr_devices,
+        "platforms": list(exported.programs),
         "jax": jax.__version__,
         "arrays": shapes,
         "batch": batch,
     }
-    with whole_file(folder / PROGRAM) as scratch:
-        scratch.write_bytes(exported.program.serialize())
+    for platform, program in exported.programs.items():
+        with whole_file(folder / PROGRAM.format(platform=platform)) as scratch:
+            scratch.write_bytes(program.serialize())
     with whole_file(folder / ARRAYS) as scratch, scratch.open("wb") as file:
         np.savez(file, key=exported.key, **exported.arrays)  # pyright: ignore[reportArgumentType]
     with whole_file(folder / CONVENTION) as scratch:

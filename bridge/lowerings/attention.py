@@ -46,9 +46,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     A row that may attend to nothing yields zeros, as in PyTorch. The sum of the weights divides last, in float32:
     `jax.nn.dot_product_attention` rounds the normalised weights, half as exact in bf16 unless it is cuDNN that runs.
     """
-    if dropout_p:
-        raise NotImplementedError("attention dropout is drawn by the decomposition")
-    if attn_mask is None and _flash_serves(query, key, value, is_causal):
+    if attn_mask is None and not dropout_p and _flash_serves(query, key, value, is_causal):
         q, k, v = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
         out = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=is_causal, implementation="cudnn")
         return jnp.swapaxes(out, 1, 2)

@@ -63,7 +63,6 @@ INPUTS = {
 
 @pytest.mark.parametrize("kind", INPUTS, ids=lambda kind: kind.__name__)
 def test_a_symbolic_batch(tmp_path, kind):
-    pytest.importorskip("flatbuffers")  # which `serialize` imports
     torch.manual_seed(0)
     module, inputs = kind().eval(), INPUTS[kind]
     fn = bridge.export(module)

@@ -48,6 +48,21 @@ def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch)
     assert over == [False], "another launch of this name would lose its node"
 
 
+def test_every_host_gets_the_compiled_programs(cloud, launch, tmp_path):
+    """With the code, or the name of their folder in storage."""
+    trm, folder = Path("bin/trm"), tmp_path / "programs"
+    shown = 'cat "$JAX_COMPILATION_CACHE_DIR/jit_step-1-cache" 2>/dev/null || echo "$JAX_COMPILATION_CACHE_DIR"\n'
+    trm.write_text(f"#!/usr/bin/env bash\n{shown}exit 0\n")
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
+    folder.mkdir()
+    (folder / "jit_step-1-cache").write_text("a program\n")
+    (folder / "shipped.json").write_text("{}")
+    status, lines = launch(*NEW, launch.shared, "--compiled", folder, "--", *TRAIN)
+    assert status == 0 and {"host 0 | a program", "host 1 | a program"} <= set(lines)
+    status, lines = launch(*NEW, launch.shared, "--compiled", "gs://bucket/programs", "--", *TRAIN)
+    assert status == 0 and {"host 0 | gs://bucket/programs", "host 1 | gs://bucket/programs"} <= set(lines)
+
+
 @pytest.mark.slow
 def test_the_life_of_a_run_with_two_preemptions(cloud, launch, tmp_path):
     """Created, installed, started, preempted twice, created again each time, finished, deleted."""

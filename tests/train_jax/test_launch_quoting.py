@@ -38,6 +38,8 @@ MISTAKES = [
     ([*NEW, "--env", "WANDB_API_KEY=abc"], "--env WANDB_API_KEY would be in command lines"),
     ([*NEW, "--worker-env-file", "open"], "--worker-env-file open can be read by others; run `chmod 600`"),
     ([*NEW, "--worker-env-file", "no"], "--worker-env-file no: No such file"),
+    ([*NEW, "--compiled", "no"], "--compiled no has no program; write one with `trm compile-pod --fill-cache no`"),
+    (["--rehearse", "2x1", "--compiled", "no"], "--compiled no is for --tpu; leave it out with --rehearse"),
     ([*NEW, "--", "train", "tiny"], "is on one host only; give --run-dir gs://bucket/folder"),
     (["logs", "nobody"], "no launch nobody is known"),
     (["stop", "a b"], "--tpu 'a b': expected a name"),

@@ -1,24 +1,39 @@
 """`trm prove`: its bookkeeping with parts that are stubs, and the choice of kernels."""
 
+import dataclasses
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
+from support.presets import with_fields
 from support.scripts import ROOT
 
+from bridge.lowerings.attention import attention_by_operations
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pod.prove import kernels as proved
-from train_jax.pod.prove.parts import Part
+from train_jax.pod.prove import steps
+from train_jax.pod.prove.context import Context
+from train_jax.pod.prove.parts import FOREIGN, Part
 from train_jax.pod.prove.rows import NO_TIME, Record, absent, passed
 from train_jax.pod.prove.runner import close, supervise, work
+from train_jax.pod.unbuilt import lacks_data, task_of
 from train_jax.run.choices import choices_for, inline, read_choices
-from train_jax.run.config import ComputeConfig
-from train_jax.run.kernels import CANDIDATES, kernels
+from train_jax.run.config import ComputeConfig, from_json
+from train_jax.run.folder import RunFolder
+from train_jax.run.kernels import ATTENTION, CANDIDATES, kernels
+from train_jax.run.presets import preset
+from train_jax.stages import preflight
+from train_jax.stages import prove as stage
 
 CONTEXT: proved.Context = SimpleNamespace()  # pyright: ignore[reportAssignmentType]
 
@@ -136,6 +151,29 @@ def test_a_kernel_that_does_not_compile_is_named(choosing):
     assert choices == {} and "NotImplementedError: no such unit" in rows[0].measured
 
 
+@pytest.mark.parametrize("plain", [1.0, float("nan")])
+def test_a_value_that_is_not_finite_is_wrong(plain):
+    ours, of_plain, exact = ({"values": np.full((2, 2), x, np.float32)} for x in (float("nan"), plain, 1.0))
+    assert proved.differences(SMALL, ours, of_plain, exact).startswith("values differs by inf")
+    assert proved.differences(SMALL, exact, exact, exact) == ""
+
+
+@pytest.mark.slow
+def test_a_kernel_that_ignores_a_mask_given_by_keyword_is_wrong(data_dir, monkeypatch, tmp_path):
+    def without_mask(query, key, value, attn_mask, *others):
+        return attention_by_operations(query, key, value, None, *others)
+
+    implementations = {"operations": attention_by_operations, "maskless": without_mask}
+    monkeypatch.setitem(CANDIDATES, "cpu", {ATTENTION: implementations})
+    monkeypatch.setattr(proved, "milliseconds", lambda _: 1.0)
+    fields = {"data_dir": str(data_dir), "mlp_t": False, "attention_window": 3, "puzzle_emb_len": 0}
+    config = with_fields(preset("tiny"), fields | {"puzzle_emb_ndim": 0, "run_dir": str(tmp_path)})
+    rows = proved.choose_rows(Context("tiny", config, task_of(config), tmp_path, []))
+    assert [row.status for row in rows] == ["FAIL", "PASS"]
+    assert re.search("; maskless is wrong: .* differs by ", rows[0].measured)
+    assert "operations is wrong" not in rows[0].measured
+
+
 def test_choices_in_a_configuration(tmp_path):
     file = tmp_path / "choices.json"
     file.write_text(json.dumps({"platform": "cpu", "choices": {SMALL.operation: "joined"}}))
@@ -153,16 +191,125 @@ def test_choices_in_a_configuration(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_keeps_its_choices(tmp_path, data_dir):
-    file = tmp_path / "choices.json"
+def test_a_run_keeps_its_choices_without_their_file_and_follows_another_one(tmp_path, data_dir):
+    file, folder = tmp_path / "choices.json", RunFolder(tmp_path / "run")
     file.write_text(json.dumps({"platform": "cpu", "choices": {SMALL.operation: "joined"}}))
-    arguments = ["train", "tiny", "--data-dir", data_dir, "--run-dir", tmp_path / "run", "--wandb", "disabled"]
+    joined = inline("cpu", {SMALL.operation: "joined"})
+    arguments = ["train", "tiny", "--data-dir", data_dir, "--run-dir", folder.path, "--wandb", "disabled"]
     arguments += ["--compute.choices", file, "--checkpoint-every-steps", "1"]
-    assert main([*map(str, arguments), "--steps", "1"]) == 0
+
+    def after(steps):
+        assert main([*map(str, arguments), "--steps", str(steps)]) == 0
+        return from_json(folder.config.read_text()).compute.choices
+
+    assert after(1) == joined
+    file.unlink()
+    assert after(2) == joined, "another machine does not have the file"
     file.write_text(json.dumps({"platform": "cpu", "choices": {}}))
-    assert main([*map(str, arguments), "--steps", "2"]) == 0
-    kept = json.loads((tmp_path / "run" / "config.json").read_text())["compute"]["choices"]
-    assert kept == inline("cpu", {SMALL.operation: "joined"})
+    assert after(3) == inline("cpu", {})
+    changes = [json.loads(line)["fields"] for line in folder.changes.read_text().splitlines()]
+    assert [each.get("compute.choices") for each in changes] == [None, [joined, inline("cpu", {})]]
+
+
+@pytest.fixture
+def choices_file(tmp_path):
+    """A file of choices, and what a configuration has after it was read."""
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps({"platform": "cpu", "choices": {SMALL.operation: "joined"}}))
+    return str(file), inline("cpu", {SMALL.operation: "joined"})
+
+
+def test_preflight_reads_the_file_of_choices(choices_file, monkeypatch, tmp_path):
+    file, text = choices_file
+    seen = []
+    result = SimpleNamespace(failed=False, lines=lambda *_, **__: [])
+    monkeypatch.setattr(preflight, "run_checks", lambda pod, *_, **__: seen.append(pod.config) or result)
+    arguments = ["preflight", "tiny", "--compute.choices"]
+    assert main([*arguments, file]) == 0 and seen[0].compute.choices == text
+    assert main([*arguments, str(tmp_path / "absent")]) == 2 and len(seen) == 1
+
+
+def test_prove_reads_the_file_of_choices(choices_file, monkeypatch, tmp_path, data_dir):
+    file, text = choices_file
+    seen = []
+    monkeypatch.setattr(stage, "work", lambda context, *_: seen.append(context.config))
+    arguments = ["--data-dir", str(data_dir), "--output", str(tmp_path), "--worker"]
+    assert main(["prove", "tiny", *arguments, "--compute.choices", file]) == 0
+    assert seen[0].compute.choices == text
+
+
+def test_another_machine_begins_anew(monkeypatch, tmp_path, data_dir):
+    """Rows, choices and the saved program of the first one are gone."""
+    config = with_fields(preset("tiny"), {"data_dir": str(data_dir)})
+    seen, parts = [], [Part("first", lambda _: [passed("first", "right")])]
+
+    def worked(context, record, parts, seconds):
+        seen.append((len(record.rows), context.choices.exists(), context.program.exists()))
+        work(context, record, parts, seconds)
+        context.choices.write_text("of this machine")
+        context.program.write_text("of this machine")
+
+    monkeypatch.setattr(stage, "work", worked)
+    for processor in ("one", "one", "another"):
+        monkeypatch.setattr(stage, "processor", lambda name=processor: name)
+        stage._work(stage.Prove("tiny"), config, tmp_path, parts)
+    assert seen == [(0, False, False), (1, True, True), (0, False, False)]
+
+
+def test_choices_of_another_platform_are_not_timed(monkeypatch, tmp_path, data_dir):
+    def refused(_):
+        raise UserError("not compiled here")
+
+    config = with_fields(preset("tiny"), {"data_dir": str(data_dir)})
+    context = Context("tiny", config, task_of(config), tmp_path, [])
+    context.choices.write_text(json.dumps({"platform": "tpu", "choices": {SMALL.operation: "fused"}}))
+    monkeypatch.setattr(steps, "Stepper", refused)
+    assert steps.step_rows(context)[-1].measured == "nothing but the plain path was chosen"
+
+
+@pytest.mark.parametrize(("asked", "again"), [(1, []), (2, []), (5, ["foreign modules"])])
+def test_more_foreign_modules_are_measured_in_a_second_call(tmp_path, asked, again):
+    record = record_in(tmp_path)
+    record.end(FOREIGN, [passed("an LSTM", "right"), passed("a CNN", "right")])
+    record.end("input", [passed("input wait", "right")])
+    stage._measure_again(Record(tmp_path), stage.Prove("tiny", foreign=asked))
+    assert [part for part in (FOREIGN, "input") if not Record(tmp_path).has(part)] == again
+
+
+def test_every_task_with_a_stand_in_lacks_data_that_are_not_built(tmp_path):
+    for name in ("tiny", "chat-tiny", "hrm-text-tiny"):
+        config = dataclasses.replace(preset(name), data_dir=str(tmp_path / "absent"))
+        assert lacks_data(config), name
+        assert not lacks_data(dataclasses.replace(config, data_dir=str(tmp_path))), name
+
+
+def test_hosts_of_which_one_has_no_data_are_refused(monkeypatch, tmp_path, data_dir, capsys):
+    monkeypatch.setattr(stage, "exchange", lambda *_: ["true", "true", "false"])
+    monkeypatch.setattr(stage, "work", lambda *_: None)
+    arguments = ["--data-dir", str(data_dir), "--output", str(tmp_path), "--worker"]
+    assert main(["prove", "tiny", *arguments]) == 2
+    assert "is there for process 0 and not for process 2; copy it to every host" in capsys.readouterr().err
+
+
+def test_sigterm_ends_the_worker(tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGTERM, stage._stopped)
+    pid = tmp_path / "pid"
+    sleeps = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+    def terminate():
+        while not (pid.exists() and pid.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        threading.Thread(target=terminate).start()
+        with pytest.raises(SystemExit) as ended:
+            supervise([sys.executable, "-c", sleeps], time.monotonic() + 50, 5)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 75
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 @pytest.mark.slow

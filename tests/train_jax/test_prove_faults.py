@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from support.scripts import ROOT
 
+from train_jax.pod.prove import runs as proof_runs
 from train_jax.pod.prove import steps
 from train_jax.pod.prove.context import Context
 from train_jax.pod.prove.parts import preflight_rows
@@ -67,21 +68,87 @@ def test_a_peak_that_is_too_low(context, monkeypatch):
 def test_a_checkpoint_that_does_not_restore_and_a_program_of_another_version(context, monkeypatch):
     runs = Runs(context, time.monotonic() + 120, 60, first=True)
     assert failed(runs.rows("profile")) == set()
-    start = runs._start
+    running = runs._running
 
     def damaged(name, *fields):
         for path in context.folder.glob("runs/killed/checkpoints/*/model/**/*"):
             if path.is_file():
                 path.write_bytes(b"?" * path.stat().st_size)
-        return start(name, *fields)
+        return running(name, *fields)
 
-    monkeypatch.setattr(runs, "_start", damaged)
+    monkeypatch.setattr(runs, "_running", damaged)
     assert failed(runs.rows("kill and continuation")) == {"kill and continuation"}
-    monkeypatch.setattr(runs, "_start", start)
+    monkeypatch.setattr(runs, "_running", running)
     key = ProgramKey("0.0.1", "0.0.1", "", "cpu", 1, 1, "")
     context.program.write_text(f"trm-program-1\n{json.dumps(dataclasses.asdict(key))}\n")
     rows = runs.rows("program, loaded")
     assert failed(rows) == {"program, loaded"} and "compiled for jax '0.0.1'" in rows[0].measured
+
+
+@pytest.fixture
+def pretending(context, monkeypatch):
+    """`pretending(script, first)`: the runs of a proof, with a script in the place of `trm train`."""
+
+    def runs(script, *, first=True, seconds=20.0):
+        monkeypatch.setattr(proof_runs, "COMMAND", (sys.executable, "-c", script))
+        return Runs(context, time.monotonic() + 60, seconds, first)
+
+    return runs
+
+
+def test_a_run_with_much_output_is_not_stopped_by_it(pretending):
+    runs = pretending("import sys; print('x' * 10**6); sys.exit('trm: no such thing')")
+    (row,) = runs.rows("kill and continuation")
+    assert row.status == "FAIL" and row.measured == "RuntimeError: status 1: trm: no such thing"
+
+
+def test_another_host_does_not_kill_its_process_for_a_checkpoint_of_an_earlier_run(pretending, context, monkeypatch):
+    """It ends by itself, because it has lost the first one."""
+    monkeypatch.setattr(proof_runs, "complete_steps", lambda _: [proof_runs.SAVED])
+    ended = context.folder / "ended"
+    lost = f"import sys, time; time.sleep(0.5); open({str(ended)!r}, 'a').write('x'); sys.exit(69)"
+    (row,) = pretending(lost, first=False).rows("kill and continuation")
+    assert ended.read_text() == "xx" and "status 69" in row.measured
+
+
+def test_a_saved_program_runs_with_the_number_of_steps_that_it_has(pretending, context):
+    given = context.folder / "arguments"
+    context.program.touch()
+    script = f"import sys; open({str(given)!r}, 'w').write(' '.join(sys.argv)); print('train step loaded in 0.5 s')"
+    (row,) = pretending(script).rows("program, loaded")
+    assert row.status == "PASS" and " --steps " not in given.read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("from the compilation cache", "PASS"),
+        ("into the compilation cache; the shipped program differs in jaxlib", "FAIL"),
+    ],
+)
+def test_a_shipped_program_is_the_only_one_that_its_run_can_find(pretending, tmp_path, monkeypatch, source, status):
+    script = f"""
+import os, sys
+there = sorted(os.listdir(os.environ["JAX_COMPILATION_CACHE_DIR"]))
+print("train step compiled in 0.1 s, {source}" if there == ["jit_step-1-cache", "shipped.json"] else there)
+assert "--steps" not in sys.argv and "pmap" in sys.argv"""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
+    (row,) = pretending(script).rows("program, shipped")
+    assert row.status == "n/a" and "names no folder of `trm compile-pod --fill-cache`" in row.measured
+    for name in ("jit_step-1-cache", "jit_other-2-cache"):
+        (folder / name).write_text("a program")
+    (folder / "shipped.json").write_text(json.dumps({"jit_step-1-cache": {}}))
+    (row,) = pretending(script).rows("program, shipped")
+    assert row.status == status and f"train step compiled in 0.1 s, {source}; " in row.measured
+
+
+def test_a_program_in_storage_is_named_as_such(pretending, context):
+    compute = dataclasses.replace(context.config.compute, load="gs://", runner="shard_map")
+    context.config = dataclasses.replace(context.config, compute=compute)
+    (row,) = pretending("").rows("program, loaded")
+    assert "gs:// names no bucket" in row.measured
 
 
 HANGS = """

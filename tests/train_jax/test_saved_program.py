@@ -1,19 +1,29 @@
-"""`trm compile-pod --save` and `trm train --compute.load`: a compiled train step as a file, on virtual CPU devices."""
+"""`trm compile-pod --save` and `trm train --compute.load`: a compiled train step as a file, on virtual CPU devices; and
+`--fill-cache`: the same as an entry of JAX's compilation cache."""
 
 import dataclasses
 import hashlib
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.processes import run_processes
-from support.scripts import run_script, script
+from support.scripts import ROOT, run_script, script
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.runtime.compilation import ProgramKey, load_program, save_program
+from train_jax.runtime.compilation import (
+    ProgramKey,
+    compile_lowered,
+    entries_apart,
+    load_program,
+    save_program,
+    ship,
+)
 from train_jax.runtime.devices import Devices
 
 
@@ -97,6 +107,59 @@ def test_a_program_comes_back_and_nothing_else_is_loaded(lowered, tmp_path):
         other.unlink(missing_ok=True) if what is None else other.write_bytes(what)
         with pytest.raises(UserError, match=rf"^{other} {reason}"):
             load_program(other, lowered(expected), devices)
+
+
+def test_a_run_finds_what_was_shipped_or_says_how_it_differs(lowered, tmp_path):
+    """In a cache at another path. The entry of a program without a change of `ProgramKey` is missing by its name."""
+    devices, shipped = jax.local_devices()[:1], tmp_path / "shipped"
+    with entries_apart() as entries:
+        program = lowered(2.0)
+        program.compile()
+        name = ship(entries, shipped, program, devices)
+    assert sorted(path.name for path in shipped.iterdir()) == sorted([name, "shipped.json"])
+    key = dataclasses.asdict(ProgramKey.of(program, devices))
+
+    def source(scale, **changes):
+        with entries_apart() as cache:
+            (cache / ("renamed" if changes else name)).write_bytes((shipped / name).read_bytes())
+            (cache / "shipped.json").write_text(json.dumps({name: key | changes}))
+            return compile_lowered(lowered(scale), devices)[1]
+
+    assert source(2.0) == "from the compilation cache"
+    missed = "into the compilation cache; the shipped program differs in "
+    assert source(3.0) == f"{missed}code, fields or sizes of the data"
+    assert source(2.0, jaxlib="0.0.1", devices=8) == f"{missed}jaxlib, devices"
+    assert source(2.0, other="") == f"{missed}XLA flags, numbers of devices or topology, which are in JAX's key"
+    with entries_apart():
+        assert compile_lowered(lowered(4.0), devices)[1] == "into the compilation cache", "nothing was shipped"
+
+
+def test_a_program_without_an_entry_is_refused(lowered, tmp_path):
+    with pytest.raises(UserError, match="JAX wrote no entry of its compilation cache for this program; leave out --fi"):
+        ship(tmp_path, tmp_path / "shipped", lowered(2.0), jax.local_devices()[:1])
+    assert not (tmp_path / "shipped").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("runner", "devices"), [("pmap", 4), ("shard_map", 1)])
+def test_a_normal_run_begins_with_the_program_of_compile_pod(data_dir, tmp_path, monkeypatch, runner, devices):
+    """Here for virtual devices of a CPU in the place of a TPU's; the same run with another field compiles."""
+    programs, fields = tmp_path / "programs", ["--data-dir", data_dir, "--compute.runner", runner, "--steps", "4"]
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    run_script("shipped_programs", "tiny", *fields, "--fill-cache", programs)
+    assert len(list(programs.iterdir())) == 2
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(programs))
+
+    def how(name, *others):
+        words = ["train", "tiny", *fields, *others, "--run-dir", tmp_path / name, "--wandb", "disabled"]
+        command = [sys.executable, "-m", "train_jax", *map(str, words)]
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return shown.partition("train step compiled in ")[2].splitlines()[0].partition(" s, ")[2]
+
+    assert how("same") == "from the compilation cache"
+    missed = "into the compilation cache; the shipped program differs in code, fields or sizes of the data"
+    assert how("other", "--optim.beta2", "0.9") == missed
 
 
 @pytest.mark.parametrize("fields", [[], ["--compute.runner", "shard_map", "--step", "evaluate"]])

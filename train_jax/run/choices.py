@@ -12,6 +12,7 @@ from train_jax.errors import UserError
 from train_jax.run.config import RunConfig, from_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.storage import path_of
+from train_jax.runtime.coordination import exchange, place
 from train_jax.runtime.processes import of_main_process
 
 _CHOICE = r"[\w.:]+=\w+"
@@ -37,17 +38,39 @@ def choices_for(text: str, platform: str) -> dict[str, str]:
 
 
 def with_choices(config: RunConfig) -> RunConfig:
-    """Returns the configuration with the choices in place of the name of their file. Collective.
+    """Returns `with_file_read` for a run, which without a file goes on with the choices in its config.json. Collective.
 
-    The first process reads them for all. A run that continues keeps its own. Raises `UserError` for another file.
+    The file that is named may be gone: the machine may be another one than that which wrote it.
     """
 
-    def read() -> dict[str, Any]:
-        own = RunFolder(path_of(config.run_dir)).config if config.run_dir.strip() else None
-        before = from_json(own.read_text()).compute.choices if own is not None and own.exists() else ""
-        return {"choices": before or read_choices(config.compute.choices)}
+    def named() -> dict[str, Any]:
+        there = RunFolder(path_of(config.run_dir)).config if config.run_dir.strip() else None
+        own = from_json(there.read_text()).compute.choices if there is not None and there.exists() else ""
+        given = config.compute.choices
+        gone = not given or not (_INLINE.fullmatch(given) or path_of(given).exists())
+        return {"choices": own if own and gone else given}
 
-    choices = of_main_process(read)["choices"]
+    return with_file_read(_with(config, of_main_process(named)["choices"]))
+
+
+def with_file_read(config: RunConfig) -> RunConfig:
+    """Returns the configuration with the choices in place of the name of their file. Collective, without the devices.
+
+    The first process reads the file for all. Raises `UserError` in every process for another file.
+    """
+    read = {}
+    if place()[0] == 0:
+        try:
+            read = {"choices": read_choices(config.compute.choices)}
+        except UserError as error:
+            read = {"reason": str(error)}
+    read = json.loads(exchange("choices", json.dumps(read))[0])
+    if "reason" in read:
+        raise UserError(read["reason"])
+    return _with(config, read["choices"])
+
+
+def _with(config: RunConfig, choices: str) -> RunConfig:
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, choices=choices))
 
 

@@ -42,7 +42,7 @@ LOGGING_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class ComputeConfig:
-    """Distribution of the work over the devices. These fields do not change the result of training."""
+    """Distribution of the work over the devices. These fields change only the rounding of what is trained."""
 
     runner: Literal["pmap", "shard_map"] = "pmap"
     """JAX transformation that runs a step."""
@@ -65,13 +65,13 @@ class ComputeConfig:
     mlp: Literal["plain", "fused"] = "plain"
     """MLPs of TRM and HRM: as written, or kernels on a TPU (bfloat16), fewer products on a CPU."""
     choices: str = ""
-    """File of `trm prove --choose`: operations by measured time."""
+    """File of `trm prove --choose`: the fastest right implementations."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
     compile_cache: bool = True
     """Keep compiled programs in JAX_COMPILATION_CACHE_DIR, by default a user's cache; of a pod, beside the run."""
     load: str = ""
-    """File of `trm compile-pod --save` to load, or in gs://; for shard_map."""
+    """Train step in a file of `trm compile-pod --save`; needs shard_map."""
 
     def __post_init__(self):
         check_fields(self, "compute.")

@@ -1,6 +1,6 @@
-"""What a run may compute parts of its model with, as arguments of `bridge.export`.
+"""The implementations of operations that a run can choose, as arguments of `bridge.export`.
 
-Pallas kernels on a TPU, and on a CPU the same operations in an order that suits it.
+They are Pallas kernels on a TPU, and on a CPU the same operations in an order that needs fewer products.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiled programs on disk: JAX's persistent cache, and files of `trm compile-pod --save`."""
+"""Compiled programs on disk: JAX's persistent cache, its entries for other machines, and files of programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import json
 import os
 import pickle
 import platform
+import re
+import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,13 +21,14 @@ from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 from train_jax.errors import UserError
+from train_jax.run.storage import path_of
+from train_jax.runtime import backend
 from train_jax.version import installed_version
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-_MIN_COMPILE_SECONDS = 0.0
-"""Least compile time of a stored program, in seconds. Small programs are stored, too: a start has dozens of them."""
 
 
 def use_compile_cache(wanted: bool, shared: Path | None = None) -> str:
@@ -47,9 +50,20 @@ def use_compile_cache(wanted: bool, shared: Path | None = None) -> str:
             config.update("jax_enable_compilation_cache", False)
             return f"compiled programs are not kept: {folder} cannot be written ({error.strerror}); set {VARIABLE}"
         config.update("jax_compilation_cache_dir", str(folder))
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
+    for name, value in _options().items():
+        if name.upper() not in os.environ:
+            config.update(name, value)
     return ""
+
+
+def _options() -> dict[str, Any]:
+    """Small programs are stored, too: a start has dozens of them. The key of a program does not depend on the folder,
+    except on a GPU, whose compiler keeps measurements there."""
+    options: dict[str, Any] = {"jax_persistent_cache_min_compile_time_secs": 0.0}
+    platform = backend.chosen()
+    if platform is None or platform.platform != "gpu":
+        options["jax_persistent_cache_enable_xla_caches"] = "none"
+    return options
 
 
 def _processor() -> str:
@@ -97,6 +111,79 @@ def _count(event: str, **_: object) -> None:
         use.hits += event == "/jax/compilation_cache/cache_hits"
         use.misses += event == "/jax/compilation_cache/cache_misses"
 
+
+def compile_lowered(lowered: Any, devices: Sequence[Any]) -> tuple[Any, str]:
+    """Returns `lowered.compile()`, and in words whether that was in the cache or why what was shipped was not it."""
+    with counted_cache_use() as use:
+        compiled = lowered.compile()
+    return compiled, f"{use}{_unlike_shipped(lowered, devices) if use.misses else ''}"
+
+
+# ---- entries of the cache for another machine
+
+SHIPPED = "shipped.json"
+"""Beside entries of the cache that were compiled elsewhere: the `ProgramKey` of each."""
+
+
+@contextlib.contextmanager
+def entries_apart() -> Iterator[Path]:
+    """Makes JAX keep what is compiled inside the context in an empty folder, which is removed."""
+    with tempfile.TemporaryDirectory(prefix="programs-") as folder:
+        options = {"jax_enable_compilation_cache": True, "jax_compilation_cache_dir": folder} | _options()
+        before = {name: getattr(jax.config, name) for name in options}
+        try:
+            _use_cache(options)
+            yield Path(folder)
+        finally:
+            _use_cache(before)
+
+
+def _use_cache(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # JAX reads the options when it compiles for the first time
+
+
+def ship(entries: Path, folder: Path, lowered: Any, devices: Sequence[Any]) -> str:
+    """Copies the entry of a program from the folder of `entries_apart`; returns its name.
+
+    A run whose cache is `folder` finds the program if its key in JAX is the same. Raises `UserError` if JAX wrote none.
+    """
+    (module,) = re.findall(r"^module @(\S+)", lowered.as_text(), re.MULTILINE)
+    written = list(entries.glob(f"{module}-*-cache"))
+    if not written:
+        raise UserError("JAX wrote no entry of its compilation cache for this program; leave out --fill-cache")
+    folder.mkdir(parents=True, exist_ok=True)
+    shipped = shipped_programs(folder)
+    for path in written:
+        (folder / path.name).write_bytes(path.read_bytes())
+        shipped[path.name] = dataclasses.asdict(ProgramKey.of(lowered, devices))
+    (folder / SHIPPED).write_text(json.dumps(shipped, indent=1))
+    return written[0].name
+
+
+def shipped_programs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the `ProgramKey` of each entry that `ship` wrote into a folder, by its file."""
+    try:
+        return json.loads((folder / SHIPPED).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _unlike_shipped(lowered: Any, devices: Sequence[Any]) -> str:
+    """Returns in words how the most similar program that was shipped differs from one that JAX did not find."""
+    config: Any = jax.config
+    shipped = shipped_programs(path_of(config.jax_compilation_cache_dir))
+    if not shipped:
+        return ""
+    key = dataclasses.asdict(ProgramKey.of(lowered, devices))
+    others = ([name for name, value in key.items() if each.get(name) != value] for each in shipped.values())
+    names = ["code, fields or sizes of the data" if name == "program" else name for name in min(others, key=len)]
+    what = ", ".join(names) or "XLA flags, numbers of devices or topology, which are in JAX's key"
+    return f"; the shipped program differs in {what}"
+
+
+# ---- files of a program
 
 _FIRST_LINE = "trm-program-1"
 _CLASSES = {

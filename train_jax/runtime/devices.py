@@ -19,7 +19,7 @@ from train_jax.core.step import TrainStep
 from train_jax.errors import UserError
 from train_jax.runtime.backend import local_devices
 from train_jax.runtime.batch_size import check_divides
-from train_jax.runtime.compilation import load_program
+from train_jax.runtime.compilation import compile_lowered, load_program
 
 Runner = Literal["pmap", "shard_map"]
 
@@ -127,12 +127,17 @@ class Devices:
         """True if `compile` needs the arguments of the first call, instead of their shapes."""
         return self._runner == "pmap" and jax.process_count() > 1
 
-    def compile(self, program: Any, args: Any, saved: Path | None = None) -> Any:
-        """Compiles a function of `parallel_*` for arguments of these shapes, or loads it from the file `saved`."""
+    def compile(self, program: Any, args: Any, saved: Path | None = None) -> tuple[Any, str]:
+        """Compiles a function of `parallel_*` for arguments of these shapes, or loads it from the file `saved`.
+
+        Returns also where the compiled program came from, in words.
+        """
         lowered = program.lower(*args)
-        compiled = load_program(saved, lowered, self._all) if saved else lowered.compile()
+        if saved:
+            return load_program(saved, lowered, self._all), f"from {saved}"
+        compiled, source = compile_lowered(lowered, self._all)
         # With several processes, only the function itself converts the arguments of `pmap`; it reuses what is compiled.
-        return program if self.compiles_for_arrays else compiled
+        return program if self.compiles_for_arrays else compiled, source
 
     def shapes(self, tree: Any, *, sharded: bool = False) -> Any:
         """Returns the shapes of arrays as `replicate` places them, or as `shard` does."""

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from train_jax.runtime.clock import Clock
-from train_jax.runtime.compilation import counted_cache_use
 from train_jax.runtime.coordination import wait_for_processes
 from train_jax.runtime.devices import Devices
 from train_jax.task import VariantSchedule
@@ -89,19 +88,15 @@ class Programs:
         shapes = args if self._devices.compiles_for_arrays else jax.tree.map(_shape, args)
 
         def compiled() -> Any:
+            start = time.perf_counter()
             saved = self._saved_at(variant, steps)
-            return self._compiling(lambda: self._devices.compile(self._step_at(variant), shapes, saved), saved)
+            made, source = self._devices.compile(self._step_at(variant), shapes, saved)
+            seconds = time.perf_counter() - start
+            how = f"loaded in {seconds:.1f} s" if saved else f"compiled in {seconds:.1f} s,"
+            self._news.append(f"train step {how} {source}")
+            return made
 
         self._compiled[variant, steps] = self._pool.submit(compiled)
-
-    def _compiling(self, make: Callable[[], Any], saved: Path | None) -> Any:
-        start = time.perf_counter()
-        with counted_cache_use() as use:
-            made = make()
-        seconds = time.perf_counter() - start
-        how = f"loaded in {seconds:.1f} s from {saved}" if saved else f"compiled in {seconds:.1f} s, {use}"
-        self._news.append(f"train step {how}")
-        return made
 
     def news(self) -> list[str]:
         """Returns one line for each program that was compiled since the last call."""

@@ -1,5 +1,6 @@
 """`trm compile-pod NAME`: compiles a step of a run for a TPU topology, on a machine without a TPU."""
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -27,12 +28,12 @@ from train_jax.pod.compile import (
 from train_jax.pod.results import figures_of, lines_of
 from train_jax.pod.search import compile_all, lines, variants
 from train_jax.pod.unbuilt import task_of
-from train_jax.run.choices import read_choices
+from train_jax.run.choices import with_file_read
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import write_text
 from train_jax.run.storage import path_of
 from train_jax.run_arguments import parse_run, split_arguments
-from train_jax.runtime.compilation import save_program
+from train_jax.runtime.compilation import entries_apart, save_program, ship
 from train_jax.start import Training
 from train_jax.tasks.language.engine import Engine
 
@@ -64,6 +65,9 @@ class CompilePod:
     save: str = ""
     """File, or gs://bucket/file, for the compiled train step, which `trm train --compute.load` uses. Needs
     --compute.runner shard_map."""
+    fill_cache: str = ""
+    """Folder, or gs://bucket/folder, for the step as an entry of JAX's compilation cache: a run with the folder in
+    JAX_COMPILATION_CACHE_DIR finds it, as does `trm launch --compiled`."""
     text: str = ""
     """File for the text of the compiled program."""
     search: bool = False
@@ -77,19 +81,22 @@ def main(options: CompilePod, config: RunConfig) -> None:
     if options.save and (options.step != "train" or config.compute.runner != "shard_map"):
         raise UserError("--save is for the train step; use --compute.runner shard_map, and leave out --step")
     use_host_backend()
-    choices = read_choices(config.compute.choices)
-    config = dataclasses.replace(config, compute=dataclasses.replace(config.compute, choices=choices))
+    config = with_file_read(config)
     pod = topology(options.topology)
     if options.search or options.search_batch_sizes:
         _search(options, config, pod)
         return
     _say(f"compiling for {pod} …")
     training = training_for(config, task_of(config, options.kind, options.puzzle_identifiers), pod)
-    try:
-        compiled = _compiled(options, training)
-    except UserError as error:
-        remedy = "; --search compiles variants that need less" if "memory" in str(error) else ""
-        raise UserError(f"{error}{remedy}") from error
+    with entries_apart() if options.fill_cache else contextlib.nullcontext() as entries:
+        try:
+            compiled = _compiled(options, training)
+        except UserError as error:
+            remedy = "; --search compiles variants that need less" if "memory" in str(error) else ""
+            raise UserError(f"{error}{remedy}") from error
+        if entries is not None:
+            folder = path_of(options.fill_cache)
+            _say(f"{folder / ship(entries, folder, compiled.lowered, pod.devices)}")
     if options.text:
         write_text(Path(options.text), compiled.executable.as_text())
     if options.save:
@@ -116,8 +123,10 @@ def _compiled(options: CompilePod, training: Training) -> Compiled:
 
 
 def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
-    if options.step != "train" or options.text or options.save:
-        raise UserError("--search is for the train step, and writes no program; leave out --step, --text and --save")
+    if options.step != "train" or options.text or options.save or options.fill_cache:
+        raise UserError(
+            "--search is for the train step, and writes no program; leave out --step, --text, --save and --fill-cache"
+        )
 
     def compiled(config: RunConfig) -> dict[str, Any]:
         training = training_for(config, task_of(config, options.kind, options.puzzle_identifiers), pod)

@@ -39,7 +39,7 @@ class Launch(Request):
 
     HELP_PAGES: ClassVar[dict[str, HelpPage]] = {
         "node": HelpPage("what is created", ("type", "runtime_version", "capacity", "internal_ip", "project")),
-        "hosts": HelpPage("what the hosts get", ("extras", "env", "worker_env_file")),
+        "hosts": HelpPage("what the hosts get", ("extras", "env", "worker_env_file", "compiled")),
         "end": HelpPage(
             "results, costs, and what is deleted at the end", ("collect", "price_per_hour", "delete_when_done", "keep")
         ),
@@ -63,6 +63,8 @@ class Launch(Request):
         """Returns the record of the launch before it begins."""
         fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(Request)}
         fields["collect"] = self.collect or _local_run(self.command)
+        if is_remote(self.compiled):
+            fields["env"] = (*self.env, f"JAX_COMPILATION_CACHE_DIR={self.compiled}")
         return Record(**fields)
 
     def check(self) -> None:
@@ -73,6 +75,7 @@ class Launch(Request):
             check_names(**{name: getattr(self, name) for name in ("tpu", "zone", "project", "type", "runtime_version")})
             check_type(self.type)
         _check_assignments(self.env)
+        _check_compiled(self.compiled, self.rehearse)
         if self.worker_env_file:
             _check_environment_file(self.worker_env_file)
         _check_command(self.command)
@@ -111,6 +114,14 @@ def _local_run(command: Sequence[str]) -> str:
 
     _, config = parse_run(restarts_option(command[1:])[1], prog="trm train", description="")
     return "" if is_remote(config.run_dir) else config.run_dir
+
+
+def _check_compiled(folder: str, rehearse: str) -> None:
+    """Raises `UserError` for a folder without programs, and for a rehearsal, whose CPU has no program of a TPU."""
+    if folder and rehearse:
+        raise UserError(f"--compiled {folder} is for --tpu; leave it out with --rehearse")
+    if folder and not is_remote(folder) and not any(Path(folder).glob("*-cache")):
+        raise UserError(f"--compiled {folder} has no program; write one with `trm compile-pod --fill-cache {folder}`")
 
 
 def _check_assignments(texts: Sequence[str]) -> None:

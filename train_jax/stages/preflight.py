@@ -12,6 +12,7 @@ from train_jax.command_line import parse
 from train_jax.errors import LostProcessError
 from train_jax.pod.preflight.checks import one_failure, run_checks
 from train_jax.pod.preflight.rows import Pod, Result
+from train_jax.run.choices import with_file_read
 from train_jax.run.config import RunConfig
 from train_jax.run_arguments import parse_run, split_arguments
 from train_jax.runtime import backend
@@ -45,7 +46,6 @@ class Preflight:
 
 
 def main(options: Preflight, config: RunConfig) -> None:
-    use_compile_cache(config.compute.compile_cache)
     result = _result(options, config)
     if place()[0] == 0:
         width = max(100, shutil.get_terminal_size().columns)
@@ -63,8 +63,9 @@ def _result(options: Preflight, config: RunConfig) -> Result:
     except backend.PlatformError as error:
         return one_failure("devices", error)
     with context:
+        use_compile_cache(config.compute.compile_cache)
         hosts = exchange("preflight hosts", platform.node())
-        pod = Pod(config, choice, hosts, options.expect_devices, options.expect_processes)
+        pod = Pod(with_file_read(config), choice, hosts, options.expect_devices, options.expect_processes)
         return run_checks(pod, options.timeout, quick=options.quick)
 
 

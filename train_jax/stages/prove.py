@@ -3,8 +3,11 @@
 import dataclasses
 import datetime
 import hashlib
+import json
 import os
 import platform
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +18,14 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse
-from train_jax.errors import UserError
+from train_jax.errors import PreemptedError, UserError
 from train_jax.pod.prove.context import Context
-from train_jax.pod.prove.parts import CHOOSE, PARTS, Part
+from train_jax.pod.prove.parts import CHOOSE, FOREIGN, PARTS, Part
 from train_jax.pod.prove.rows import Record, passed
 from train_jax.pod.prove.runner import close, supervise, work
 from train_jax.pod.prove.runs import COMMAND, RUNS, Runs
-from train_jax.pod.unbuilt import is_built, task_of
+from train_jax.pod.unbuilt import lacks_data, task_of
+from train_jax.run.choices import with_file_read
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.machine import hash_of_all, processor, source_hashes, versions_of_packages
 from train_jax.run.storage import is_remote
@@ -30,6 +34,7 @@ from train_jax.runtime import backend
 from train_jax.runtime.clock import process_start
 from train_jax.runtime.cluster import this_cluster
 from train_jax.runtime.compilation import use_compile_cache
+from train_jax.runtime.coordination import exchange, place
 from train_jax.runtime.processes import join_processes
 from train_jax.version import DISTRIBUTION, commit, installed_version
 
@@ -68,43 +73,59 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
     if options.worker:
         _work(options, config, folder, parts)
         return
-    identity = {"identity": _identity(config)}
-    record = Record(folder, identity)
-    todo = [name for name in RUNS if not record.has(name)] * (not options.choose)
+    signal.signal(signal.SIGTERM, _stopped)
     cluster = this_cluster(backend.choose(config.platform).platform, 60)
     first = cluster is None or cluster.index == 0
-    if first and options.choose:  # the kernels are compared again each time: this may be another machine
-        record.parts.pop(CHOOSE, None)
     if first:
-        record.parts.pop(_START, None)
-        record.write()
-    for_runs = 60 * options.minutes * (len(todo) * _SHARE_OF_A_RUN)
+        _measure_again(Record(folder), options)
+    runs = () if options.choose else RUNS
+    for_runs = 60 * options.minutes * _SHARE_OF_RUNS if runs else 0.0
     status = supervise(_worker(options, arguments), deadline - for_runs, len(parts) + 1)
     if status == 2:
         raise SystemExit(2)
+    record = Record(folder)  # as the worker left it, which knows whether it is of these devices
     if first and status:
-        record = Record(folder, identity)
         where = record.running or _START
         record.end(where, [passed(where, f"the worker ended with status {status}", fail=True)])
-    runs = Runs(_context(options, config, folder, arguments), deadline, options.part_seconds, first)
-    for name in todo:
-        rows = runs.rows(name)
-        if first:
-            record = Record(folder, identity)
-            record.end(name, rows)
-            print(record.lines(name), end="", flush=True)
+    _run(Runs(_context(options, config, folder, arguments), deadline, options.part_seconds, first), record, runs)
     if first:
-        record = Record(folder, identity)
-        close(record, [part.name for part in parts] + todo)
+        close(record, [part.name for part in parts] + list(runs))
         print(f"{record.summary()}; {folder / 'prove.html'}")
         if record.failed:
             raise SystemExit(1)
 
 
+def _stopped(*_: object) -> None:
+    """On SIGTERM; what was started is killed on the way out."""
+    print("trm: stopped by SIGTERM; the same command goes on where it was", file=sys.stderr)
+    raise SystemExit(PreemptedError.STATUS)
+
+
+def _measure_again(record: Record, options: Prove) -> None:
+    """Removes rows that this call of the command measures anew."""
+    again = [_START]
+    if options.choose:
+        again.append(CHOOSE)
+    elif len(record.parts.get(FOREIGN, ())) < options.foreign:
+        again.append(FOREIGN)
+    for part in again:
+        record.parts.pop(part, None)
+    record.write()
+
+
+def _run(runs: Runs, record: Record, names: Sequence[str]) -> None:
+    """Makes the runs that are not in the record. Every host does; the first one writes."""
+    for name in [name for name in names if not record.has(name)]:
+        rows = runs.rows(name)
+        if runs.first:
+            record.end(name, rows)
+            print(record.lines(name), end="", flush=True)
+
+
 _START = "start"
 """The part whose row says that the parts on the devices did not begin, or did not end."""
-_SHARE_OF_A_RUN = 0.1
-"""Of the time, kept for each run while the parts on the devices take the rest."""
+_SHARE_OF_RUNS = 0.3
+"""Share of the time that is kept for the training runs; the parts on the devices have the rest."""
 
 
 def _worker(options: Prove, arguments: list[str]) -> list[str]:
@@ -115,36 +136,51 @@ def _worker(options: Prove, arguments: list[str]) -> list[str]:
 
 
 def _work(options: Prove, config: RunConfig, folder: Path, parts: Sequence[Part]) -> None:
-    use_compile_cache(config.compute.compile_cache)
     with join_processes(config.platform, cpu_devices=config.virtual_devices):
-        context = _context(options, config, folder, [])
-        work(context, Record(folder, _facts(config)), parts, options.part_seconds)
+        use_compile_cache(config.compute.compile_cache)
+        context = _context(options, with_file_read(config), folder, [])
+        has_data = exchange("prove data", json.dumps(context.has_data))
+        if len(set(has_data)) > 1:
+            one, other = (has_data.index(json.dumps(there)) for there in (True, False))
+            raise UserError(
+                f"--data-dir {config.data_dir} is there for process {one} and not for process {other}; "
+                "copy it to every host, or to none"
+            )
+        record = Record(folder, _facts(context.config))
+        if record.begins and place()[0] == 0:
+            context.choices.unlink(missing_ok=True)
+            context.program.unlink(missing_ok=True)
+        work(context, record, parts, options.part_seconds)
 
 
 def _context(options: Prove, config: RunConfig, folder: Path, arguments: list[str]) -> Context:
-    built = is_built(config) or config.task not in ("puzzles", "language")
-    return Context(options.name, config, task_of(config), folder, arguments, options.foreign, built)
-
-
-def _identity(config: RunConfig) -> str:
-    """Returns the hash of configuration and code; a proof with another one begins anew."""
-    return hashlib.sha256((to_json(config) + hash_of_all(source_hashes(config))).encode()).hexdigest()[:12]
+    has_data = not lacks_data(config)
+    return Context(options.name, config, task_of(config), folder, arguments, options.foreign, has_data)
 
 
 def _facts(config: RunConfig) -> dict[str, str]:
     """Of the machine. Collective: the first question for devices waits for all processes."""
     devices = jax.devices()
     flags = {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
-    return {
-        "identity": _identity(config),
-        "run": f"{config.model}, batch {config.global_batch_size}, {config.data_dir}",
-        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
-        "commit": commit(installed_version(DISTRIBUTION)),
+    machine = {
         "devices": f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} processes",
         "host": f"{processor()}, {backend.cores()} cores, python {platform.python_version()}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions_of_packages().items()),
         "flags": ", ".join(f"{name}={value}" for name, value in flags.items() if value) or "none",
     }
+    return {
+        "identity": _identity(config, machine),
+        "run": f"{config.model}, batch {config.global_batch_size}, {config.data_dir}",
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+        "commit": commit(installed_version(DISTRIBUTION)),
+        **machine,
+    }
+
+
+def _identity(config: RunConfig, machine: dict[str, str]) -> str:
+    """Returns the hash of configuration, code and machine; a proof with another one begins anew."""
+    parts = (to_json(config), hash_of_all(source_hashes(config)), json.dumps(machine))
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:12]
 
 
 def cli(argv: list[str]) -> None:

@@ -27,6 +27,7 @@ from train_jax.pod.launch.record import (
     write_record,
 )
 from train_jax.pod.launch.tpu import Tpu
+from train_jax.run.storage import is_remote
 
 LOGS_SECONDS = 0.5
 """Seconds between two reads of the copies of the logs."""
@@ -46,7 +47,9 @@ def prepare(record: Record, commands: Gcloud, view: View) -> Record:
     record = dataclasses.replace(record, token=secrets.token_hex(4), code=source.name, created=inherits)
     view.say(f"code: {source.name}" + (f", without {source.untracked} files unknown to git" * (source.untracked > 0)))
     if not commands.dry:
-        source.archive(local_folder(record.tpu) / "code.tar.gz")
+        local = record.compiled and not is_remote(record.compiled)
+        compiled = sorted(Path(record.compiled).iterdir()) if local else ()
+        source.archive(local_folder(record.tpu) / "code.tar.gz", compiled)
         write_record(record)
     return record
 

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -53,6 +53,9 @@ class Request:
     """NAME=VALUE for every host, not for secrets; may be repeated."""
     worker_env_file: str = ""
     """File with lines NAME=VALUE for every host, such as WANDB_API_KEY; only its owner may read it (mode 600)."""
+
+    compiled: str = ""
+    """Folder of `trm compile-pod --fill-cache`, here or in gs://, as the compilation cache of every host."""
 
     collect: str = ""
     """Folder of the first host to copy here at the end; by default the run folder of `train`, unless in storage."""
@@ -234,10 +237,12 @@ class Source(NamedTuple):
         untracked = _git(root, "ls-files", "--others", "--exclude-standard").splitlines()
         return Source(root, changed or commit, f"{commit[:12]}{'-dirty' * bool(changed)}", len(untracked))
 
-    def archive(self, path: Path) -> None:
-        """Writes the tracked files as a .tar.gz."""
+    def archive(self, path: Path, compiled: Sequence[Path] = ()) -> None:
+        """Writes the tracked files as a .tar.gz, with these files in the folder `compiled`, which `worker.sh` knows."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        _git(self.root, "archive", "--format=tar.gz", f"--output={path.absolute()}", self.tree)
+        others = [f"--add-file={file.absolute()}" for file in compiled]
+        others = ["--prefix=compiled/", *others, "--prefix="] if others else []
+        _git(self.root, "archive", "--format=tar.gz", f"--output={path.absolute()}", *others, self.tree)
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -59,6 +59,7 @@ run() {                                                         # in a session o
     cd code
     mapfile -t extras < ../extras
     source ./environment.sh "${extras[@]}"
+    [ ! -d compiled ] || export JAX_COMPILATION_CACHE_DIR=$PWD/compiled
     while [ "$1" != -- ]; do export "${1?}"; shift; done
     shift
     if [ -e ../environment ]; then                              # secrets: read once, then only this process has them

@@ -7,6 +7,7 @@ import html
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from train_jax.run.files import write_text
@@ -41,15 +42,18 @@ def absent(name: str, reason: str) -> Row:
 class Record:
     """`prove.json` in the folder of the output: facts, the rows of the parts that ended, and the part that runs."""
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any]):
-        """Takes the rows that are there, if they have the same `identity` among their facts."""
+    def __init__(self, folder: Path, facts: Mapping[str, Any] = MappingProxyType({})):
+        """Takes the rows that are there; with an `identity` among the facts, only rows of the same one."""
         self.folder, self.facts = folder, dict(facts)
         self.parts: dict[str, list[Row]] = {}
         self.running = ""
+        self.begins = True
+        """False if the rows of earlier processes were taken."""
         path = folder / "prove.json"
         if path.exists():
             there = json.loads(path.read_text())
-            if there["facts"].get("identity") == self.facts.get("identity"):
+            self.begins = self.facts.get("identity", there["facts"].get("identity")) != there["facts"].get("identity")
+            if not self.begins:
                 self.facts = there["facts"] | self.facts
                 self.parts = {part: [Row(**row) for row in rows] for part, rows in there["parts"].items()}
                 self.running = there["running"]
@@ -59,7 +63,7 @@ class Record:
         return [row for rows in self.parts.values() for row in rows]
 
     def has(self, part: str) -> bool:
-        """Returns whether a part has rows that are not to be measured when the proof goes on."""
+        """Returns whether a part has all of its rows, so that a proof that goes on does not measure it again."""
         return part in self.parts and all(row.measured != NO_TIME for row in self.parts[part])
 
     def lines(self, part: str) -> str:

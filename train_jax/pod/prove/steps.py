@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from typing import Any
@@ -80,23 +81,21 @@ def _loss(metrics: dict[str, Any]) -> float:
 
 def step_rows(context: Context) -> list[Row]:
     """Times the step for each variant of kernels and each runner."""
-    rows, first = list[Row](), None
-    chosen = read_choices(str(context.choices)) if context.choices.exists() else ""
-    if place()[1] > 1:
-        chosen = exchange("prove choices", chosen)[0]
+    rows, first, platform = list[Row](), None, context.devices.platform
+    measured = read_choices(str(context.choices)) if context.choices.exists() else ""
+    chosen = context.config.compute.choices or exchange("prove choices", measured)[0]
+    plain = {"attention": "plain", "mlp": "plain", "choices": ""}
     variants: dict[str, dict[str, Any]] = {
-        "plain": {"attention": "plain", "mlp": "plain", "choices": ""},
+        "plain": plain,
         "fused": {"attention": "fused", "mlp": "fused", "choices": ""},
-        "chosen": {"choices": chosen},
+        "chosen": plain | {"choices": chosen},
     }
+    without = {"fused": f"a {platform} has no kernels of ours", "chosen": "nothing but the plain path was chosen"}
     runners: tuple[Runner, ...] = ("pmap", "shard_map")
     for variant, fields in variants.items():
-        training = context.training("shard_map", **fields)
-        if variant == "chosen" and not chosen.partition("/")[2]:
-            rows.append(absent("step, chosen", "the plain path is the fastest right one of each operation"))
-            continue
-        if variant == "fused" and not kernels(training.config.compute, context.devices.platform)["lowerings"]:
-            rows.append(absent("step, fused", f"a {context.devices.platform} has no kernels of ours"))
+        used = kernels(dataclasses.replace(context.config.compute, **fields), platform)["lowerings"]
+        if variant in without and not used:
+            rows.append(absent(f"step, {variant}", without[variant]))
             continue
         for runner in runners:
             training = context.training(runner, **fields)
