@@ -184,6 +184,8 @@ def value_numbers(closed: Any) -> list[Value]:
             known[equation.outvars[0]] = operands[0]._replace(paths=none)
         elif _is_regraft(equation):
             known[equation.outvars[0]] = operands[0]._replace(paths=operands[1].paths)
+        elif name == "slice" and equation.outvars[0].aval.shape == equation.invars[0].aval.shape:
+            known[equation.outvars[0]] = operands[0]  # of the whole
         elif name in _MOVES and all(v.number in constants for v in operands):
             # A part of a constant, whether PyTorch or the program took it.
             known[equation.outvars[0]] = constant(_moved(equation, [constants[v.number] for v in operands]))

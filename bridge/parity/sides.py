@@ -149,6 +149,7 @@ class TorchSide:
         """The objective of the last step."""
         if call.train is not None:
             module.train(call.train)
+        self._first = self._state().keys()
         # As they are before the first call: a buffer that is assigned a result requires grad after it.
         self._trained = {n: t for n, t in self._state().items() if t.requires_grad}
 
@@ -174,7 +175,8 @@ class TorchSide:
         self.objective = float(objective.detach() if torch.is_tensor(objective) else objective)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
-        state = self._state()  # after the call: a buffer may have been assigned anew
+        # After the call: a buffer may have been assigned anew.
+        state = {n: t for n, t in self._state().items() if not self._is_table(n)}
         leaves = {
             "output": named(self._outputs),
             ".grad": left,
@@ -213,6 +215,11 @@ class TorchSide:
 
     def _state(self) -> dict[str, torch.Tensor]:
         return dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+
+    def _is_table(self, name: str) -> bool:
+        """True for a buffer that a call has made and no state dict has."""
+        owner, _, key = name.rpartition(".")
+        return name not in self._first and key in self._module.get_submodule(owner)._non_persistent_buffers_set
 
 
 def gradient_leaf(tensor: torch.Tensor) -> Leaf:
