@@ -42,7 +42,7 @@ class Verify:
     input_gradients: bool = True  # Compare the gradients of floating inputs, too.
     static: str = ""  # Regular expression over names of buffers that are constants.
     assume: dict[str, Literal["assert", "raise"]] = dataclasses.field(default_factory=dict)
-    """Regular expressions over submodules, each with the kind of checks in them that are taken for passed."""
+    """Regular expressions over submodules, each with the kind of checks in them that pass, without a warning."""
     json: bool = False  # Print the report as JSON.
     html: str = ""  # Also write the report as one HTML page, to this file.
 

@@ -28,9 +28,9 @@ class Options:
     static: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Buffers that are constants, by their names, with the values that they had."""
     assume: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    """The name of a submodule -> the kinds of its checks that are taken for passed."""
+    """The name of a submodule -> the kinds of its checks that pass, without a warning."""
     assumed: dict[str, None] = dataclasses.field(default_factory=dict)
-    """The checks that calls have taken for passed, in words: `verify` reports them."""
+    """The checks that calls have not made, in words: `verify` reports them."""
 
 
 class TraceContext(Protocol):

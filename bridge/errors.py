@@ -20,7 +20,7 @@ FRAMEWORK = tuple(
     for file in (torch.__file__, jax.__file__, __file__, _TORCHAX.origin if _TORCHAX else None)
     if file
 )
-HERE, OF_TORCH = (os.path.dirname(file) + os.sep for file in (__file__, torch.__file__))
+HERE = os.path.dirname(__file__) + os.sep
 _LIBRARY = os.path.dirname(contextlib.__file__) + os.sep
 """Python's own, in which packages may be installed."""
 

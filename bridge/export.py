@@ -155,7 +155,7 @@ def export(
     `static` is a regular expression: buffers whose whole qualified name it matches are constants with the values that
     they have now, and no part of `buffers`, so Python code may branch on them; a call that writes one is an error.
     `assume` maps regular expressions over whole names of submodules to "assert" or "raise": checks of traced values in
-    the code of these, an `assert` or a branch that does nothing but raise, are taken for passed.
+    the code of these, an `assert` or a branch that does nothing but raise, are taken for passed without a warning.
 
     A parameter or buffer on the meta device is a `jax.ShapeDtypeStruct` in `params` and `buffers`; `bridge.into`
     returns both with values. `release` moves each parameter and buffer of the module to the meta device as soon as it

@@ -12,7 +12,7 @@ import sys
 import types
 from typing import NamedTuple
 
-from bridge.errors import HERE, OF_TORCH
+from bridge.errors import HERE
 
 KINDS = ("assert", "raise")
 _ON_THE_STACK = (
@@ -26,8 +26,6 @@ class Check(NamedTuple):
     kind: str
     passes: bool | None
     """The truth of the value with which it passes; None if something is computed of the value before."""
-    of_pytorch: bool
-    """True in a function of PyTorch's own."""
 
 
 def check_under_way() -> Check | None:
@@ -35,12 +33,11 @@ def check_under_way() -> Check | None:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
-    found = None if frame is None else _check_at(frame.f_code, frame.f_lasti)
-    return None if found is None or frame is None else Check(*found, frame.f_code.co_filename.startswith(OF_TORCH))
+    return None if frame is None else _check_at(frame.f_code, frame.f_lasti)
 
 
 @functools.lru_cache(1024)
-def _check_at(code: types.CodeType, offset: int) -> tuple[str, bool | None] | None:
+def _check_at(code: types.CodeType, offset: int) -> Check | None:
     instructions = list(dis.get_instructions(code))
     places = {instruction.offset: i for i, instruction in enumerate(instructions)}
     first = i = max(i for place, i in places.items() if place <= offset)
@@ -61,7 +58,7 @@ def _check_at(code: types.CodeType, offset: int) -> tuple[str, bool | None] | No
     for side, truth in ((i + 1, if_taken), (places[jump.argval], not if_taken)):
         kind = _raises(instructions, places, side)
         if kind:
-            return kind, None if computed else truth == passes
+            return Check(kind, None if computed else truth == passes)
     return None
 
 

@@ -25,7 +25,7 @@ from bridge.autograd import engine
 from bridge.context import CURRENT, TraceContext
 from bridge.dispatch.checks import check_under_way
 from bridge.dispatch.compute import with_named_tensors, with_tensors
-from bridge.dispatch.values import CHECKING, is_assumed
+from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.indexing import (
@@ -286,11 +286,8 @@ class Functions(TorchFunctionMode):
     def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """`x.item()`; the tensor itself in a check that is taken for passed, whose truth is asked next."""
         tensor = args[0]
-        if self._dispatch.options.assume and isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer):
-            check = check_under_way()
-            if check is not None and is_assumed(self._dispatch, check):
-                return tensor.detach().reshape(())
-        return func(*args, **kwargs)
+        check = check_under_way() if isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer) else None
+        return func(*args, **kwargs) if check is None else tensor.detach().reshape(())
 
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if wrapped_by_transform(tensor):

@@ -45,8 +45,7 @@ _OF_A_LIBRARY_REMEDY = (
 )
 
 _LIBRARY_REMEDY = (
-    'replace the function of the library that asks, `bridge.export(module, functions={{"{}": replacement}})`, or '
-    "switch its check off"
+    'replace the function of the library that asks, `bridge.export(module, functions={{"{}": replacement}})`'
 )
 _REMEDIES = {
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
@@ -235,26 +234,22 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
     if context.is_checking:
         return False
     check = check_under_way()
-    if check is not None and check.passes is not None and (check.of_pytorch or is_assumed(context, check)):
-        if check.of_pytorch:
-            context.warn("a check of PyTorch's is not made of traced values")
+    if check is not None and check.passes is not None:
+        take_for_passed(context, check)
         return check.passes
     inside, remedy = asked_inside(VALUE_REMEDY)
-    if check is not None:
-        assumed = f'assume={{"{context.submodule() or ""}": "{check.kind}"}}'
-        remedy = f"bridge.export(module, {assumed}) takes such checks for passed; otherwise {remedy}"
     remedy = as_constant(value, remedy)
     how = "a branch, `.item()`, `int()` or a loop bound"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
 
-def is_assumed(context: TraceContext, check: Check) -> bool:
-    """True if `export(assume=…)` takes checks of this kind in the submodule that is running for passed."""
-    assume = context.options.assume
-    if not assume or check.kind not in assume.get(context.submodule() or "", ()):
-        return False
+def take_for_passed(context: TraceContext, check: Check) -> None:
+    """Note a check that is not made, and warn unless `export(assume=…)` names it."""
+    submodule = context.submodule() or ""
     context.options.assumed[f"{check.kind} {context.where()}"] = None
-    return True
+    if check.kind not in context.options.assume.get(submodule, ()):
+        granted = f'assume={{"{submodule}": "{check.kind}"}} says that it passes'
+        context.warn("a check of traced values is not made", granted)
 
 
 def is_equal(context: TraceContext, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:
