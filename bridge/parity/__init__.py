@@ -88,6 +88,7 @@ def verify(
         lambda: JaxSide(
             export(_in_double(original, wide), int64=int64, static=static, assume=assume), call, jit, widened
         ),
+        lambda: TorchSide(copied(original), call),
     )
     again = _again(original, wide, call, draws)
     for step in range(steps):
