@@ -82,12 +82,6 @@ def where_in_module(names: Mapping[int, str], error: BaseException | None = None
     return f"in {module or 'the call'}, at {line or 'an unknown line'}"
 
 
-def submodule_running(names: Mapping[int, str]) -> str | None:
-    """The qualified name of the innermost submodule being called; None outside of all."""
-    owners = (_owner(names, frame) for frame, _ in _frames(sys._getframe(1), None))
-    return next((names[id(owner)] for owner in owners if owner is not None), None)
-
-
 def _owner(names: Mapping[int, str], frame: types.FrameType) -> torch.nn.Module | None:
     owner = frame.f_locals.get("self")
     return owner if issubclass(type(owner), torch.nn.Module) and id(owner) in names else None

@@ -19,20 +19,16 @@ import torch
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
-from bridge.dispatch.checks import Check, check_under_way
+from bridge.dispatch.checks import check_under_way
 from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import is_framework
-from bridge.symbolic.indexing import as_constant
+from bridge.symbolic.indexing import SHAPE_REMEDY, as_constant
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, wrap
 
 aten = torch.ops.aten
 
-SHAPE_REMEDY = (
-    "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection, a loop over all "
-    "places with torch.where(mask[i]) for one over nonzero()"
-)
 VALUE_REMEDY = (
     "use torch.where for a branch; a tensor without dimensions works as an index or a slice's bound without `int()` or "
     "`.item()`; or pass the number as a Python argument that is static under jit"
@@ -44,9 +40,7 @@ _OF_A_LIBRARY_REMEDY = (
     "operations; a kernel in another language needs a lowering in bridge.LOWERINGS"
 )
 
-_LIBRARY_REMEDY = (
-    'replace the function of the library that asks, `bridge.export(module, functions={{"{}": replacement}})`'
-)
+_LIBRARY_REMEDY = 'replace the function of the library, `bridge.export(module, functions={{"{}": replacement}})`'
 _REMEDIES = {
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
     "torch.distributions.von_mises": DRAW_REMEDY,
@@ -233,23 +227,20 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
         return bool(known) if value.dtype == bool else known
     if context.is_checking:
         return False
-    check = check_under_way()
-    if check is not None and check.passes is not None:
-        take_for_passed(context, check)
-        return check.passes
+    passes = check_under_way()
+    if isinstance(passes, bool):
+        note_check(context)
+        return passes
     inside, remedy = asked_inside(VALUE_REMEDY)
     remedy = as_constant(value, remedy)
     how = "a branch, `.item()`, `int()` or a loop bound"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
 
-def take_for_passed(context: TraceContext, check: Check) -> None:
-    """Note a check that is not made, and warn unless `export(assume=…)` names it."""
-    submodule = context.submodule() or ""
-    context.options.assumed[f"{check.kind} {context.where()}"] = None
-    if check.kind not in context.options.assume.get(submodule, ()):
-        granted = f'assume={{"{submodule}": "{check.kind}"}} says that it passes'
-        context.warn("a check of traced values is not made", granted)
+def note_check(context: TraceContext) -> None:
+    """Say of a check that it is not made: in a warning, and in the report of `verify`."""
+    context.options.assumed[context.where()] = None
+    context.warn("a check of traced values is not made")
 
 
 def is_equal(context: TraceContext, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:

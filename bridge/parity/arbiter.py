@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -81,23 +82,18 @@ class Arbiter:
             return float((values.conj() * direction).sum().real if of_gradient else values[place].real)
 
         ours, theirs = map(number, narrow)
-        near = _NEAR * abs(theirs - ours)
-        decision, text = self._by_float64(row, wide, number, direction, near, (ours, theirs)) if wide else ("", "")
-        if decision in ("", "undecided"):
-            moved = max(abs(number(values) - ours) for values in self._moved(row))
-            if moved >= near:
-                return (
-                    f"rounding: noise of {_NOISE:g} in the parameters changes PyTorch's by {moved:.2g}; {text}".rstrip(
-                        "; "
-                    )
-                )
+        decision, text, near = "undecided", "", _NEAR * abs(theirs - ours)
+        if wide:
+            decision, text = self._by_float64(row, wide, number, direction, (ours, theirs))
+        if decision == "undecided" and (moved := max(abs(number(v) - ours) for v in self._moved(row))) >= near:
+            noise = f"noise of {_NOISE:g} in the parameters changes PyTorch's by {moved:.2g}"
+            decision, text = "rounding", "; ".join(filter(None, (noise, text)))
         return f"{decision}: {text}" if text else ""
 
-    def _by_float64(
-        self, row: Row, wide: list, number: Callable, direction: np.ndarray, near: float, sides: tuple[float, float]
-    ) -> tuple[str, str]:
+    def _by_float64(self, row: Row, wide: list, number: Callable, direction: np.ndarray, sides: Any) -> tuple[str, str]:
         """Returns the decision, and the numbers on both sides and of the judge along the direction, or at the place."""
         ours, theirs = sides
+        near = _NEAR * abs(theirs - ours)
         wides = [number(side[row.step][row.kind][row.name].values) if side else math.nan for side in wide]
         if "gradient" in row.kind:
             judges, name = (partial(self._finite_difference, row, direction, s) for s in _STEPS), "finite difference"
