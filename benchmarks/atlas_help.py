@@ -29,6 +29,17 @@ class Help:
         return ", ".join(words + [f"functions={{{name}}}" for name in self.functions])
 
 
+def dbrx_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The experts in turn; the library counts one more than there are, whose weights an index would not find."""
+    count, x, shape = x.shape[0], x.reshape(-1, self.hidden_size), (-1, self.ffn_hidden_size, self.hidden_size)
+    out, mask = torch.zeros_like(x), F.one_hot(chosen, self.num_experts + 1).permute(2, 1, 0)
+    for e in range(self.num_experts):
+        j, t = torch.where(mask[e])
+        parts = [weight.view(shape)[e] for weight in (self.mlp.w1, self.mlp.v1, self.mlp.w2)]
+        out.index_add_(0, t, self.mlp(x[t], *parts) * weights[t, j, None])
+    return out.view(count, -1, self.hidden_size)
+
+
 def jetmoe_router(self: Any, x: torch.Tensor) -> tuple:
     """The sizes of the groups as a tensor."""
     logits = self.layer(x).float()
@@ -52,6 +63,7 @@ HELP: dict[str, Help] = {
     "hf/qwen2_vl": Help({"known_inputs": "image_grid_thw|input_ids|mm_token_type_ids|attention_mask"}),
     "hf/levit": Help(called=True),
     "timm/levit_128s": Help(called=True),
+    "hf/dbrx": Help(functions={_OF_TRANSFORMERS("dbrx", "DbrxExperts"): dbrx_experts}),
     "hf/jetmoe": Help(
         functions={
             _OF_TRANSFORMERS("jetmoe", "JetMoeTopKGating"): jetmoe_router,
