@@ -89,13 +89,20 @@ def attempt(entry: Entry, train: bool, help_with: Help | None = None) -> dict[st
         return {"status": "raised", "cause": _short(error)}
     beyond = [row for row in report.rows if row.verdict == "beyond tolerance"]
     wrong = [row for row in beyond if not row.error <= (GRADIENT if "gradient" in row.kind else OUTPUT)]
-    decided = any("PyTorch is off" in row.note for row in wrong) and not any("JAX is off" in r.note for r in wrong)
     return {
-        "status": "PyTorch is off" if decided else "different" if wrong else "right",
+        "status": _status([row.note for row in wrong]),
         "cause": str(wrong[0]).strip() if wrong else "",
         "ok": report.ok, "leaves": len(report.rows), "worst": report.worst.error, "beyond": len(beyond),
         "unproved": report.count("unproved"),
     }  # fmt: skip
+
+
+def _status(notes: list[str]) -> str:
+    """What the arbiter says about the leaves that differ."""
+    if not notes or (any("rounding:" in note for note in notes) and not any(" is off:" in note for note in notes)):
+        return "right"
+    off = [any(f"{side} is off:" in note for note in notes) for side in ("PyTorch", "JAX")]
+    return "PyTorch is off" if off == [True, False] else "different"
 
 
 def _short(error: BaseException) -> str:

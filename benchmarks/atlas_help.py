@@ -29,22 +29,8 @@ class Help:
         return ", ".join(words + [f"functions={{{name}}}" for name in self.functions])
 
 
-def switch_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """All experts in turn, where the library takes those that have rows."""
-    out, mask = torch.zeros_like(x), chosen.permute(2, 1, 0)
-    for e in range(self.num_experts):
-        j, t = torch.where(mask[e])
-        out.index_add_(0, t, self[f"expert_{e}"](x[t]) * weights[t, j, None])
-    return out
-
-
-def nllb_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """In evaluation: dropout of single rows draws as many numbers as there are rows."""
-    mask = F.one_hot(chosen, self.num_experts)
-    return switch_experts(self, x, mask, weights) * (1 - self.moe_token_dropout)
-
-
 def dbrx_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The experts in turn; the library counts one more than there are, whose weights an index would not find."""
     count, x, shape = x.shape[0], x.reshape(-1, self.hidden_size), (-1, self.ffn_hidden_size, self.hidden_size)
     out, mask = torch.zeros_like(x), F.one_hot(chosen, self.num_experts + 1).permute(2, 1, 0)
     for e in range(self.num_experts):
@@ -74,16 +60,9 @@ HELP: dict[str, Help] = {
     "pyg/GAT": Help({"known_inputs": "1"}),
     "pyg/GCN const edges": Help({"static": "e"}),
     "hf/encodec": Help({"static": r".*(padding_total|kernel_size|stride)"}),
-    "hf/wav2vec2": Help({"assume": {"": "raise"}}),
-    "hf/hubert": Help({"assume": {"": "raise"}}),
-    "hf/flaubert": Help({"assume": {"transformer": "assert"}}),
-    "hf/prophetnet": Help({"assume": {"": "assert"}}),
     "hf/qwen2_vl": Help({"known_inputs": "image_grid_thw|input_ids|mm_token_type_ids|attention_mask"}),
     "hf/levit": Help(called=True),
     "timm/levit_128s": Help(called=True),
-    "x_transformers encoder alibi/glu": Help(called=True),
-    "hf/switch": Help(functions={_OF_TRANSFORMERS("switch_transformers", "SwitchTransformersExperts"): switch_experts}),
-    "hf/nllb_moe": Help(functions={_OF_TRANSFORMERS("nllb_moe", "NllbMoeExperts"): nllb_experts}),
     "hf/dbrx": Help(functions={_OF_TRANSFORMERS("dbrx", "DbrxExperts"): dbrx_experts}),
     "hf/jetmoe": Help(
         functions={

@@ -13,7 +13,7 @@ import io
 import re
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import torch
@@ -41,8 +41,6 @@ class Verify:
     method: str = "forward"  # Method of the module to call.
     input_gradients: bool = True  # Compare the gradients of floating inputs, too.
     static: str = ""  # Regular expression over names of buffers that are constants.
-    assume: dict[str, Literal["assert", "raise"]] = dataclasses.field(default_factory=dict)
-    """Regular expressions over submodules, each with the kind of checks in them that are taken for passed."""
     json: bool = False  # Print the report as JSON.
     html: str = ""  # Also write the report as one HTML page, to this file.
 

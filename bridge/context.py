@@ -27,10 +27,8 @@ class Options:
     name_scopes: bool = False
     static: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Buffers that are constants, by their names, with the values that they had."""
-    assume: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    """The name of a submodule -> the kinds of its checks that are taken for passed."""
     assumed: dict[str, None] = dataclasses.field(default_factory=dict)
-    """The checks that calls have taken for passed, in words: `verify` reports them."""
+    """The checks that calls have not made, in words: `verify` reports them."""
 
 
 class TraceContext(Protocol):
@@ -47,6 +45,8 @@ class TraceContext(Protocol):
     """True if it is the backward of a `torch.autograd.Function`, which has no key."""
     is_checking: bool
     """True within a function of `values.CHECKING`."""
+    condition: Any
+    """A traced bool: whether PyTorch would run the turn of a loop that is running; None outside of such a loop."""
     metas: dict[Any, Any]
     """Results on the meta device, by operation and shapes."""
     survey: Any
@@ -69,11 +69,9 @@ class TraceContext(Protocol):
 
     def wrap(self, real: torch.Tensor) -> Any:
         """Returns the traced tensor for any tensor: itself, that of a state tensor, or a constant."""
-        ...
 
     def materialize(self, real: torch.Tensor) -> Any:
         """As `wrap`; from here on `real` and whatever shares its memory is traced."""
-        ...
 
     def may_write(self, real: torch.Tensor) -> bool:
         """True if the memory of the real tensor is the call's own."""
@@ -85,15 +83,12 @@ class TraceContext(Protocol):
 
     def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Returns the real tensor that a traced one stands for; None if there is none."""
-        ...
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Computes an operation as if PyTorch had dispatched it."""
-        ...
 
     def redispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Computes an operation on traced tensors."""
-        ...
 
     def taking_apart(self) -> AbstractContextManager[None]:
         """The context of code that makes one operation of others, which are dispatched in turn."""
@@ -101,11 +96,6 @@ class TraceContext(Protocol):
 
     def again(self, recording: int) -> Any:
         """Returns the context of a later pass over the same module."""
-        ...
-
-    def submodule(self) -> str | None:
-        """Returns the name of the submodule that is running."""
-        ...
 
     def where(self, cause: BaseException | None = None) -> str:
         """Returns the submodule and the line of its code that are running, or that raised `cause`."""
@@ -113,11 +103,9 @@ class TraceContext(Protocol):
 
     def warn(self, what: str, remedy: str = "") -> None:
         """Warns once for each place."""
-        ...
 
     def error(self, what: str, remedy: str, cause: BaseException | None = None) -> Any:
         """Returns the error that the call ends with, even where code inside of it catches it."""
-        ...
 
 
 class _Current(threading.local):

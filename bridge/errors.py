@@ -20,7 +20,7 @@ FRAMEWORK = tuple(
     for file in (torch.__file__, jax.__file__, __file__, _TORCHAX.origin if _TORCHAX else None)
     if file
 )
-HERE, OF_TORCH = (os.path.dirname(file) + os.sep for file in (__file__, torch.__file__))
+HERE = os.path.dirname(__file__) + os.sep
 _LIBRARY = os.path.dirname(contextlib.__file__) + os.sep
 """Python's own, in which packages may be installed."""
 
@@ -80,12 +80,6 @@ def where_in_module(names: Mapping[int, str], error: BaseException | None = None
         if line is not None and module is not None:
             break
     return f"in {module or 'the call'}, at {line or 'an unknown line'}"
-
-
-def submodule_running(names: Mapping[int, str]) -> str | None:
-    """The qualified name of the innermost submodule being called; None outside of all."""
-    owners = (_owner(names, frame) for frame, _ in _frames(sys._getframe(1), None))
-    return next((names[id(owner)] for owner in owners if owner is not None), None)
 
 
 def _owner(names: Mapping[int, str], frame: types.FrameType) -> torch.nn.Module | None:

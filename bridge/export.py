@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from bridge.context import Options
-from bridge.dispatch.checks import KINDS
 from bridge.dispatch.mode import check_name
 from bridge.dispatch.random import Rng, check_key
 from bridge.dispatch.values import Survey
@@ -137,7 +136,6 @@ def export(
     int64: Int64 = "refuse",
     name_scopes: bool = False,
     static: str = "",
-    assume: Mapping[str, str] | None = None,
     release: bool = False,
 ) -> Functional:
     """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
@@ -154,8 +152,6 @@ def export(
 
     `static` is a regular expression: buffers whose whole qualified name it matches are constants with the values that
     they have now, and no part of `buffers`, so Python code may branch on them; a call that writes one is an error.
-    `assume` maps regular expressions over whole names of submodules to "assert" or "raise": checks of traced values in
-    the code of these, an `assert` or a branch that does nothing but raise, are taken for passed.
 
     A parameter or buffer on the meta device is a `jax.ShapeDtypeStruct` in `params` and `buffers`; `bridge.into`
     returns both with values. `release` moves each parameter and buffer of the module to the meta device as soon as it
@@ -189,10 +185,9 @@ def export(
     chosen = tuple(name for name in names if recompute and re.fullmatch(recompute, name))
     if recompute and not chosen:
         raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {', '.join(names[1:6])} …")
-    assumed = _assumptions(assume or {}, names)
     shared = {*windows, *windows.values()}
     params, buffers = _arrays({n: t for n, t in state.items() if n not in constant}, shared if release else state)
-    options = Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes, constant, assumed)
+    options = Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes, constant)
     seconds = {name: first for name, first in second_names(module).items() if first not in constant}
     return Functional(module, params, buffers, options, seconds)
 
@@ -219,19 +214,6 @@ def _constants(state: Mapping[str, torch.Tensor], static: str) -> dict[str, torc
             raise BridgeError(f"{name} and {root} share memory, and static {static!r} matches one of them; name both")
     check_kinds(constant)
     return constant
-
-
-def _assumptions(assume: Mapping[str, str], names: list[str]) -> dict[str, frozenset[str]]:
-    """Returns the kinds of checks by the name of each submodule. Raises `BridgeError` for what names none."""
-    kinds: dict[str, frozenset[str]] = {}
-    for pattern, kind in assume.items():
-        if kind not in KINDS:
-            raise BridgeError(f"assume has the kind {kind!r} for {pattern!r}; choose 'assert' or 'raise'")
-        chosen = [name for name in names if re.fullmatch(pattern, name)]
-        if not chosen:
-            raise BridgeError(f"assume {pattern!r} matches no submodule; names here are {', '.join(names[1:6])} …")
-        kinds |= {name: kinds.get(name, frozenset()) | {kind} for name in chosen}
-    return kinds
 
 
 def check_method(module: nn.Module, name: str) -> None:

@@ -23,11 +23,6 @@ from torch.nn.modules.adaptive import _ASMoutput
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
 
-GET_BASE: Any = torch.Tensor._base.__get__  # pyright: ignore
-"""Every look-up returns another object, equal to the others."""
-IS_VIEW: Any = torch.Tensor._is_view
-
-
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
 """Returns the tensor that owns the memory of a view."""
 

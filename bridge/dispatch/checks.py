@@ -10,11 +10,10 @@ import dis
 import functools
 import sys
 import types
-from typing import NamedTuple
 
-from bridge.errors import HERE, OF_TORCH
+from bridge.errors import HERE
 
-KINDS = ("assert", "raise")
+COMPUTED = "something is computed of the value"
 _ON_THE_STACK = (
     *("LOAD_", "COMPARE_OP", "BINARY_OP", "BINARY_SUBSCR", "IS_OP", "CONTAINS_OP", "UNARY_", "TO_BOOL"),
     *("COPY", "SWAP", "CACHE", "NOP", "EXTENDED_ARG"),
@@ -22,25 +21,19 @@ _ON_THE_STACK = (
 """How the names of instructions begin that only compute with what is on the stack."""
 
 
-class Check(NamedTuple):
-    kind: str
-    passes: bool | None
-    """The truth of the value with which it passes; None if something is computed of the value before."""
-    of_pytorch: bool
-    """True in a function of PyTorch's own."""
+def check_under_way() -> bool | str | None:
+    """Returns the truth of a value with which the check passes that asks for it.
 
-
-def check_under_way() -> Check | None:
-    """Returns the check that a value is asked for; None if it is asked for anything else."""
+    `COMPUTED` if something is computed of the value before; None if it is asked for anything else than a check.
+    """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
-    found = None if frame is None else _check_at(frame.f_code, frame.f_lasti)
-    return None if found is None or frame is None else Check(*found, frame.f_code.co_filename.startswith(OF_TORCH))
+    return None if frame is None else _check_at(frame.f_code, frame.f_lasti)
 
 
 @functools.lru_cache(1024)
-def _check_at(code: types.CodeType, offset: int) -> tuple[str, bool | None] | None:
+def _check_at(code: types.CodeType, offset: int) -> bool | str | None:
     instructions = list(dis.get_instructions(code))
     places = {instruction.offset: i for i, instruction in enumerate(instructions)}
     first = i = max(i for place, i in places.items() if place <= offset)
@@ -59,24 +52,20 @@ def _check_at(code: types.CodeType, offset: int) -> tuple[str, bool | None] | No
         return None
     if_taken = jump.opname.endswith("IF_TRUE")
     for side, truth in ((i + 1, if_taken), (places[jump.argval], not if_taken)):
-        kind = _raises(instructions, places, side)
-        if kind:
-            return kind, None if computed else truth == passes
+        if _raises(instructions, places, side):
+            return COMPUTED if computed else truth == passes
     return None
 
 
-def _raises(instructions: list[dis.Instruction], places: dict[int, int], i: int) -> str:
-    """Returns the kind of a check whose failure goes on here; "" if what follows may do anything else than raise."""
-    kind = "raise"
+def _raises(instructions: list[dis.Instruction], places: dict[int, int], i: int) -> bool:
+    """True if what follows does nothing but raise."""
     while True:
         name = instructions[i].opname
-        if name in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"):
-            kind = "assert"
         if name == "RAISE_VARARGS":
-            return kind
+            return True
         if name == "JUMP_FORWARD":
             i = places[instructions[i].argval]
         elif "JUMP" in name or name.startswith(("RETURN", "FOR_", "SEND", "YIELD", "STORE_ATTR", "STORE_SUBSCR")):
-            return ""
+            return False
         else:
             i += 1

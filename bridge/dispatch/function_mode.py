@@ -25,7 +25,7 @@ from bridge.autograd import engine
 from bridge.context import CURRENT, TraceContext
 from bridge.dispatch.checks import check_under_way
 from bridge.dispatch.compute import with_named_tensors, with_tensors
-from bridge.dispatch.values import CHECKING, is_assumed
+from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.indexing import (
@@ -195,12 +195,21 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs) if rows is None else rows
 
     def _positions(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """`torch.where(mask)` and `mask.nonzero(as_tuple=True)`."""
-        alone = len(args) == 1 and kwargs == ({} if func is torch.where else {"as_tuple": True})
-        if not alone or type(args[0]) is not BridgeTensor or not args[0].dim() or not self._can_select():
+        """`torch.where(mask)` and `mask.nonzero()`."""
+        as_tuple = func is torch.where or kwargs == {"as_tuple": True}
+        if (
+            len(args) != 1
+            or (kwargs and (func is torch.where or not as_tuple))
+            or type(args[0]) is not BridgeTensor
+            or not args[0].dim()
+            or not self._can_select()
+        ):
             return func(*args, **kwargs)
         mask: Any = args[0] if args[0].dtype == torch.bool else args[0] != 0
-        return positions_of(mask, self._dispatch.where()) if isinstance(mask.value, Tracer) else func(*args, **kwargs)
+        if not isinstance(mask.value, Tracer):
+            return func(*args, **kwargs)
+        made = positions_of(mask, self._dispatch.where())
+        return made if as_tuple else Rows(torch.stack([each.whole for each in made], -1), mask, 1, made[0]._place)
 
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
         """`x[i] = value`, likewise."""
@@ -286,11 +295,8 @@ class Functions(TorchFunctionMode):
     def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """`x.item()`; the tensor itself in a check that is taken for passed, whose truth is asked next."""
         tensor = args[0]
-        if self._dispatch.options.assume and isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer):
-            check = check_under_way()
-            if check is not None and is_assumed(self._dispatch, check):
-                return tensor.detach().reshape(())
-        return func(*args, **kwargs)
+        check = check_under_way() if isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer) else None
+        return func(*args, **kwargs) if check is None else tensor.detach().reshape(())
 
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if wrapped_by_transform(tensor):

@@ -65,7 +65,6 @@ from bridge.dispatch.random import (
 )
 from bridge.dispatch.values import (
     CHECKS,
-    SHAPE_REMEDY,
     UNSUPPORTED_REMEDY,
     Survey,
     asked_inside,
@@ -84,10 +83,10 @@ from bridge.errors import (
     WITHOUT_MEMORY_REMEDY,
     BridgeError,
     BridgeWarning,
-    submodule_running,
     where_in_module,
 )
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
+from bridge.symbolic.indexing import SHAPE_REMEDY
 from bridge.symbolic.ranges import checked, note_constant
 from bridge.tensor.tensor import BridgeTensor
 
@@ -125,7 +124,7 @@ class Dispatch(UncompiledDispatchMode):
         """Results on the meta device, by operation and shapes: recursion asks again and again."""
         self.products_of_pytorch = jax.config.jax_default_matmul_precision is None  # pyright: ignore
         self.checks_int64 = checked(options.int64)
-        self.is_checking = False
+        self.is_checking, self.condition = False, None
         self._names = names
         self._said: set[str] = set()
         self._nested = 0
@@ -227,7 +226,8 @@ class Dispatch(UncompiledDispatchMode):
 
     def _is_constant(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """True if the result depends on no input, on no parameter, buffer or key."""
-        if self._constants.any_traced(args, kwargs):
+        written = self.condition is not None and written_arguments(func, args, kwargs)
+        if written or self._constants.any_traced(args, kwargs):
             return False
         if is_random(func):
             return seeded_generator(self, func, kwargs) is not None
@@ -273,9 +273,6 @@ class Dispatch(UncompiledDispatchMode):
                 check_matrix(self, func, result[-1], name, is_matrix=args[0].dim() == 2)
             return result
         return _BY_KIND[kind](self, func, args, kwargs)
-
-    def submodule(self) -> str | None:
-        return submodule_running(self._names)
 
     def where(self, cause: BaseException | None = None) -> str:
         """The submodule and the line of its code that are running, or that raised `cause`."""

@@ -19,20 +19,16 @@ import torch
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
-from bridge.dispatch.checks import Check, check_under_way
+from bridge.dispatch.checks import check_under_way
 from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import is_framework
-from bridge.symbolic.indexing import as_constant
+from bridge.symbolic.indexing import SHAPE_REMEDY, as_constant
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, wrap
 
 aten = torch.ops.aten
 
-SHAPE_REMEDY = (
-    "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection, a loop over all "
-    "places with torch.where(mask[i]) for one over nonzero()"
-)
 VALUE_REMEDY = (
     "use torch.where for a branch; a tensor without dimensions works as an index or a slice's bound without `int()` or "
     "`.item()`; or pass the number as a Python argument that is static under jit"
@@ -44,10 +40,7 @@ _OF_A_LIBRARY_REMEDY = (
     "operations; a kernel in another language needs a lowering in bridge.LOWERINGS"
 )
 
-_LIBRARY_REMEDY = (
-    'replace the function of the library that asks, `bridge.export(module, functions={{"{}": replacement}})`, or '
-    "switch its check off"
-)
+_LIBRARY_REMEDY = 'replace the function of the library, `bridge.export(module, functions={{"{}": replacement}})`'
 _REMEDIES = {
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
     "torch.distributions.von_mises": DRAW_REMEDY,
@@ -234,27 +227,20 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
         return bool(known) if value.dtype == bool else known
     if context.is_checking:
         return False
-    check = check_under_way()
-    if check is not None and check.passes is not None and (check.of_pytorch or is_assumed(context, check)):
-        if check.of_pytorch:
-            context.warn("a check of PyTorch's is not made of traced values")
-        return check.passes
+    passes = check_under_way()
+    if isinstance(passes, bool):
+        note_check(context)
+        return passes
     inside, remedy = asked_inside(VALUE_REMEDY)
-    if check is not None:
-        assumed = f'assume={{"{context.submodule() or ""}": "{check.kind}"}}'
-        remedy = f"bridge.export(module, {assumed}) takes such checks for passed; otherwise {remedy}"
     remedy = as_constant(value, remedy)
     how = "a branch, `.item()`, `int()` or a loop bound"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
 
-def is_assumed(context: TraceContext, check: Check) -> bool:
-    """True if `export(assume=…)` takes checks of this kind in the submodule that is running for passed."""
-    assume = context.options.assume
-    if not assume or check.kind not in assume.get(context.submodule() or "", ()):
-        return False
-    context.options.assumed[f"{check.kind} {context.where()}"] = None
-    return True
+def note_check(context: TraceContext) -> None:
+    """Say of a check that it is not made: in a warning, and in the report of `verify`."""
+    context.options.assumed[context.where()] = None
+    context.warn("a check of traced values is not made")
 
 
 def is_equal(context: TraceContext, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:

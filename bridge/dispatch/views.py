@@ -274,6 +274,8 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
     if into_out and functional.overloadpacket in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
         kwargs = {**kwargs, "dtype": target.dtype}
     source = compute(context, functional, args, kwargs, like=None if into_out else target)
+    if context.condition is not None:
+        source = compute(context, aten.where.self, (context.condition, context.wrap(source), target), {}, like=target)
     if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
         source = context.wrap(source)
     if not isinstance(source, BridgeTensor) or source.shape != target.shape:

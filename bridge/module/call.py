@@ -386,9 +386,13 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
     assert call is not None
     if call.changes and request.survey is None:
         numbers = _Numbers(request)
+        # In eval mode the parameters are the same in the next call, so a table of them may serve it.
+        training = any(m.training for m in fn.module.modules()) if request.train is None else request.train
 
         def second_call(first: list, second: list, hidden: Place | None = None) -> tuple:
             one, two = numbers.put(first), numbers.put(second)
+            if not training:
+                two = dataclasses.replace(two, params=one.params)
             before, *after = Call(fn, one, call.recording).run_twice(one, two, hidden)
             two = dataclasses.replace(two, buffers=before.buffers)
             alone = Call(fn, two, call.recording)

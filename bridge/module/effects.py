@@ -179,11 +179,9 @@ def value_numbers(closed: Any) -> list[Value]:
 
     for equation in closed.jaxpr.eqns:
         operands = [*map(of, equation.invars)]
-        name = equation.primitive.name
-        if name == "stop_gradient":
-            known[equation.outvars[0]] = operands[0]._replace(paths=none)
-        elif _is_regraft(equation):
-            known[equation.outvars[0]] = operands[0]._replace(paths=operands[1].paths)
+        name, unchanged = equation.primitive.name, _unchanged(equation, operands)
+        if unchanged is not None:
+            known[equation.outvars[0]] = unchanged
         elif name in _MOVES and all(v.number in constants for v in operands):
             # A part of a constant, whether PyTorch or the program took it.
             known[equation.outvars[0]] = constant(_moved(equation, [constants[v.number] for v in operands]))
@@ -194,9 +192,15 @@ def value_numbers(closed: Any) -> list[Value]:
     return [*map(of, closed.jaxpr.outvars)]
 
 
-def _is_regraft(equation: Any) -> bool:
-    inner = getattr(equation.params.get("call_jaxpr"), "jaxpr", None)
-    return inner is not None and not inner.eqns and inner.outvars == inner.invars[:1]
+def _unchanged(equation: Any, operands: list[Value]) -> Value | None:
+    """The operand that an operation returns; None if it computes something."""
+    name, inner = equation.primitive.name, getattr(equation.params.get("call_jaxpr"), "jaxpr", None)
+    if name == "stop_gradient":
+        return operands[0]._replace(paths=frozenset())
+    if inner is not None and not inner.eqns and inner.outvars == inner.invars[:1]:  # `regraft`
+        return operands[0]._replace(paths=operands[1].paths)
+    whole = name == "slice" and equation.outvars[0].aval.shape == equation.invars[0].aval.shape
+    return operands[0] if whole else None
 
 
 def _moved(equation: Any, constants: list[Any]) -> Any:

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,7 +41,6 @@ def verify(
     known_inputs: str = "",
     int64: Int64 = "refuse",
     static: str = "",
-    assume: Mapping[str, str] | None = None,
     **kwargs: Any,
 ) -> ParityReport:
     """Compare outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
@@ -62,8 +61,8 @@ def verify(
     expression over names like `gradient layers.0.bias`, says which leaves are zero in truth. Floating inputs require
     grad unless `input_gradients` is False. `known_inputs` is a regular expression over names of inputs (`1`,
     `edge_index`) that stay the same in each call and that JAX knows while tracing, as arrays that a function encloses.
-    `int64`, `static` and `assume` are as for `export`; PyTorch's integers have
-    64 bits in any case. The report names the constant buffers, and the checks that were taken for passed.
+    `int64` and `static` are as for `export`; PyTorch's integers have 64 bits in any case. The report names the constant
+    buffers, and the checks that were not made.
 
     Raises `BridgeError` for what cannot be translated, and where PyTorch itself or the exported call fails.
     """
@@ -75,7 +74,7 @@ def verify(
     torch_side = TorchSide(copied(original), call)
     with named_failure("the module cannot be exported"):
         check_kinds(state_of(original))
-        fn = export(original, int64=int64, static=static, assume=assume)
+        fn = export(original, int64=int64, static=static)
     jax_side = JaxSide(fn, call, jit)
     if checked(int64):
         for name, value in named_inputs(args, kwargs)[0].items():
@@ -85,9 +84,8 @@ def verify(
     draws: list[list[torch.Tensor]] = []
     arbiter = Arbiter(
         lambda: TorchSide(_in_double(original, wide), call, widened),
-        lambda: JaxSide(
-            export(_in_double(original, wide), int64=int64, static=static, assume=assume), call, jit, widened
-        ),
+        lambda: JaxSide(export(_in_double(original, wide), int64=int64, static=static), call, jit, widened),
+        lambda: TorchSide(copied(original), call),
     )
     again = _again(original, wide, call, draws)
     for step in range(steps):
@@ -105,7 +103,8 @@ def verify(
             "bridge, as in training; input_gradients=False compares with inputs that require none"
         )
         warnings.warn(BridgeWarning(text), stacklevel=2)
-    granted = [*(f"constant: {name}" for name in fn.options.static), *(f"assumed: {c}" for c in fn.options.assumed)]
+    granted = [f"constant: {name}" for name in fn.options.static]
+    granted += [f"check not made: {place}" for place in fn.options.assumed]
     return ParityReport.of(arbiter.decide(rows), granted)
 
 

@@ -2,27 +2,31 @@
 
 The two gradients of a leaf are compared along the direction in which they differ. There the finite difference of the
 objective, which PyTorch computes in float64 and in which no rule of autograd has a part, agrees with one of them at
-most. Other leaves are decided where both sides agree in float64.
+most. Other leaves are decided where both sides agree in float64. What stays undecided may be a corner, such as a ReLU
+at 0, which roundings decide: then noise of the size of a few roundings moves PyTorch's own number, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
 import torch
 
 from bridge.parity.report import Leaves, Row
-from bridge.parity.sides import JaxSide, TorchSide, in_float64, widened
+from bridge.parity.sides import JaxSide, Shifts, TorchSide, in_float64, widened
 
 _STEPS = (1e-3, 1e-5)
 """The steps of finite differences along a unit direction: a module may round to float32 in between, or have corners."""
 _NEAR = 0.1
 """A side is right if it is nearer to the judge than this part of the difference between the sides."""
+_NOISE, _TRIES = 1e-6, 4
+"""Relative changes of the parameters in float32. Where they move a leaf by `_NEAR` of the difference, rounding does."""
 _MOST = 8
 """Leaves that are decided in a report: each one takes two to four runs more."""
 
@@ -33,6 +37,8 @@ class Arbiter:
 
     torch_side: Callable[[], TorchSide]
     jax_side: Callable[[], JaxSide]
+    narrow_side: Callable[[], TorchSide]
+    """Makes PyTorch's side as it was compared."""
     draws: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
     """The draws of each step."""
     leaves: list[tuple[Leaves, Leaves]] = dataclasses.field(default_factory=list)
@@ -44,7 +50,13 @@ class Arbiter:
         chosen = sorted(first.values(), key=lambda row: -row.error)[:_MOST]
         if not chosen:
             return rows
-        last = max(row.step for row in chosen)
+        narrow_only = any(row.note.startswith("PyTorch fails") for row in chosen)
+        wide = [] if narrow_only else self._in_float64(max(row.step for row in chosen))
+        notes = {id(row): self._decision(row, wide) for row in chosen}
+        return [dataclasses.replace(r, note="; ".join(filter(None, (notes.get(id(r)), r.note)))) for r in rows]
+
+    def _in_float64(self, last: int) -> list[list[Leaves]]:
+        """Returns the leaves of both sides by step; those of JAX are none if it fails."""
         with in_float64():
             wide = [self._repeated(self.torch_side, last)]
             try:
@@ -52,8 +64,7 @@ class Arbiter:
                     wide.append(self._repeated(self.jax_side, last))
             except Exception:  # its number is nan
                 wide.append([])
-            notes = {id(row): self._decision(row, wide) for row in chosen}
-        return [dataclasses.replace(r, note="; ".join(filter(None, (notes.get(id(r)), r.note)))) for r in rows]
+        return wide
 
     def _repeated(self, make: Callable[[], TorchSide | JaxSide], last: int) -> list[Leaves]:
         """Returns the leaves of one side in float64 by step."""
@@ -63,47 +74,70 @@ class Arbiter:
     def _decision(self, row: Row, wide: list[list[Leaves]]) -> str:
         narrow = [leaves[row.kind][row.name].values for leaves in self.leaves[row.step]]
         gap = narrow[1] - narrow[0]
-        if "gradient" in row.kind:
-            direction = gap / np.linalg.norm(gap)
-            judges, name = (partial(self._finite_difference, row, direction, s) for s in _STEPS), "finite difference"
+        direction = gap / np.linalg.norm(gap)
+        place = np.unravel_index(np.abs(gap).argmax(), gap.shape)
 
-            def number(values: np.ndarray) -> float:
-                return float((values.conj() * direction).sum().real)
-        else:
-            place = np.unravel_index(np.abs(gap).argmax(), gap.shape)
+        def number(values: np.ndarray) -> float:
+            of_gradient = "gradient" in row.kind
+            return float((values.conj() * direction).sum().real if of_gradient else values[place].real)
 
-            def number(values: np.ndarray) -> float:
-                return float(values[place].real)
-
-            judges, name = [lambda: wides[0] if abs(wides[1] - wides[0]) <= near else math.nan], "both in float64"
         ours, theirs = map(number, narrow)
+        decision, text, near = "undecided", "", _NEAR * abs(theirs - ours)
+        if wide:
+            decision, text = self._by_float64(row, wide, number, direction, (ours, theirs))
+        if decision == "undecided" and (moved := max(abs(number(v) - ours) for v in self._moved(row))) >= near:
+            noise = f"noise of {_NOISE:g} in the parameters changes PyTorch's by {moved:.2g}"
+            decision, text = "rounding", "; ".join(filter(None, (noise, text)))
+        return f"{decision}: {text}" if text else ""
+
+    def _by_float64(self, row: Row, wide: list, number: Callable, direction: np.ndarray, sides: Any) -> tuple[str, str]:
+        """Returns the decision, and the numbers on both sides and of the judge along the direction, or at the place."""
+        ours, theirs = sides
         near = _NEAR * abs(theirs - ours)
         wides = [number(side[row.step][row.kind][row.name].values) if side else math.nan for side in wide]
+        if "gradient" in row.kind:
+            judges, name = (partial(self._finite_difference, row, direction, s) for s in _STEPS), "finite difference"
+        else:
+            judges, name = [lambda: wides[0] if abs(wides[1] - wides[0]) <= near else math.nan], "both in float64"
         decision, judge = "undecided", math.nan
         for ask in judges:
             judge = ask()
             if (abs(ours - judge) <= near) != (abs(theirs - judge) <= near):
                 decision = "JAX is off" if abs(ours - judge) <= near else "PyTorch is off"
                 break
-        return (
-            f"{decision}: {name} {judge:.7g}, PyTorch {ours:.7g}, JAX {theirs:.7g}; "
+        return decision, (
+            f"{name} {judge:.7g}, PyTorch {ours:.7g}, JAX {theirs:.7g}; "
             f"in float64 PyTorch {wides[0]:.7g}, JAX {wides[1]:.7g}"
         )
+
+    def _moved(self, row: Row) -> Iterator[np.ndarray]:
+        """Yields the values of a leaf in PyTorch's own float32, at parameters that are moved by about a rounding."""
+        for seed in range(_TRIES):
+            generator = torch.Generator().manual_seed(seed)
+            side = self.narrow_side()
+            noise = {n: t.detach() * torch.randn(t.shape, generator=generator) for n, t in side.trained.items()}
+            leaves = self._shifted(side, row, {("gradient", name): _NOISE * each for name, each in noise.items()})
+            yield leaves[row.kind][row.name].values
 
     def _finite_difference(self, row: Row, direction: np.ndarray, length: float) -> float:
         ends: list[float] = []
         for shift in (length * direction, -length * direction):
-            side = self.torch_side()
-            for drawn in self.draws[: row.step]:
-                side.next(drawn)
-            side.next(self.draws[row.step], {(row.kind, row.name): torch.from_numpy(shift)})
+            with in_float64():
+                side = self.torch_side()
+                self._shifted(side, row, {(row.kind, row.name): torch.from_numpy(shift)})
             ends.append(side.objective)
         return (ends[0] - ends[1]) / (2 * length)
 
+    def _shifted(self, side: TorchSide, row: Row, shifts: Shifts) -> Leaves:
+        """The leaves of the step of a row, at shifted parameters."""
+        for drawn in self.draws[: row.step]:
+            side.next(drawn)
+        return side.next(self.draws[row.step], shifts)
+
 
 def _is_open(row: Row) -> bool:
-    """True if a decision is wanted, and PyTorch computes the same again, also in float64."""
-    again = not row.note.startswith(("PyTorch itself", "PyTorch fails"))
+    """True if a decision is wanted, and PyTorch computes the same again."""
+    again = not row.note.startswith("PyTorch itself")
     return (
         again
         and row.verdict == "beyond tolerance"

@@ -149,39 +149,41 @@ class TorchSide:
         """The objective of the last step."""
         if call.train is not None:
             module.train(call.train)
+        self._first = self._state().keys()
         # As they are before the first call: a buffer that is assigned a result requires grad after it.
-        self._trained = {n: t for n, t in self._state().items() if t.requires_grad}
+        self.trained = {n: t for n, t in self._state().items() if t.requires_grad}
 
     def next(self, draws: list[torch.Tensor] | None = None, shifts: Shifts | None = None) -> Leaves:
         """Runs the next step, with these random draws if there are any, at shifted parameters and inputs."""
-        for tensor in self._trained.values():
+        for tensor in self.trained.values():
             tensor.grad = None
         given = self._inputs.send(self._outputs)
         args, kwargs, inputs = self._copies(*given)
         for (kind, name), shift in (shifts or {}).items():
-            leaf = self._trained[name] if kind == "gradient" else named_inputs(args, kwargs)[0][name]
+            leaf = self.trained[name] if kind == "gradient" else named_inputs(args, kwargs)[0][name]
             leaf.data += shift
         asked = {name for name, t in named_inputs(*given)[0].items() if torch.is_tensor(t) and t.requires_grad}
         with drawing(draws) as self.draws:
             outputs = method_of(self._module, self._call.method)(*args, **kwargs)
         # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
         self._outputs = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
-        leaves = self._trained | {name: leaf for name, leaf in inputs.items() if name in asked}
+        leaves = self.trained | {name: leaf for name, leaf in inputs.items() if name in asked}
         left = {name: leaf_of(leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None}
-        for tensor in (*self._trained.values(), *inputs.values()):
+        for tensor in (*self.trained.values(), *inputs.values()):
             tensor.grad = None
         objective = self._call.loss(outputs)
         self.objective = float(objective.detach() if torch.is_tensor(objective) else objective)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
-        state = self._state()  # after the call: a buffer may have been assigned anew
+        # After the call: a buffer may have been assigned anew.
+        state = {n: t for n, t in self._state().items() if not self._is_table(n)}
         leaves = {
             "output": named(self._outputs),
             ".grad": left,
-            "gradient": {n: gradient_leaf(t) for n, t in self._trained.items()},
+            "gradient": {n: gradient_leaf(t) for n, t in self.trained.items()},
             "input gradient": {n: gradient_leaf(t) for n, t in inputs.items()},
-            "buffer": {n: leaf_of(t) for n, t in state.items() if n not in self._trained},
-            "parameter": {n: leaf_of(t) for n, t in state.items() if n in self._trained},
+            "buffer": {n: leaf_of(t) for n, t in state.items() if n not in self.trained},
+            "parameter": {n: leaf_of(t) for n, t in state.items() if n in self.trained},
         }
         detached: dict[int, torch.Tensor] = {}
         for module in self._module.modules():  # a buffer goes on without the graph that made it
@@ -213,6 +215,11 @@ class TorchSide:
 
     def _state(self) -> dict[str, torch.Tensor]:
         return dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+
+    def _is_table(self, name: str) -> bool:
+        """True for a buffer that a call has made and no state dict has."""
+        owner, _, key = name.rpartition(".")
+        return name not in self._first and key in self._module.get_submodule(owner)._non_persistent_buffers_set
 
 
 def gradient_leaf(tensor: torch.Tensor) -> Leaf:

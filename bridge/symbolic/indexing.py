@@ -1,15 +1,19 @@
 """Indices that are traced: `x[i]`, `x[i : i + n]`, `x[:n]`, `x[mask]`, and writes to them.
 
 PyTorch asks a traced integer for its number and takes a view; here the place is an operand of the view. The shape of
-`x[:n]` and `x[mask]` depends on data: `Rows` stands for such a result in what can be computed on all elements.
+`x[:n]` and `x[mask]` depends on data: `Rows` stands for such a result in what can be computed on all elements, and a
+loop over rows takes all of them in turn.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import math
 import re
-from collections.abc import Callable
+import sys
+import types
+from collections.abc import Callable, Iterator
 from math import inf, isinf
 from typing import Any
 
@@ -159,10 +163,12 @@ _LOSSES = {
 """Losses of each element."""
 _LAST_DIM = {F.linear, F.layer_norm, F.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 """Functions of the last dimensions of each row."""
+_PARTS = {torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split}
 ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES, *_LAST_DIM}
 """Functions of rows whose own lowering would see all rows."""
-_SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
+SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
+_LOOP_REMEDY = "loop over all places, with torch.where(mask[i]) for the rows of each"
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
 
 
@@ -172,7 +178,7 @@ _KNOWN_REMEDY = (
 )
 
 
-def refused(what: str, remedy: str = _SHAPE_REMEDY, rows: str = "x[mask]") -> BridgeError:
+def refused(what: str, remedy: str = SHAPE_REMEDY, rows: str = "x[mask]") -> BridgeError:
     """Returns the error for `what`, which needs the number of rows."""
     return refusal(f"`{rows}` makes a shape that depends on data, which {what} needs", remedy)
 
@@ -251,6 +257,30 @@ class Rows:
             raise self._refused("`unsqueeze` before the rows")
         return Rows(self.whole.unsqueeze(back), self._mask, self._behind + 1, self._place, self.length)
 
+    def reshape(self, *sizes: Any) -> Rows:
+        """`rows.reshape(-1, …)`, where one place of the dimensions before the rows remains."""
+        sizes = sizes if isinstance(sizes[0], int) else tuple(sizes[0])
+        behind = self.whole.shape[self.whole.dim() - self._behind :]
+        if sizes[0] != -1 or self.whole.numel() != self._mask.numel() * math.prod(sizes[1:]) or not math.prod(behind):
+            raise self._refused("`reshape` but of what is behind the rows")
+        whole = self.whole.reshape(*self._mask.shape, *sizes[1:])
+        return Rows(whole, self._mask, len(sizes) - 1, self._place, self.length)
+
+    view = reshape
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """All rows in turn; a turn of one that is not selected writes nothing."""
+        call = current()
+        if call is None or self._mask.dim() != 1 or self._first or not _only_writes(sys._getframe(1), self):
+            raise self._refused("a loop that does anything else than write into tensors", _LOOP_REMEDY)
+        outer = call.condition
+        for row, selected in zip(self.whole.unbind(), self._mask.unbind(), strict=True):
+            call.condition = selected if outer is None else selected & outer
+            try:
+                yield row
+            finally:
+                call.condition = outer
+
     def __getitem__(self, index: Any) -> Any:
         last = places_of(index) in ((Ellipsis, None), (*[slice(None)] * self.dim(), None))
         return self.unsqueeze(-1) if last else _call(self, torch.Tensor.__getitem__, index)
@@ -272,6 +302,8 @@ class Rows:
             raise refused(f"`{func.__name__}`")
         if func in _REDUCTIONS and type(args[0]) is cls and not any(isinstance(v, torch.Tensor) for v in args[1:]):
             return args[0]._reduced(func.__name__, *args[1:], **kwargs)
+        if func in _PARTS:
+            return rows[0]._parts(func, *args[1:], **kwargs)
         if func in _LOSSES:
             return rows[0]._loss(func, args, kwargs)
         if func in _LAST_DIM and len(rows) == 1 and rows[0] is args[0]:
@@ -285,7 +317,7 @@ class Rows:
     def _refused(self, what: str, remedy: str = "") -> BridgeError:
         if self.length is not None:
             return refused(what, remedy or _LENGTH_REMEDY, "x[:n]")
-        return refused(what, as_constant(self._mask.value, remedy or _SHAPE_REMEDY))
+        return refused(what, as_constant(self._mask.value, remedy or SHAPE_REMEDY))
 
     def _with(self, whole: torch.Tensor) -> Rows:
         return Rows(whole, self._mask, self._behind, self._place, self.length)
@@ -353,6 +385,12 @@ class Rows:
             raise self._refused(f"`{func.__name__}`")
         return self._with(func(self.whole, other, *rest, **kwargs))
 
+    def _parts(self, func: Any, size: Any, dim: int = 0) -> tuple[Rows, ...]:
+        back = dim % self.dim() - self.dim()
+        if back < -self._behind:
+            raise self._refused(f"`{func.__name__}` along the rows")
+        return tuple(map(self._with, func(self.whole, size, back)))
+
     def _cross_entropy(self, logits: Any, target: Any, weight: Any = None, *rest: Any, **kwargs: Any) -> torch.Tensor:
         """The targets are classes for each row; rows that are not selected are ignored."""
         alike = type(target) is Rows and type(logits) is Rows and logits._selects_as(target, 1)
@@ -411,6 +449,42 @@ class Rows:
         place = torch.where(result.values == fill, mask.to(torch.uint8).argmax(), result.indices)
         found = rows.gather(dim, place), (mask.cumsum(0) - 1)[place]
         return type(result)(found if keepdim else [each.squeeze(dim) for each in found])
+
+
+def _only_writes(frame: types.FrameType, rows: Rows) -> bool:
+    """True if the code is a loop over the rows that leaves what it writes into tensors, and nothing else.
+
+    No name that a turn stores is read by another turn or after the loop, and the loop holds no list, set or dict.
+    """
+    code, places = list[dis.Instruction](), dict[int, int]()
+    for each in dis.get_instructions(frame.f_code):
+        places[each.offset] = len(code)
+        code += [each] * (each.opname != "EXTENDED_ARG")
+    start = places[frame.f_lasti]
+    end, of = places.get(code[start].argval, 0), code[start - 2]  # a name, or a call such as `mask.nonzero()`
+    over_rows = of.argval == 0 if of.opname == "CALL" else frame.f_locals.get(of.argval) is rows
+    if code[start].opname != "FOR_ITER" or "JUMP" not in code[end - 1].opname or not over_rows:
+        return False
+    body, stored = code[start + 1 : end], set[str]()
+    names = {each.argval for each in body if each.opname == "STORE_FAST"}
+    for each in body:
+        name, argument = each.opname, each.argval
+        if name == "LOAD_FAST" and (type(frame.f_locals.get(argument)) in _PLAIN or argument in names - stored):
+            return False
+        if name.startswith(_KEEPS) or "_FAST_" in name or ("JUMP" in name and not start <= places[argument] < end):
+            return False
+        if name == "STORE_FAST":
+            stored.add(argument)
+    outside = {each.argval for each in (*code[:start], *code[end:]) if each.opname.startswith("LOAD_")}
+    return not stored & outside
+
+
+_PLAIN = (list, dict, set)
+_KEEPS = (
+    *("RETURN", "YIELD", "RAISE", "DELETE", "STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"),
+    *("LIST_APPEND", "SET_ADD", "MAP_ADD"),
+)
+"""How the names of instructions begin that leave something, or end a loop."""
 
 
 class _ElementwiseOnly(UncompiledDispatchMode):

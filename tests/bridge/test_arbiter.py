@@ -72,6 +72,24 @@ def test_no_decision_where_nothing_agrees():
     assert notes(twice, randn(5))["input gradient 0"].startswith("undecided: finite difference ")
 
 
+class Corner(nn.Module):
+    """A ReLU at 0, where the roundings of either side decide about its gradient."""
+
+    def __init__(self, allowed=(torch.float32, torch.float64)):
+        super().__init__()
+        self.w, self.allowed = nn.Parameter(torch.ones(3)), allowed
+
+    def forward(self, x):
+        assert x.dtype in self.allowed, "no float64"
+        return torch.relu(self.w - 1 + (1e-7 if isinstance(x, BridgeTensor) else -1e-7)) * 5 + x
+
+
+def test_a_corner_is_rounding_where_noise_moves_what_pytorch_computes():
+    assert notes(Corner(), randn(3))["gradient w"].startswith("rounding: noise of 1e-06 in the parameters changes ")
+    note = notes(Corner((torch.float32,)), randn(3))["gradient w"]
+    assert note.startswith("rounding: ") and "PyTorch fails in float64" in note
+
+
 def test_no_decision_where_pytorch_fails_in_float64():
     def forward(x):
         assert x.dtype == torch.float32, "no float64"

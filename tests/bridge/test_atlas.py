@@ -38,6 +38,21 @@ def test_what_came_of_a_model():
     assert unbuilt == {"status": "not built", "cause": "ValueError: no such size"}
 
 
+@pytest.mark.parametrize(
+    ("notes", "status"),
+    [
+        ([], "right"),
+        (["rounding: noise of 1e-06", ""], "right"),
+        (["rounding: noise of 1e-06", "PyTorch is off: finite difference 1"], "PyTorch is off"),
+        (["PyTorch is off: finite difference 1", "JAX is off: finite difference 1"], "different"),
+        (["rounding: noise of 1e-06", "JAX is off: finite difference 1"], "different"),
+        (["undecided: finite difference 1", ""], "different"),
+    ],
+)
+def test_the_arbiter_decides_about_a_leaf_that_differs(notes, status):
+    assert atlas._status(notes) == status
+
+
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_process_that_ends_early_or_takes_too_long():
     assert atlas.in_process(lambda: {"status": "right"}, 30) == {"status": "right"}

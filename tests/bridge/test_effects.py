@@ -305,6 +305,14 @@ def registered_when_grown(m, x):
     return x @ m.w * m.rows[: len(x)]
 
 
+def read_as_a_whole(m, x):
+    """As ALiBi."""
+    if m.bias is None:
+        m.bias = -m.steps.cumsum(0)
+        return x @ m.w + m.bias
+    return x @ m.w + m.bias[-x.shape[1] :]
+
+
 def hook_of_the_call(m, x):
     with m.act.register_forward_hook(lambda layer, args, out: out * 5):
         return m.act(x)
@@ -319,6 +327,7 @@ SILENT = {
     "mask of the input's shape": lambda: Calls(lambda m, x: x @ once(m, "table", x.new_ones(3, 3).tril), table=None),
     "grown from a buffer": lambda: Calls(grown_from_a_buffer, n=0, steps=nn.Buffer(torch.ones(3))),
     "registered when grown": lambda: Calls(registered_when_grown, n=0, steps=nn.Buffer(torch.ones(3))),
+    "read as a whole": lambda: Calls(read_as_a_whole, bias=None, steps=nn.Buffer(torch.ones(3))),
     "weight of parameters": lambda: Calls(lambda m, x: x @ put(m, "table", m.w / m.w.norm())),
     "hook of the call alone": lambda: Calls(hook_of_the_call, act=nn.Identity()),
 }
@@ -346,6 +355,32 @@ def test_a_value_that_the_next_call_would_write_again_is_silent(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agrees(make, X, calls=2)
+
+
+def test_a_buffer_that_the_next_call_would_make_again_is_no_leaf_of_verify():
+    module = Calls(read_as_a_whole, steps=nn.Buffer(torch.ones(3)))
+    module.register_buffer("bias", None, persistent=False)
+    report = bridge.verify(module, X)
+    assert report.ok and {row.name for row in report.rows if row.kind == "buffer"} == {"steps"}
+
+
+def test_a_table_of_parameters_is_made_again_in_each_call_in_eval_mode():
+    """As LeViT keeps its biases; in training mode the parameters change between the calls."""
+
+    def make(train=False):
+        return Calls(memo_of_parameters, dict={}).train(train)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agrees(make, X)
+    refused(functools.partial(make, train=True), READ_LATER.format("`dict.w`"), X)
+    refused(make, READ_LATER.format("`dict.w`"), X, train=True)
+
+
+def memo_of_parameters(m, x):
+    if "w" not in m.dict:
+        m.dict["w"] = m.w.cumsum(0)
+    return x @ m.dict["w"]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")

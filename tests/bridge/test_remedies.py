@@ -39,21 +39,21 @@ def test_numbers_drawn_before_the_call():
     compare(lambda x, numbers: x * numbers, [X, draw.sample((8,))])
 
 
-def test_a_check_inside_a_library(tmp_path, monkeypatch):
+def test_a_branch_inside_a_library(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages"
     folder.mkdir()
-    folder.joinpath("checking_library.py").write_text(
-        "def check(x):\n    if x.isnan().any():\n        raise ValueError('not a number')\n\n\n"
-        "def double(x):\n    check(x)\n    return x * 2\n"
+    folder.joinpath("branching_library.py").write_text(
+        "def cleaned(x):\n    if x.isnan().any():\n        x = x.nan_to_num()\n    return x\n\n\n"
+        "def double(x):\n    return cleaned(x) * 2\n"
     )
     monkeypatch.syspath_prepend(str(folder))
-    import checking_library  # pyright: ignore[reportMissingImports]
+    import branching_library  # pyright: ignore[reportMissingImports]
 
-    module = Call(lambda x: checking_library.double(x))
-    raises(r'bridge.export\(module, functions={"checking_library:check": replacement}\)', module, X)
-    fn = bridge.export(module, functions={"checking_library:check": lambda x: None})
+    module = Call(lambda x: branching_library.double(x))
+    raises(r'bridge.export\(module, functions={"branching_library:cleaned": replacement}\)', module, X)
+    fn = bridge.export(module, functions={"branching_library:cleaned": lambda x: x})
     assert jnp.allclose(jax.jit(lambda x: fn({}, {}, x)[0])(X.numpy()), X.numpy() * 2)
-    del sys.modules["checking_library"]
+    del sys.modules["branching_library"]
 
 
 def test_batch_norm_with_a_number_as_its_momentum():
@@ -85,5 +85,5 @@ def test_a_distribution_that_is_told_to_check():
     def likelihood(x):
         return d.Geometric(x.sigmoid(), validate_args=True).log_prob(torch.ones(4, 8))
 
-    with pytest.warns(bridge.BridgeWarning, match="a check of PyTorch's is not made of traced values"):
+    with pytest.warns(bridge.BridgeWarning, match="a check of traced values is not made"):
         compare(likelihood, [X], 5e-5)

@@ -224,8 +224,145 @@ def test_positions_of_a_mask(name):
         (lambda x, t, j: F.linear(j.float(), x[0]), "`linear`"),
         (lambda x, t, j: x[t].unsqueeze(0), "`unsqueeze` before the rows"),
         (lambda x, t, j: x[0] if t.numel() == 0 else x[1], "asks for the value"),
-        (lambda x, t, j: (x > 0).nonzero(), r"nonzero.*Remedy: .*a loop over all places with torch.where\(mask\[i\]\)"),
+        (lambda x, t, j: (x > 0).nonzero(), "a result, or a check of its type"),
+        (lambda x, t, j: x[t].chunk(2), "`chunk` along the rows"),
+        (lambda x, t, j: x[t].reshape(3, -1), "`reshape` but of what is behind the rows"),
+        (lambda x, t, j: x[t].view(-1, 2), "`reshape` but of what is behind the rows"),
     ],
 )
 def test_what_positions_of_a_mask_do_not_reach(function, what):
     raises(what, lambda x: function(x, *torch.where(x > 0)), X)
+
+
+# ---- loops over what a mask selects: a turn of what is not selected writes nothing
+
+
+def experts(x, w):
+    """Of five experts, the fifth is the end of the list and no row chooses the fourth."""
+    with torch.no_grad():
+        mask = F.one_hot(x[:, :3].topk(2).indices, 5).permute(2, 1, 0)
+        hit = (mask.sum((-1, -2)) > 0).nonzero()
+    out, turns = torch.zeros_like(x), torch.zeros(())
+    for e in hit:
+        e = e[0]
+        if e == 4:
+            continue
+        with torch.no_grad():
+            j, t = torch.where(mask[e])
+        gate, up = F.linear(x[t], w[e]).chunk(2, dim=-1)
+        turns.add_(1)
+        out.index_add_(0, t, F.silu(gate) * up * x[t, j, None])
+    return out, turns
+
+
+def named_experts(x, w):
+    one_hot, out = F.one_hot(x.argmax(-1), 4), torch.zeros_like(x)
+    for e in one_hot.sum(0).nonzero():
+        out.index_add_(0, *rows_by_name(x, w, one_hot, e))
+    return out
+
+
+def rows_by_name(x, w, one_hot, e):
+    layers = {f"expert_{e}": w[e, :4] for e in range(4)}
+    t = torch.where(one_hot[:, e].squeeze(1))[0]
+    return t, (x[None, t].reshape(-1, 4) @ layers[f"expert_{e[0]}"]).view(-1, 2, 2).reshape(-1, 4)
+
+
+@pytest.mark.parametrize("function", [experts, named_experts])
+def test_a_loop_over_experts(function):
+    compare(function, [randn(5, 4, seed=3) * torch.tensor([1, 1, 1, 0.0]), randn(4, 8, 4, seed=2)])
+
+
+def test_a_loop_in_a_loop():
+    compare(products, [randn(5, 4, seed=3), randn(5, 4, seed=2)])
+
+
+def products(x, w):
+    out, outer, inner = torch.zeros(4), w[x[:, 0] > 0], x[x[:, 1] > 0]
+    for row in outer:
+        for other in inner:
+            out.add_(row * other)
+            out[1:].mul_(0.5)
+    return out
+
+
+def carried(x, hit):
+    total = x[0]
+    for e in hit:
+        total = total + e
+    return total
+
+
+def read_afterwards(x, hit):
+    for e in hit:
+        last = x[e[0]]
+    return last
+
+
+def collected(x, hit):
+    parts = [x]
+    for e in hit:
+        parts.append(e)
+    return parts[-1]
+
+
+def ended_early(x, hit):
+    for e in hit:
+        x[e[0]].mul_(2)
+        break
+    return x
+
+
+def returned(x, hit):
+    for e in hit:
+        return x[e[0]]
+    return x
+
+
+def counted(x, hit):
+    for i, e in enumerate(hit):
+        x[e[0]].mul_(i)
+    return x
+
+
+class Kept:
+    last = None
+
+
+def kept(x, hit):
+    for e in hit:
+        Kept.last = e
+    return x
+
+
+def paired(x, hit):
+    for e, row in zip(hit, x, strict=False):
+        x[e[0]].mul_(row)
+    return x
+
+
+def ended_sometimes(x, hit):
+    for e in hit:
+        x[e[0]].mul_(2)
+        if e[0] == 1:
+            break
+    return x
+
+
+LOOPS = (
+    paired,
+    ended_sometimes,
+    carried,
+    read_afterwards,
+    collected,
+    ended_early,
+    returned,
+    counted,
+    kept,
+    lambda x, hit: [x[e] for e in hit],
+)
+
+
+@pytest.mark.parametrize("function", LOOPS)
+def test_a_loop_that_leaves_anything_else_is_refused(function):
+    raises("a loop that does anything else than write into tensors", lambda x: function(x, (x[:, 0] > 0).nonzero()), X)

@@ -1,4 +1,4 @@
-"""`export(static=…)`: buffers that are constants; `export(assume=…)`: checks of values that are taken for passed."""
+"""`export(static=…)`: buffers that are constants; checks of values, which are not made."""
 
 import json
 import re
@@ -139,8 +139,6 @@ def test_names():
     for options, message in (
         ({"static": "initted"}, "static 'initted' matches no buffer; buffers here are layers.0.initted"),
         ({"static": r".*codes"}, "matches no buffer"),
-        ({"assume": {"layers": "check"}}, "the kind 'check' for 'layers'; choose 'assert' or 'raise'"),
-        ({"assume": {"layer": "raise"}}, "assume 'layer' matches no submodule"),
     ):
         with pytest.raises(bridge.BridgeError, match=re.escape(message)):
             bridge.export(Layers(), **options)
@@ -153,9 +151,6 @@ def test_names():
 # ---- checks
 
 
-CHECKS = {"assert": (compared, all_of), "raise": (raising,)}
-
-
 class Checks(nn.Module):
     def __init__(self, check):
         super().__init__()
@@ -166,36 +161,27 @@ class Checks(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize(("kind", "check"), [(kind, check) for kind, checks in CHECKS.items() for check in checks])
-def test_a_check_is_taken_for_passed(kind, check):
-    raises(rf'Remedy: bridge.export\(module, assume={{"inner": "{kind}"}}\)', Checks(check), X)
-    report = bridge.verify(Checks(check), X, assume={"inner": kind})
+@pytest.mark.parametrize("check", [compared, all_of, raising])
+def test_a_check_is_not_made_and_that_is_said(check):
+    with pytest.warns(
+        bridge.BridgeWarning, match=r"a check of traced values is not made in inner \(Call\), at .*:\d+: "
+    ):
+        report = bridge.verify(Checks(check), X)
     assert report.ok
-    assert all(f"assumed: {kind} in inner (Call), at " in each for each in report.granted) and report.granted
-    other = "raise" if kind == "assert" else "assert"
-    for assume in ({"inner": other}, {"": kind}):
-        with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
-            bridge.verify(Checks(check), X, assume=assume)
+    assert all("check not made: in inner (Call), at " in each for each in report.granted) and report.granted
 
 
 NO_CHECKS = {
     "a branch": lambda x: x if x.max() < 99 else -x,
     "a value that is used": used_otherwise,
     "a value that a function gets": lambda x: x * max(x.max().item(), 1.0),
+    "a branch that also computes": branch_that_also_computes,
 }
 
 
 @pytest.mark.parametrize("name", NO_CHECKS)
 def test_anything_else_is_refused(name):
-    fn = bridge.export(Call(NO_CHECKS[name]), assume={"": "assert"})
-    with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
-        jax.eval_shape(lambda x: fn({}, {}, x), X.numpy())
-
-
-def test_a_branch_that_may_go_on_is_none():
-    fn = bridge.export(Call(branch_that_also_computes), assume={"": "raise"})
-    with pytest.raises(bridge.BridgeError, match="asks for the value of a traced tensor"):
-        jax.eval_shape(lambda x: fn({}, {}, x), X.numpy())
+    raises("asks for the value of a traced tensor", NO_CHECKS[name], X)
 
 
 # ---- PyTorch's own checks are taken for passed, as its compiler does
@@ -208,7 +194,7 @@ def checked_by_pytorch(x):
     return x * 2
 
 
-@pytest.mark.filterwarnings("ignore:a check of PyTorch's is not made")
+@pytest.mark.filterwarnings("ignore:a check of traced values is not made")
 def test_checks_of_pytorch():
     verified(checked_by_pytorch, X)
     with pytest.raises(RuntimeError, match="Expected cond to be True"):
