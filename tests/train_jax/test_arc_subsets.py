@@ -1,9 +1,6 @@
 """`trm build-data arc`: which puzzles are tested and which are trained on, and what is refused."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +123,7 @@ def test_a_list_of_examples_is_a_task_to_train_on(tmp_path):
         build(tmp_path / "other", tmp_path / "data", subsets=("tasks", "evaluation"))
 
 
-def test_what_cannot_be_asked_for_is_said_and_nothing_is_written(tmp_path, source, monkeypatch):
+def test_wrong_options_are_named_and_nothing_is_written(tmp_path, source):
     arc = {"output_dir": tmp_path / "set", "source": str(source), "num_aug": 2}
     for options, message in (
         ({"num_aug": -1}, "--num-aug is -1; use at least 0"),
@@ -137,14 +134,9 @@ def test_what_cannot_be_asked_for_is_said_and_nothing_is_written(tmp_path, sourc
         ({"subsets": ("concept", "nothing"), "test_subsets": ("concept",)}, "_nothing_challenges.json is missing"),
         ({"subsets": ("concept",), "output_dir": None}, "--subsets concept needs --output-dir"),
         ({"source": str(tmp_path / "none")}, "none_training_challenges.json is missing; set --source to the folder"),
-        ({"num_aug": 900_000}, "GB of (free space|memory)"),
     ):
-        with monkeypatch.context() as patched:
-            if options == {"num_aug": 900_000}:
-                options = {}
-                patched.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
-            with pytest.raises(UserError, match=message):
-                main(ArcData(**(arc | options)))
+        with pytest.raises(UserError, match=message):
+            main(ArcData(**(arc | options)))
     assert not list(tmp_path.iterdir())
 
 
@@ -154,21 +146,3 @@ def test_the_beginning_of_the_names_serves_as_source_where_a_folder_is_ambiguous
     with pytest.raises(UserError, match=r"both arc-agi_training_.* and mine_training_.*/files/arc-agi$"):
         build(tmp_path / "set", files)
     build(tmp_path / "set", files / "arc-agi")
-
-
-@pytest.mark.slow
-def test_the_command_line_builds_and_says_what_is_in_it(tmp_path, source):
-    command = [sys.executable, "-m", "train_jax", "build-data", "arc", "--source", str(source), "--num-aug", "3"]
-    where = ["--output-dir", str(tmp_path / "set")]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    for expected in ("built in", "already exists"):
-        shown = subprocess.run([*command, *where], capture_output=True, text=True, env=environment)
-        assert (shown.returncode, shown.stderr) == (0, "")
-        assert f"{tmp_path / 'set'} {expected}" in shown.stdout
-    assert "15 puzzles,          60 with augmentations,         236 examples" in shown.stdout
-    assert "puzzles: training 6, evaluation 5, concept 4" in shown.stdout
-    assert "test examples that another puzzle trains on: none" in shown.stdout
-    assert f"sha256 {record(tmp_path / 'set')['content_sha256']}" in shown.stdout
-    failed = subprocess.run([*command, *where, "--seed", "1"], capture_output=True, text=True, env=environment)
-    assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (2, "", 1)
-    assert "other options (seed is 42, requested 1)" in failed.stderr

@@ -66,6 +66,7 @@ def test_as_exact_as_the_plain_path(case):
         assert ours < 1.1 * theirs < 0.02
 
 
+@pytest.mark.slow
 def test_scores_far_below_zero():
     """Added keys have a score of zero; none of their weight may show."""
     x, qkv, output, *tables = arrays(2, 13, 128, 64, False)
@@ -105,7 +106,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_what_the_kernels_do_not_serve(case):
+def test_other_shapes_have_no_kernels(case):
     shape, dtype, rows, head_dim = OTHERS[case]
     assert attention.heads_of(jax.ShapeDtypeStruct(shape, dtype), np.empty((rows, shape[2])), head_dim) is None
 
@@ -122,12 +123,6 @@ def test_examples_of_a_step():
     assert of(4) == (2, 2) and of(7) == (2, 4) and of(1) == (1, 1) and of(3) == (2, 2)
     assert of(192, hidden=640) == (1, 192)
     assert attention.heads_of(jax.ShapeDtypeStruct((0, 97, 128), jnp.bfloat16), np.empty((384, 128)), 64) is None
-
-
-def test_tables_of_another_length_are_an_error_as_on_the_plain_path():
-    x, qkv, output, cos, sin = arrays(2, 16, 128, 64, True)
-    with pytest.raises(ValueError, match="broadcast"):
-        INTERPRETED(x.astype(jnp.bfloat16), qkv, output, cos[:5], sin[:5], 64)
 
 
 def test_nan_in_one_example_stays_there():
@@ -149,11 +144,10 @@ def test_shared_keys_are_as_written():
     torch.testing.assert_close(replacement(x, module, None), mix_by_attention(x, module, None), rtol=0, atol=0)
 
 
-def test_a_shape_without_kernels():
-    given = arrays(2, 129, 128, 64, True)
-    ours, plain = (computed(each, jnp.bfloat16, given, 64) for each in (INTERPRETED, attention.mix_by_attention))
-    for mine, expected in zip(ours, plain, strict=True):
-        np.testing.assert_array_equal(mine, expected)
+def test_a_shape_without_kernels_takes_the_plain_path():
+    x, *others = arrays(2, 129, 128, 64, True)
+    ours, plain = (each(x.astype(jnp.bfloat16), *others, 64) for each in (INTERPRETED, attention.mix_by_attention))
+    np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(plain, np.float32))
 
 
 def gradients(fused, recompute="", **fields):
@@ -177,29 +171,7 @@ def test_blocks_of_a_model():
 
 
 @pytest.mark.slow
-def test_recomputed_blocks():
-    text, ours, _ = gradients(True, recompute=r"level\.layers\.\d+")
-    _, theirs, _ = gradients(True)
-    assert "remat" in text and "pallas_call" in text
-    assert "HIGHEST" not in text, "Mosaic refuses bfloat16 with a precision for float32"
-    for mine, expected in zip(ours, theirs, strict=True):
-        assert np.linalg.norm(mine - expected) <= 1e-2 * np.linalg.norm(expected)
-
-
-@pytest.mark.slow
-def test_heads_that_no_kernel_serves():
-    """As those of the published transformer, 12 of 42 channels with a hidden size of 512."""
-    text, *ours = gradients(True, num_heads=3)
-    _, *theirs = gradients(False, num_heads=3)
-    assert "pallas_call" not in text
-    for mine, expected in zip(ours[1], theirs[1], strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize(
-    "fields",
-    slow_unless(lambda each: "attention_window" not in each, [{"attention_window": 3}, {"convolution_window": 3}]),
-)
+@pytest.mark.parametrize("fields", [{"attention_window": 3}, {"convolution_window": 3}])
 def test_other_blocks_are_as_written(fields):
     text, ours, _ = gradients(True, **fields)
     _, theirs, _ = gradients(False, **fields)

@@ -6,17 +6,11 @@ import signal
 import pytest
 from support.scripted_model import BYTES, Scripted
 from support.small_gpt import engine_of
-from support.untrained_run import write_language_run
 
 from train_jax.__main__ import main as trm
 from train_jax.runtime.devices import Devices
 from train_jax.stages import chat
 from train_jax.stages.chat import Chat, Session
-
-
-@pytest.fixture(scope="module")
-def run_dir(made_once):
-    return str(made_once("generate", write_language_run) / "run")
 
 
 @pytest.fixture
@@ -51,8 +45,8 @@ def model():
 
 
 @pytest.mark.slow
-def test_a_run_answers(run_dir, say):
-    status, out, err = say(run_dir, "--temperature", "0", "--max-tokens", "3", lines="hi\nhow?\n")
+def test_a_run_answers(language_run, say):
+    status, out, err = say(language_run, "--temperature", "0", "--max-tokens", "3", lines="hi\nhow?\n")
     assert (status, out, err) == (0, "\0\0\0\n" * 2, ""), "all logits are 0, so the token is the byte 0"
 
 
@@ -66,19 +60,6 @@ def test_lines_of_a_pipe_are_answered(model, say, monkeypatch):
     assert command == "trm: unknown command '/what'; /clear begins a new conversation, /exit ends"
     assert length == "trm: the conversation has 66 tokens, the model reads 64; begin another by /clear"
     assert text == "trm: '\\ud800' is not valid UTF-8; correct it"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--step", "8"], "no checkpoint of step 8"),
-        (["--data-dir", "nowhere"], "nowhere/tokenizer.json does not exist"),
-        (["--top-p", "0"], "--top-p is 0.0; use a value above 0 to 1"),
-    ],
-)
-def test_a_mistake_is_one_line(run_dir, say, arguments, message):
-    status, out, err = say(run_dir, *arguments)
-    assert (status, out) == (2, "") and message in err and len(err.splitlines()) == 1
 
 
 def test_calls_are_shown_and_a_turn_computes_only_what_is_new(model):

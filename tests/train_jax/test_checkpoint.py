@@ -91,17 +91,6 @@ def test_everything_comes_back_bit_for_bit(two, place):
     assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(2))
 
 
-def test_a_reader_of_the_model_opens_nothing_else(two, place):
-    folder = copied(two, place)
-    for item in ("optimizer", "carry"):
-        remove_folder(folder.checkpoints / "2" / item)
-    state, _ = made(0)
-    checkpoints = Checkpoints(folder, writes=False)
-    ema, buffers = checkpoints.restore_model(2, state.ema, state.buffers, averaged=True)
-    checkpoints.close()
-    assert_same((ema, buffers), (made(2)[0].ema, made(2)[0].buffers))
-
-
 @pytest.mark.parametrize(
     ("retention", "values", "expected"),
     [
@@ -153,15 +142,16 @@ def test_a_reader_of_the_model_reads_little_else(tmp_path):
     checkpoints.close()
     checkpoints = Checkpoints(folder, writes=False)
     before = bytes_read()
-    checkpoints.restore_model(1, state.ema, state.buffers, averaged=True)
+    model = checkpoints.restore_model(1, state.ema, state.buffers, averaged=True)
     after = bytes_read()
+    assert_same(model, (state.ema, state.buffers))
     checkpoints.close()
     returned = sum(np.asarray(array).nbytes for array in (*state.ema.values(), *state.buffers.values()))
     assert 0.8 * returned < after - before <= 1.1 * returned, f"{(after - before) / returned:.3f}"
 
 
 def bytes_read():
-    """Of files by this process."""
+    """Returns how many bytes of files this process has read."""
     facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(facts["rchar"])
 
@@ -222,13 +212,13 @@ def overwrite(path, rng):
 DAMAGES = [flip, truncate, remove, overwrite]
 
 
-@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(200)))
+@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(80)))
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_path, seed):
     recover_from_damage(copied(two, tmp_path), seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, 200, 25))
+@pytest.mark.parametrize("seed", range(0, 75, 25))
 def test_a_damaged_checkpoint_in_storage(two, remote, seed):
     recover_from_damage(copied(two, path_of(remote)), seed)
 
@@ -321,19 +311,4 @@ def test_a_checkpoint_on_a_disk_that_fails_is_tried_again_and_not_put_aside(two,
     with pytest.raises(StorageError, match=r"checkpoints/2/.* cannot be read \(Input/output error\); run the command"):
         checkpoints.restore_newest(made(0)[0])
     assert checkpoints.steps() == [1, 2]
-    checkpoints.close()
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_cannot_be_uploaded_is_told_and_leaves_nothing(two, remote, emulator, impatient, capsys):
-    folder = copied(two, path_of(remote))
-    checkpoints = Checkpoints(folder)
-    with emulator.failing(lambda method, path: "403" if method == "POST" and "%2Fd%2F" in path else ""):
-        checkpoints.save(3, *made(3), {})
-        with pytest.raises(StorageError, match=r"checkpoints/4 could not be saved \(.*step 2 is intact"):
-            checkpoints.save(4, *made(4), {})
-    assert "checkpoints/3 could not be saved (" in capsys.readouterr().err
-    checkpoints.save(5, *made(5), {})
-    checkpoints.wait()
-    assert checkpoints.steps() == [2, 5]
     checkpoints.close()

@@ -97,13 +97,6 @@ def test_early_halting_equals_a_search():
                     assert (stopped.steps[a, b, c, n], stopped.exact[a, b, c, n]) == (steps, right)
 
 
-@pytest.mark.parametrize(
-    ("most", "points"), [(1, [1]), (2, [1, 2]), (8, [1, 2, 3, 4, 6, 8]), (20, [1, 2, 3, 4, 6, 8, 12, 16, 20])]
-)
-def test_milestones(most, points):
-    assert milestones(most) == points
-
-
 def test_the_interval_is_that_of_published_tables():
     """Newcombe, "Two-sided confidence intervals for the single proportion", 1998, table I, method 3."""
     for solved, count, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)):

@@ -1,4 +1,4 @@
-"""`trm compile-pod`: real compilation for TPU topologies on this machine, and what it refuses."""
+"""`trm compile-pod`: real compilation for TPU topologies on this machine, and mistakes."""
 
 import dataclasses
 import json
@@ -57,7 +57,7 @@ def test_a_step_of_generation(tmp_path):
     assert figures["hbm_bytes"] + figures["prefetched_bytes"] > weights / 2 and figures["estimated_cycles"] > 0
 
 
-@pytest.mark.parametrize("topology", slow_or_campaign(["v5e:2x2", "v6e:2x2"], ["v4:2x2x2", "v5p:2x2x1"]))
+@pytest.mark.parametrize("topology", slow_or_campaign(["v5e:2x2"], ["v6e:2x2", "v4:2x2x2", "v5p:2x2x1"]))
 def test_every_generation(topology, tmp_path):
     figures, _ = compile_pod(tmp_path, "tiny", "--topology", topology, "--compute.runner", "shard_map")
     assert figures["estimated_cycles"] > 0 and figures["fits"]
@@ -79,7 +79,7 @@ def test_fused_attention_is_a_kernel_without_an_estimate(tmp_path):
     assert figures["product_flops"] - plain["product_flops"] == 2 * (2 * 256 * 256 * 128 + 2 * 256 * 128)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_every_architecture_in_training_and_evaluation():
     steps = [(model, step) for model in ARCHITECTURES for step in ("train", "evaluate")]
     small = "--arch.hidden-size 16 --arch.num-heads 1 --arch.puzzle-emb-ndim 16"
@@ -92,7 +92,7 @@ def test_every_architecture_in_training_and_evaluation():
     assert all(each["estimated_cycles"] > 0 and each["fits"] for each in json.loads(last))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_search(tmp_path):
     small = ["--arch.H-cycles", "1", "--arch.L-cycles", "1", "--search-batch-sizes", "8"]
     figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", *small)
@@ -101,32 +101,6 @@ def test_a_search(tmp_path):
     cycles = [each["estimated_cycles"] for each in figures["variants"]]
     assert cycles == sorted(cycles)
     assert "estimated fastest in the" in text
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "needs a preset or an experiment"),
-        (["tiny", "--topology", "v3:2x2"], "unknown topology 'v3:2x2'; use a chip and its axes"),
-        (["tiny", "--topology", "v5e:2x2x2"], "v5e has 2 axes, such as 2x4"),
-        (["tiny", "--topology", "v4:3x5x7"], "topology 'v4:3x5x7'"),
-        (["tiny", "--topology", "v4:2x2x1", "--global-batch-size", "6"], "6"),
-        (["tiny", "--data-dir", "elsewhere/mine"], "is not built, and does not name its kind; use --kind"),
-        (["tiny", "--kind", "chess"], "unknown kind 'chess'"),
-        (["nothing"], "unknown preset 'nothing'"),
-        (["tiny", "--search-batch-sizes", "8,many"], "'8,many' is not a list of batch sizes"),
-        (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
-        (["tiny", "--step", "decode", "--topology", "v4:2x2x1"], "has no cache of keys and values"),
-        (["d20", "--step", "decode", "--capacity", "99999"], "--capacity is 99999, the model has 20480 positions"),
-        (["tiny", "--search", "--text", "a"], "leave out --step, --text and --save"),
-        (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
-    ],
-)
-def test_what_is_refused(argv, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["compile-pod", *argv]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("trm: ") and message in error
 
 
 def test_without_the_compiler(monkeypatch, tmp_path, capsys):

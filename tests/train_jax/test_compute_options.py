@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 from support.scripts import run_script
 
-FIELDS = (
-    "steps=20",
-    "halt_exploration_prob=0.5",
-    "eval_every_steps=0",
-    "log_every_steps=10",
-    "checkpoint_every_steps=20",
-)
+FIELDS = ["steps=20", "halt_exploration_prob=0.5", "eval_every_steps=0", "log_every_steps=10"]
+FIELDS += ["checkpoint_every_steps=20"]
 
 OPTIONS = {
     "shard_map": ("runner='shard_map'",),
@@ -19,15 +14,8 @@ OPTIONS = {
     "several steps in a dispatch": ("steps_per_dispatch=5",),
     "exploration as an input": ("halt_exploration_end=0.5",),
     "remat": ("remat='blocks'",),
-    "all of them": (
-        "runner='shard_map'",
-        "accumulation_steps=2",
-        "steps_per_dispatch=10",
-        r"remat='.*L_level'",
-    ),
+    "all of them": ("runner='shard_map'", "accumulation_steps=2", "steps_per_dispatch=10", r"remat='.*L_level'"),
 }
-
-
 ANNEALED, FOUR = "annealed exploration", "accumulation of four on one device"
 
 

@@ -70,7 +70,7 @@ def test_it_repeats_single_steps(config):
         ("cpu", None, {"debug_nans": True, "compute": ComputeConfig(steps_per_dispatch=4)}, "steps_per_dispatch is 4"),
     ],
 )
-def test_what_debugging_needs(config, monkeypatch, backend, flags, fields, message):
+def test_debugging_needs_flags_and_single_steps(config, monkeypatch, backend, flags, fields, message):
     monkeypatch.setattr("jax.default_backend", lambda: backend)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     if flags is not None:

@@ -40,7 +40,7 @@ def test_every_id_is_a_run_that_changes_only_what_its_row_says(experiment_id):
     assert plan(experiment_run(experiment_id), row.puzzles).steps > 0
 
 
-@pytest.mark.parametrize("base", ["tiny", "study", "sudoku6", "sudoku9"])
+@pytest.mark.parametrize("base", ["tiny", "sudoku9"])
 def test_every_id_has_the_size_of_a_preset_too(base):
     for experiment_id in EXPERIMENTS:
         assert experiment_run(experiment_id, base).global_batch_size <= 8 * preset(base).global_batch_size
@@ -82,16 +82,6 @@ def test_data_sets_of_an_experiment_are_built_by_a_command(experiment_id, base, 
     assert experiment_run(experiment_id, base).data_dir == ",".join(str(each.output_dir) for each in built)
 
 
-@pytest.mark.parametrize(
-    ("experiment_id", "steps", "warmup"),
-    [("baseline", 8138, 2000 / 8138), ("exp06_f", 1017, 1.0), ("exp04a_100", 813, 1.0), ("exp06_e", 2034, 2000 / 2034)],
-)
-def test_steps_and_share_of_warm_up(experiment_id, steps, warmup):
-    run = plan(experiment_run(experiment_id), EXPERIMENTS[experiment_id].puzzles)
-    assert (run.steps, run.warmup_share) == (steps, pytest.approx(warmup))
-    assert run.examples == steps * experiment_run(experiment_id).global_batch_size
-
-
 def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "exp01a", "--dry-run"]) == 0
@@ -120,19 +110,6 @@ def test_sweep_lists_what_each_experiment_changes(capsys):
     assert main(["sweep", "list", "exp07"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert listed[0] == "exp07: precision" and listed[3].split() == ["exp07c", "arch.forward_dtype", "float16"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["sweep", "list", "exp99"], "unknown group 'exp99'; use one of baseline, exp01"),
-        (["train", "exp99"], "unknown preset 'exp99'; use one of sudoku-extreme, sudoku9"),
-        (["train", "tiny", "--preset", "sudoku9"], "--preset sudoku9 is for experiments"),
-    ],
-)
-def test_unknown_names_are_one_line(argv, message, capsys):
-    assert main(argv) == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ import pytest
 from support.markers import slow_or_campaign
 from support.scripts import run_script
 
-from train_jax.__main__ import main
-
 ELSEWHERE = """
 import sys
 sys.modules |= dict.fromkeys(("torch", "torchax", "bridge", "models_torch", "train_jax", "optax"))  # an import raises
@@ -60,9 +58,3 @@ def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices
     convention = json.loads((tmp_path / "step/convention.json").read_text())
     assert (convention["step"], convention["devices"]) == (3, devices)
     assert set(convention["arrays"]) | {"key"} == set(before.files)
-
-
-@pytest.mark.parametrize("words", [["--average-last", "2"], ["--format", "huggingface"]])
-def test_it_is_of_one_checkpoint(words, capsys):
-    assert main(["export", "runs/absent", "--train-step", *words]) == 2
-    assert "--train-step is of one checkpoint" in capsys.readouterr().err

@@ -107,7 +107,7 @@ def test_flops_of_a_convolution():
 
 
 def test_blocks_that_a_kernel_skips_are_not_counted():
-    """Of causal attention over two blocks of 1024 rows and as many keys, one of four is empty; the backward pass has
+    """Causal attention over two blocks of 1024 rows and as many keys has one empty block of four; the backward pass has
     blocks of 2048 keys, computes the scores again and skips none."""
     shape = jax.ShapeDtypeStruct((2, 3, 2048, 128), jnp.bfloat16)
 

@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from support.made_conversations import made_conversations
-from support.untrained_run import write_language_run
 
 from models_torch.gpt import _ROTARY_BASE
 from models_torch.gpt_2026 import GPT2026Config
@@ -20,9 +19,9 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
-def run(made_once):
+def run(language_run):
     """Two query heads share a key/value head; all weights are drawn, so that no branch is zero."""
-    run = restore(str(made_once("generate", write_language_run) / "run"))
+    run = restore(language_run)
     generator = torch.Generator().manual_seed(0)
     weights = run.state_dict()
     return run.with_weights(

@@ -9,12 +9,10 @@ from support.documents import Balanced, words
 from support.untrained_run import write_language_run
 
 from train_jax.__main__ import main as trm
-from train_jax.errors import UserError
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.run.status import read_status
-from train_jax.stages.evaluate import Evaluate
 from train_jax.task import TASKS, commands_of
 from train_jax.tasks.commands import Commands
 from train_jax.tasks.language.commands import ExportCheck, Sample, write_samples
@@ -100,13 +98,6 @@ def test_summary_and_status_of_a_language_run(folder, finished_run, capsys):
     assert "exact" not in capsys.readouterr().out
 
 
-def test_damaged_results_are_one_line(folder, capsys):
-    for path, command in ((folder.samples, "report"), (folder.evaluation("core"), "summary")):
-        path.write_text('{"samples": [{"name": 1}], "core": "x"}')
-        assert trm([command, str(folder.path)]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_an_export_check_agrees_up_to_rounding():
     assert ExportCheck(10, 2.0, 2.00001, 1e-3).agrees and not ExportCheck(10, 2.0, 2.01, 1e-3).agrees
     assert "DISAGREES" in str(ExportCheck(10, 2.0, 2.01, 1e-3))
@@ -137,8 +128,3 @@ def test_a_language_run_is_evaluated_exported_and_reported(run_dir, capsys):
     assert trm(["report", run_dir]) == 0
     assert trm(["evaluate", run_dir, "--halt-early"]) == 2
     assert "--halt-early is not for runs of task language" in capsys.readouterr().err
-
-
-def test_options_that_conflict():
-    with pytest.raises(UserError, match="--core-items 3 is for --core"):
-        Evaluate("run", core_items=3).refuse_conflicts()

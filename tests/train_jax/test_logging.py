@@ -1,4 +1,4 @@
-"""What a run logs of a window of steps: rates by parameter group, speed in the task's unit, utilization."""
+"""The metrics of a window of steps: rates by parameter group, speed in the task's unit, utilization."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ class Console(NullTracker):
 
 
 def logged(task=None, step=STEP, **fields):
-    """What is logged of a window of two steps of one second and 16 examples each, and the speed on the console."""
+    """Returns the metrics of a window of two steps of one second and 16 examples each, and the speed on the console."""
     config = dataclasses.replace(preset("tiny"), global_batch_size=16, **fields)
     attributes = {"console": {}, "figures": lambda sums, examples: sums, "variants": lambda _: OneVariant()}
     task = SimpleNamespace(**attributes | {"unit": Task.unit} | (task or {}))
