@@ -83,23 +83,6 @@ def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path,
         assert len(set(copies)) == len(copies)
 
 
-def test_a_test_solution_is_never_trained_on(tmp_path, source):
-    directory = build(tmp_path / "set", source, num_aug=5)
-    train = examples_by_name(load_split(directory, "train"), identifiers(directory))
-    trained_on = {json.dumps(pair) for pairs in train.values() for pair in pairs}
-    tested = [
-        json.dumps([example.input.tolist(), example.output.tolist()])
-        for puzzle in read_subset(source, "evaluation").puzzles
-        for example in puzzle.sections["test"]
-    ]
-    assert tested and not trained_on & set(tested)
-    puzzles = json.loads((directory / "test_puzzles.json").read_text())
-    assert set(puzzles) == {f"evaluation{number}" for number in range(5)}
-    assert sorted(json.dumps(list(pair.values())) for each in puzzles.values() for pair in each["test"]) == sorted(
-        tested
-    )
-
-
 def test_the_seed_decides_the_bytes_and_workers_and_other_puzzles_do_not(tmp_path, source):
     first = build(tmp_path / "first", source, num_aug=8, workers=1)
     hashes = {name: record(build(tmp_path / name, source, num_aug=8, **options))["content_sha256"]

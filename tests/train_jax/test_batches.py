@@ -82,14 +82,6 @@ def test_shards_join_to_the_whole_batch(puzzles, step, count):
         assert (np.concatenate([shard[name] for shard in shards]) == array).all()
 
 
-def test_with_one_example_a_puzzle_the_batch_size_changes_no_order(sudokus):
-    by_four, by_forty = (
-        [rows_of(train_batch(sudokus, seed=1, step=step, batch_size=size)) for step in range(80 // size)]
-        for size in (4, 40)
-    )
-    assert (np.concatenate(by_four) == np.concatenate(by_forty)).all()
-
-
 def test_batches_are_those_of_earlier_versions(sudokus):
     """A run that is continued with a newer version sees the same batches."""
     digest = hashlib.sha256()

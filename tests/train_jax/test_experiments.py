@@ -40,12 +40,6 @@ def test_every_id_is_a_run_that_changes_only_what_its_row_says(experiment_id):
     assert plan(experiment_run(experiment_id), row.puzzles).steps > 0
 
 
-@pytest.mark.parametrize("base", ["tiny", "sudoku9"])
-def test_every_id_has_the_size_of_a_preset_too(base):
-    for experiment_id in EXPERIMENTS:
-        assert experiment_run(experiment_id, base).global_batch_size <= 8 * preset(base).global_batch_size
-
-
 def test_twins_have_equal_steps_or_a_warm_up_in_proportion():
     for experiment_id, row in EXPERIMENTS.items():
         for base in (None, "sudoku6") if row.twin else ():
