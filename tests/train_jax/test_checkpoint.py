@@ -5,6 +5,7 @@ import os
 import platform
 import random
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -45,10 +46,9 @@ def made(step: int) -> tuple[TrainState, dict]:
 
 
 def saved(folder: RunFolder, steps, values=None, **retention) -> RunFolder:
-    checkpoints = Checkpoints(folder, Retention(**retention))
-    for step in steps:
-        checkpoints.save(step, *made(step), {"train_seconds": step / 2}, value=(values or {}).get(step))
-    checkpoints.close()
+    with closing(Checkpoints(folder, Retention(**retention))) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, *made(step), {"train_seconds": step / 2}, value=(values or {}).get(step))
     return folder
 
 
@@ -84,9 +84,8 @@ def assert_same(tree, expected):
 
 
 def test_everything_comes_back_bit_for_bit(two, place):
-    checkpoints = Checkpoints(copied(two, place), writes=False)
-    resumed = checkpoints.restore_newest(made(0)[0])
-    checkpoints.close()
+    with closing(Checkpoints(copied(two, place), writes=False)) as checkpoints:
+        resumed = checkpoints.restore_newest(made(0)[0])
     assert (resumed.step, resumed.damaged, resumed.notes["train_seconds"]) == (2, (), 1.0)
     assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(2))
 
@@ -105,10 +104,9 @@ def test_which_checkpoints_are_kept(place, retention, values, expected):
 
 def test_the_best_one_is_remembered_by_a_run_that_continues(place):
     folder = saved(RunFolder(place), [1, 2], {1: 0.9}, newest=1)
-    checkpoints = Checkpoints(folder, Retention(newest=1))
-    assert checkpoints.restore_newest(made(0)[0]).step == 2
-    checkpoints.save(3, *made(3), {}, value=0.5)
-    checkpoints.close()
+    with closing(Checkpoints(folder, Retention(newest=1))) as checkpoints:
+        assert checkpoints.restore_newest(made(0)[0]).step == 2
+        checkpoints.save(3, *made(3), {}, value=0.5)
     assert kept(folder) == [1, 3]
 
 
@@ -229,26 +227,24 @@ def recover_from_damage(folder: RunFolder, seed: int) -> None:
     files = files_of(folder.checkpoints / "2")
     path = files[seed // len(DAMAGES) % len(files)]
     DAMAGES[seed % len(DAMAGES)](path, rng)
-    checkpoints = Checkpoints(folder)
-    resumed = checkpoints.restore_newest(made(0)[0])
-    assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(resumed.step))
-    if resumed.step == 1:
-        assert f"{folder.checkpoints / '2'} is damaged (" in resumed.damaged[0]
-        assert (folder.path / "damaged" / "2").is_dir()
-        checkpoints.save(2, *made(2), {"train_seconds": 1.0})
-        checkpoints.wait()
-    assert checkpoints.steps() == [1, 2]
-    checkpoints.close()
+    with closing(Checkpoints(folder)) as checkpoints:
+        resumed = checkpoints.restore_newest(made(0)[0])
+        assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(resumed.step))
+        if resumed.step == 1:
+            assert f"{folder.checkpoints / '2'} is damaged (" in resumed.damaged[0]
+            assert (folder.path / "damaged" / "2").is_dir()
+            checkpoints.save(2, *made(2), {"train_seconds": 1.0})
+            checkpoints.wait()
+        assert checkpoints.steps() == [1, 2]
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused(two, place):
     folder = copied(two, place)
     for step in ("1", "2"):
         remove_folder(folder.checkpoints / step / "model")
-    checkpoints = Checkpoints(folder)
-    with pytest.raises(DamagedCheckpointError, match=r"2 is damaged \(.*and so are the older ones"):
+    damaged = pytest.raises(DamagedCheckpointError, match=r"2 is damaged \(.*and so are the older ones")
+    with closing(Checkpoints(folder)) as checkpoints, damaged:
         checkpoints.restore_newest(made(0)[0])
-    checkpoints.close()
 
 
 def test_checksums_see_every_change_and_no_difference_in_distribution():
@@ -279,14 +275,13 @@ def test_checksums_are_those_of_checkpoints_that_were_saved_before():
 )
 def test_a_checkpoint_that_storage_refuses_to_give_is_not_put_aside(two, remote, emulator, impatient, fails):
     folder = copied(two, path_of(remote))
-    checkpoints = Checkpoints(folder)
-    with (
-        emulator.failing(lambda method, path: "403" if method == "GET" and fails(path) else ""),
-        pytest.raises(UserError, match=r"checkpoints/2.*(cannot be read \(|no permission)"),
-    ):
-        checkpoints.restore_newest(made(0)[0])
-    assert checkpoints.restore_newest(made(0)[0]).step == 2 and checkpoints.steps() == [1, 2]
-    checkpoints.close()
+    with closing(Checkpoints(folder)) as checkpoints:
+        with (
+            emulator.failing(lambda method, path: "403" if method == "GET" and fails(path) else ""),
+            pytest.raises(UserError, match=r"checkpoints/2.*(cannot be read \(|no permission)"),
+        ):
+            checkpoints.restore_newest(made(0)[0])
+        assert checkpoints.restore_newest(made(0)[0]).step == 2 and checkpoints.steps() == [1, 2]
 
 
 def test_a_checkpoint_on_a_disk_that_fails_is_tried_again_and_not_put_aside(two, tmp_path, monkeypatch):
