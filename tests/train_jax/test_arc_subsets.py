@@ -92,7 +92,7 @@ def as_one_file_for_each_task(folder, source, subset):
 
 
 def test_one_file_for_each_task_is_the_same_data_set(tmp_path, source):
-    """As in the repository of ARC-AGI, in any order of creation."""
+    """The repository of ARC-AGI has such files; the order of their creation does not matter."""
     for subset in ALL:
         as_one_file_for_each_task(tmp_path / "data", source, subset)
     ours, official = build(tmp_path / "ours", tmp_path / "data"), build(tmp_path / "official", source)

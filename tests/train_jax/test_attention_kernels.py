@@ -59,7 +59,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", slow_unless(["examples that are not there"].__contains__, CASES))
-def test_as_exact_as_the_plain_path(case):
+def test_the_kernels_are_as_exact_as_the_plain_path(case):
     *shape, head_dim, _ = CASES[case]
     assert attention.heads_of(jax.ShapeDtypeStruct(shape, jnp.bfloat16), np.empty((3 * shape[2], shape[2])), head_dim)
     for ours, theirs in zip(*errors(arrays(*CASES[case]), head_dim), strict=True):
@@ -67,7 +67,7 @@ def test_as_exact_as_the_plain_path(case):
 
 
 @pytest.mark.slow
-def test_scores_far_below_zero():
+def test_added_keys_have_no_weight_beside_scores_far_below_zero():
     """Added keys have a score of zero; none of their weight may show."""
     x, qkv, output, *tables = arrays(2, 13, 128, 64, False)
     x = jnp.abs(x)
@@ -111,7 +111,7 @@ def test_other_shapes_have_no_kernels(case):
     assert attention.heads_of(jax.ShapeDtypeStruct(shape, dtype), np.empty((rows, shape[2])), head_dim) is None
 
 
-def test_examples_of_a_step():
+def test_a_step_has_as_many_examples_as_fit():
     def of(batch, positions=97, hidden=512):
         blocks = attention.heads_of(
             jax.ShapeDtypeStruct((batch, positions, hidden), jnp.bfloat16), np.empty((3 * hidden, hidden)), 64
@@ -159,7 +159,7 @@ def gradients(fused, recompute="", **fields):
 
 
 @pytest.mark.slow
-def test_blocks_of_a_model():
+def test_the_blocks_of_a_model_call_the_kernels():
     text, ours, _ = gradients(True)
     _, theirs, exact = gradients(False)
     for mine, their, right in zip(ours, theirs, exact, strict=True):
@@ -182,7 +182,7 @@ def test_other_blocks_are_as_written(fields):
 
 @pytest.mark.slow
 def test_the_kernels_fit_the_memory_of_a_tpu():
-    """Compiled in a process of their own, since libtpu changes the environment."""
+    """They are compiled in a process of their own, since libtpu changes the environment."""
     sizes = ["192x97x512x64", "16x128x512x128", "12x40x256x32", "5x97x640x64", "4x17x128x16"]
     run_script("compile_kernels", "--attention", *sizes)
     run_script("compile_kernels", "--attention-without-rotation", "4x5x128x64")

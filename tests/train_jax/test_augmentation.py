@@ -82,7 +82,7 @@ def test_a_larger_sudoku_stays_itself_with_its_own_solution(size, num_empty):
 
 
 def test_cells_without_a_label_and_padding_keep_their_tokens():
-    """Also in a data set whose labels are not the whole solution."""
+    """This holds in a data set whose labels are not the whole solution, too."""
     inputs = np.array([[0, 1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]], np.uint8)
     answer = np.where(inputs == 3, 5, np.where(inputs == 2, 1, 0)).astype(np.uint8)
     count = 400

@@ -1,4 +1,4 @@
-"""`trm chat`: a conversation from a pipe, and one line for every mistake."""
+"""`trm chat`: a conversation from a pipe, its commands and its calls of tools."""
 
 import io
 import signal

@@ -71,7 +71,7 @@ def test_the_text_is_what_the_assistant_wrote():
 
 
 def scripted(problems, wrong):
-    """Instead of a model: the right answer, and for the samples with a number in `wrong` another one."""
+    """Stands for a model with the right answer, and with another one for the samples with a number in `wrong`."""
 
     def complete(requests):
         for number, request in enumerate(requests):

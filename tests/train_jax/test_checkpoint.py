@@ -98,7 +98,7 @@ def test_everything_comes_back_bit_for_bit(two, place):
         ({"newest": 1}, {1: 0.1, 2: 0.9, 3: 0.9, 5: 0.3}, [2, 6]),
     ],
 )
-def test_which_checkpoints_are_kept(place, retention, values, expected):
+def test_the_newest_the_best_and_every_nth_checkpoint_are_kept(place, retention, values, expected):
     assert kept(saved(RunFolder(place), range(1, 7), values, **retention)) == expected
 
 
@@ -166,7 +166,7 @@ def test_all_processes_continue_from_the_checkpoint_that_the_first_one_finds(two
     checkpoints.close()
 
 
-def test_the_figure_of_the_best_checkpoint():
+def test_the_figure_of_the_best_checkpoint_is_one_of_the_evaluation():
     figures = {"exact_accuracy": 0.5, "lm_loss": 2.0}
     assert [figure_of_best(figures, name) for name in ("", "exact_accuracy", "-lm_loss")] == [None, 0.5, -2.0]
     assert figure_of_best({}, "exact_accuracy") is None
@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 75, 25))
-def test_a_damaged_checkpoint_in_storage(two, remote, seed):
+def test_a_damaged_checkpoint_in_storage_is_put_aside(two, remote, seed):
     recover_from_damage(copied(two, path_of(remote)), seed)
 
 

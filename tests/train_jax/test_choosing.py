@@ -80,7 +80,7 @@ def test_every_chooser_equals_a_search():
 
 
 def test_early_halting_equals_a_search():
-    """Trajectory by trajectory, until a logit is above the threshold; otherwise the highest one."""
+    """The search goes through the trajectories until a logit is above the threshold; otherwise it takes the highest."""
     rng = np.random.default_rng(1)
     logits, exact = rng.normal(size=(3, 4, 50)).astype(np.float32), rng.random((3, 4, 50)) < 0.5
     facts = Facts(logits, np.zeros(logits.shape, np.uint64), exact)

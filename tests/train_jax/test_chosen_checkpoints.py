@@ -1,4 +1,4 @@
-"""Checkpoints other than the newest: evaluated, exported, shown and averaged, with results of their own."""
+"""Checkpoints other than the newest are evaluated, exported, shown and averaged, with results of their own."""
 
 import json
 import shutil

@@ -48,7 +48,7 @@ def test_the_cluster_of_the_variables(alone, monkeypatch):
 
 
 @pytest.mark.parametrize(("tasks_per_node", "local"), [("1(x4)", None), ("4(x1)", (2,))])
-def test_slurm_by_the_detection_of_jax(alone, monkeypatch, tasks_per_node, local):
+def test_the_cluster_of_slurm_is_that_of_jax(alone, monkeypatch, tasks_per_node, local):
     """JAX's own detection, behind a private name."""
     variables = {"JOB_ID": 77, "STEP_NODELIST": "tpu[3-6]", "NTASKS": 4, "PROCID": 2, "LOCALID": 2}
     for name, value in (variables | {"STEP_TASKS_PER_NODE": tasks_per_node}).items():
@@ -68,7 +68,7 @@ def test_the_cluster_of_a_pod(alone, monkeypatch):
     assert this_cluster("tpu", 1) is None
 
 
-def test_a_metadata_server_that_does_not_answer(alone, monkeypatch):
+def test_a_metadata_server_that_does_not_answer_is_named(alone, monkeypatch):
     (alone / "accel0").touch()
     monkeypatch.setattr(coordination, "detect_cluster", lambda timeout: {}["agent-worker-number"])
     with pytest.raises(
@@ -145,7 +145,7 @@ def test_a_backend_that_cannot_be_used(configured, monkeypatch):
         backend.local_devices()
 
 
-def test_processes_on_different_platforms():
+def test_processes_on_different_platforms_are_refused():
     present = [{"host": f"h{index}", "platform": "tpu"} for index in range(3)]
     _check_platforms(present)
     present[2] = {"host": "h2", "platform": "cpu"}
@@ -201,7 +201,7 @@ def test_a_missing_coordinator_is_named():
     assert f"process 0 on 127.0.0.1 could not be reached at 127.0.0.1:{port} within 1 s" in meet(port, 2, [1], 1)[1]
 
 
-def test_virtual_devices_of_a_cpu(alone, configured, monkeypatch):
+def test_a_cpu_has_virtual_devices_unless_the_user_sets_them(alone, configured, monkeypatch):
     def devices_by(wanted):
         configured.jax_num_cpu_devices = configured.jax_platforms = None
         backend.use(wanted, several=False, cpu_devices=8)

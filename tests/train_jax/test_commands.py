@@ -1,4 +1,4 @@
-"""The commands as a user runs them: help, and mistakes that are one line and status 2."""
+"""The commands as a user runs them: how a process begins and ends, export, evaluation, runs that are not whole."""
 
 import dataclasses
 import gc
@@ -51,7 +51,7 @@ sys.exit(trm.command([]))"""
     assert ("KeyError" in done.stderr) == (status == 1)
 
 
-def test_a_run_without_a_checkpoint(capsys, tmp_path, data_dir):
+def test_a_run_without_a_checkpoint_is_one_line(capsys, tmp_path, data_dir):
     config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir), run_dir=str(tmp_path / "run"))
     folder = open_run(config)
     folder.data.write_text((data_dir / "train" / "dataset.json").read_text())
@@ -64,7 +64,7 @@ def run(tmp_path, finished_run):
     return RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
 
 
-def test_export_and_evaluation_of_exported_weights(capsys, run):
+def test_exported_weights_are_checked_and_evaluated(capsys, run):
     assert main(["export", str(run.path)]) == 0
     assert main(["evaluate", str(run.path), "--weights", str(run.weights)]) == 0
     output = capsys.readouterr().out
@@ -83,6 +83,6 @@ def test_early_halting_has_a_file_of_its_own(capsys, run):
     assert "--halt-threshold is 2.0; use at most 1" in error
 
 
-def test_a_broken_config(capsys, tmp_path):
+def test_a_broken_config_is_one_line(capsys, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model": "trm"}))
     assert "config.json cannot be read" in mistake(capsys, "evaluate", str(tmp_path))

@@ -1,4 +1,4 @@
-"""A run's configuration for every architecture: `--model`, JSON and back, sizes from the data."""
+"""The configuration of a run for every architecture: `--model`, JSON and back, sizes from the data."""
 
 import dataclasses
 import json

@@ -130,11 +130,11 @@ EXPRESSIONS = {
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_the_calculator(expression):
+def test_the_calculator_computes_sums_products_and_counts_alone(expression):
     assert calculate(expression) == EXPRESSIONS[expression]
 
 
-def test_functions_of_the_calculator():
+def test_the_calculator_calls_its_functions_alone():
     functions = {"half": lambda text: text[: len(text) // 2] or None}
     expected = {"half('abcd')": "ab", ' half("a")': None, "half(1)": None, "half('a', 'b')": None, "whole('a')": None}
     assert {call: calculate(call, functions) for call in expected} == expected

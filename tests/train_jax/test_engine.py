@@ -300,7 +300,7 @@ def test_causal_models_of_hugging_face(name, lengths, new, capsys):
 
 
 @pytest.mark.slow
-def test_a_model_in_bfloat16():
+def test_a_model_in_bfloat16_chooses_the_tokens_of_pytorch():
     """Logits are at most 15 and have 8 bits: the same sums in another order may choose a token that is 2**-4 away."""
     module, prompts = small_gpt(forward_dtype="bfloat16"), prompts_of([1, 7])
     engine = engine_of(module, Devices(1), slots=2, capacity=14)
@@ -310,7 +310,7 @@ def test_a_model_in_bfloat16():
 
 
 def log_probs_by_jax(module, seed):
-    """Rows of 128 sampled tokens, and the log-probabilities of their tokens: of the engine, and losses of training."""
+    """Returns rows of 128 sampled tokens, and the log-probabilities of their tokens by the engine and in training."""
     fn, prompts = bridge.export(module), prompts_of([1 + number % 30 for number in range(80)], vocab_size=256)
     engine = engine_of(module, Devices(1), slots=16, capacity=160)
     sampling = Sampling(temperature=0.9, top_k=40)

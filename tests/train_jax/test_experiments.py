@@ -88,7 +88,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_an_experiment_on_another_preset(data_dir, capsys):
+def test_an_experiment_changes_another_preset_likewise(data_dir, capsys):
     assert main(["train", "exp02b_03", "--preset", "tiny", "--data-dir", str(data_dir), "--dry-run"]) == 0
     assert "steps            40" in capsys.readouterr().out
     config = experiment_run("exp02b_03", "tiny")

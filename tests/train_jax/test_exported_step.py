@@ -40,7 +40,7 @@ assert not [name for name, module in sys.modules.items() if name.startswith("tor
 
 @pytest.mark.parametrize("devices", slow_or_campaign([2], [1]))
 def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices):
-    """Bit for bit on two devices. On one, XLA rounds 20 steps of the two programs differently (6e-8)."""
+    """They are equal bit for bit on two devices. On one, XLA rounds 20 steps of the two programs differently (6e-8)."""
     pytest.importorskip("flatbuffers")  # which `serialize` imports
     run_script("exported_steps", data_dir, tmp_path, devices)
     flags = f"--xla_force_host_platform_device_count={devices}"

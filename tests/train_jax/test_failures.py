@@ -130,7 +130,7 @@ def test_shares_by_value_and_by_ranges():
     assert shares(skewed, skewed > 5)[0] == Share("0 to 10", 1000, 5)
 
 
-def test_the_section_of_the_failures():
+def test_the_section_counts_the_failures():
     answers = sudoku_answers()
     text = words(failure_section(answers, by_act_step(answers)))
     assert "predicts 2 of these answers to be correct, and 2 had been correct after an earlier step" in text

@@ -23,7 +23,7 @@ from train_jax.errors import LostProcessError
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_ten_times_ends_as_one_that_is_not(tmp_path, data_dir):
-    """Twice in each phase, at random moments, while it goes on from the checkpoints that the kills left."""
+    """It is killed twice in each phase, at random moments, and goes on from the checkpoints that the kills left."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     Run(whole, data_dir, 1).finish()
     Run(whole, data_dir, 1, export=True).finish()

@@ -1,4 +1,4 @@
-"""Every field of every stage with extreme values: accepted by the validation, or refused in one line and status 2."""
+"""Every field of every stage takes extreme values or refuses them in one line, and refuses those below its range."""
 
 import dataclasses
 import importlib

@@ -112,7 +112,7 @@ def test_the_recipe_file_says_how_it_was_made_and_what_came_of_it(data_set):
 
 
 def test_a_fingerprint_is_the_same_however_it_is_come_by(data_set):
-    """Stored by the builder, computed from what is loaded, or from indices of another integer type."""
+    """It is stored by the builder, or computed from what is loaded, or from indices of another integer type."""
     stated = load_split(data_set, "train")
     assert stated.fingerprint == content_of(splits()).fingerprints["train"] == stated.stated_fingerprint
     (data_set / "recipe.json").unlink()

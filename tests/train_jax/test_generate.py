@@ -1,4 +1,4 @@
-"""`trm generate`: text as it comes, JSON lines, files of prompts, and one line for every mistake."""
+"""`trm generate`: text as it comes, JSON lines, files of prompts; `trm bench-generate`."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_prompts_are_continued_as_json_lines_and_as_text(language_run, capsys, t
 
 
 @pytest.mark.slow
-def test_from_python(language_run, capsys):
+def test_python_and_the_command_generate_the_same(language_run, capsys):
     model = load_run(language_run)
     texts = model.generate(["1 + 1", "2 +"], max_tokens=4, num_samples=2, seed=3)
     prompts = ["--prompt", "1 + 1", "--prompt", "2 +", "--num-samples", "2", "--max-tokens", "4", "--seed", "3"]
@@ -43,7 +43,7 @@ def test_from_python(language_run, capsys):
         model.generate(["1"], max_tokens=10**4)
 
 
-def test_samples_as_text_and_greedy(language_run, capsys):
+def test_samples_are_printed_as_text(language_run, capsys):
     """All logits are 0, so the token is 0, which is the byte 0."""
     greedy = ["--temperature", "0", "--max-tokens", "3"]
     assert trm(["generate", language_run, "--prompt", "a", "--prompt", "b", "--batch-size", "1", *greedy]) == 0
@@ -60,7 +60,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_prompts_of_a_file(tmp_path, name):
+def test_prompts_are_read_from_a_file(tmp_path, name):
     content, expected = FILES[name]
     (tmp_path / name).write_text(content)
     if isinstance(expected, list):
@@ -88,7 +88,7 @@ def test_a_character_appears_with_its_last_byte(language_run):
 
 
 @pytest.mark.slow
-def test_bench_generate(capsys):
+def test_bench_generate_measures_bytes_and_tokens(capsys):
     sizes = ["--rows", "1", "4", "--prompt-tokens", "20", "--tokens", "9", "--rounds", "1"]
     assert trm(["bench-generate", "chat-tiny", *sizes]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -84,7 +84,7 @@ def test_texts_and_conversations_have_the_same_tokens(run, folder):
     assert theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] == rendered
 
 
-def test_the_command(run, tmp_path, capsys):
+def test_the_command_writes_the_folder_and_refuses_other_models(run, tmp_path, capsys):
     assert trm(["export", str(run.folder.path), "--format", "huggingface", "--output", str(tmp_path / "folder")]) == 0
     assert f"{tmp_path}/folder/config.json: 0.0 MB" in capsys.readouterr().out
     other = dataclasses.replace(run, config=dataclasses.replace(run.config, model="gpt_2026", arch=GPT2026Config()))

@@ -1,4 +1,4 @@
-"""`trm build-data inspect`: every figure on data sets with known faults, examples drawn, nothing written."""
+"""`trm build-data inspect` counts known faults of data sets, draws examples and writes nothing."""
 
 import json
 import shutil

@@ -97,7 +97,7 @@ def test_everything_else_is_the_plain_path(case):
     )
 
 
-def test_examples_of_the_kernel_over_positions():
+def test_a_step_over_positions_has_as_many_examples_as_fit():
     def of(batch):
         return examples_of(jax.ShapeDtypeStruct((batch, 97, 512), jnp.bfloat16), 512)
 
@@ -106,7 +106,7 @@ def test_examples_of_the_kernel_over_positions():
     assert of(3) == 1
 
 
-def test_blocks():
+def test_a_block_has_the_examples_and_rows_that_fit():
     def of(batch, positions, hidden, width):
         return blocks_of(jax.ShapeDtypeStruct((batch, positions, hidden), jnp.bfloat16), width)
 
@@ -122,7 +122,7 @@ small = functools.partial(
 
 
 @pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
-def test_blocks_of_a_model(mlp_t):
+def test_the_blocks_of_a_model_call_the_kernels(mlp_t):
     module, x = small(mlp_t=mlp_t)
     plain = exported(module, "gpu", mlp="fused")
     assert not plain.options.functions, "there are none for a GPU"
@@ -163,7 +163,7 @@ def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
 
 @pytest.mark.slow
 def test_the_kernels_fit_the_memory_of_a_tpu():
-    """Compiled in a process of their own, since libtpu changes the environment."""
+    """They are compiled in a process of their own, since libtpu changes the environment."""
     run_script("compile_kernels", "--positions", "192x97x512x512", "12x40x256x256")
     sizes = [(192, 97, 512, 1536), (7, 97, 512, 1536), (64, 916, 512, 1536), (192, 97, 384, 1024), (8, 97, 640, 1792)]
     run_script("compile_kernels", *("x".join(map(str, each)) for each in sizes))

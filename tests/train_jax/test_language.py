@@ -74,7 +74,7 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
     assert "bits per byte" in evaluation.summary and evaluation.metrics["count"] == -(-(test.tokens - 1) // 24)
 
 
-def test_a_model_of_the_user(data_dir):
+def test_a_model_of_the_user_has_the_losses_of_pytorch(data_dir):
     """One that returns logits. Its first losses are those of PyTorch."""
     config = with_model(tiny(data_dir, groups=(), optimizer="adamw"), "support.outside_gpts:Outputs")
     assert config.arch == OutsideLanguageConfig(seq_len=24, vocab_size=1024, forward_dtype="float32")
