@@ -98,8 +98,8 @@ def test_everything_comes_back_bit_for_bit(two, place):
         ({"newest": 1}, {1: 0.1, 2: 0.9, 3: 0.9, 5: 0.3}, [2, 6]),
     ],
 )
-def test_the_newest_the_best_and_every_nth_checkpoint_are_kept(place, retention, values, expected):
-    assert kept(saved(RunFolder(place), range(1, 7), values, **retention)) == expected
+def test_the_newest_the_best_and_every_nth_checkpoint_are_kept(tmp_path, retention, values, expected):
+    assert kept(saved(RunFolder(tmp_path), range(1, 7), values, **retention)) == expected
 
 
 def test_the_best_one_is_remembered_by_a_run_that_continues(place):
@@ -210,13 +210,13 @@ def overwrite(path, rng):
 DAMAGES = [flip, truncate, remove, overwrite]
 
 
-@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(80)))
+@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(140)))
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_path, seed):
     recover_from_damage(copied(two, tmp_path), seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, 75, 25))
+@pytest.mark.parametrize("seed", range(0, 140, 47))
 def test_a_damaged_checkpoint_in_storage_is_put_aside(two, remote, seed):
     recover_from_damage(copied(two, path_of(remote)), seed)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.block_kernels import cycles, exported, text_and_gradients, values_and_gradients
-from support.markers import slow_unless
+from support.markers import slow_or_campaign, slow_unless
 from support.scripts import run_script
 
 from train_jax.kernels.blocks import Blocks, blocks_of
@@ -27,13 +27,11 @@ def arrays(batch, positions, dtype=jnp.bfloat16, hidden=HIDDEN, width=WIDTH):
     return x.astype(dtype), *weights
 
 
-CASES = {
-    "added rows": (3, 97, -1),
-    "over positions": (3, 97, 1),
-    "examples that are not there": (7, 97, 1),
-    "one example in parts": (1, 500, -1),
-    "no added rows": (2, 16, -1),
-}
+CASES = [
+    (2, 16, -1),
+    *slow_or_campaign([(3, 97, 1), (1, 500, -1)], [(3, 97, -1), (7, 97, 1)]),  # examples in parts, added rows
+]
+"""Batch size, positions, and the axis of the norm."""
 
 
 def assert_more_exact(fused, plain, given):
@@ -44,9 +42,9 @@ def assert_more_exact(fused, plain, given):
         assert np.linalg.norm(ours - right) < np.linalg.norm(theirs - right) < 0.01 * np.linalg.norm(right)
 
 
-@pytest.mark.parametrize("case", slow_unless(["no added rows"].__contains__, CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_channels_are_more_exact_than_the_plain_path(case):
-    batch, positions, dim = CASES[case]
+    batch, positions, dim = case
 
     def of(function):
         return lambda *given: function(*given, EPSILON, dim)
@@ -54,7 +52,8 @@ def test_channels_are_more_exact_than_the_plain_path(case):
     assert_more_exact(of(INTERPRETED), of(normed_mlp), arrays(batch, positions))
 
 
-POSITIONS = {"published": (2, 97, 128, 128), "many": (3, 150, 128, 256), "wide": (1, 16, 256, 128)}
+POSITIONS = [(1, 16, 256, 128), *slow_or_campaign([(2, 97, 128, 128)], [(3, 150, 128, 256)])]
+"""Batch size, positions, hidden size and width."""
 
 
 def of_positions(batch, positions, hidden, width, dtype=jnp.bfloat16):
@@ -64,9 +63,9 @@ def of_positions(batch, positions, hidden, width, dtype=jnp.bfloat16):
     return x.astype(dtype), weights[0] * positions**-0.5, weights[1] * width**-0.5
 
 
-@pytest.mark.parametrize("case", slow_unless(["wide"].__contains__, POSITIONS))
+@pytest.mark.parametrize("case", POSITIONS)
 def test_positions_are_more_exact_than_the_plain_path(case):
-    given = of_positions(*POSITIONS[case])
+    given = of_positions(*case)
     assert_more_exact(functools.partial(fused_mix_positions, interpret=True), mix_positions, given)
 
 
