@@ -169,8 +169,7 @@ def test_the_blocks_of_a_model_call_the_kernels():
     assert sorted(results) == [1, 2, 5], "the pass without gradients keeps nothing"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fields", [{"attention_window": 3}, {"convolution_window": 3}])
+@pytest.mark.parametrize("fields", slow_or_campaign([{"attention_window": 3}], [{"convolution_window": 3}]))
 def test_other_blocks_are_as_written(fields):
     text, ours, _ = gradients(True, **fields)
     _, theirs, _ = gradients(False, **fields)
@@ -179,9 +178,13 @@ def test_other_blocks_are_as_written(fields):
         np.testing.assert_array_equal(mine, their)
 
 
-@pytest.mark.slow
-def test_the_kernels_fit_the_memory_of_a_tpu():
+SIZES = slow_or_campaign(
+    [["--attention", "192x97x512x64", "5x97x640x64"]],
+    [["--attention", "16x128x512x128", "12x40x256x32", "4x17x128x16"], ["--attention-without-rotation", "4x5x128x64"]],
+)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_kernels_fit_the_memory_of_a_tpu(sizes):
     """They are compiled in a process of their own, since libtpu changes the environment."""
-    sizes = ["192x97x512x64", "16x128x512x128", "12x40x256x32", "5x97x640x64", "4x17x128x16"]
-    run_script("compile_kernels", "--attention", *sizes)
-    run_script("compile_kernels", "--attention-without-rotation", "4x5x128x64")
+    run_script("compile_kernels", *sizes)

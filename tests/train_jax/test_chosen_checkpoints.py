@@ -56,7 +56,6 @@ def test_a_chosen_checkpoint_has_results_of_its_own(run, capsys):
     assert main(["evaluate", where, "--step", "50"]) == 0
     assert main(["report", where, "--step", "50"]) == 0
     assert main(["export", where, "--average-last", "2"]) == 0
-    assert main(["solve", where, "--step", "50"]) == 0
     shown = capsys.readouterr().out
     assert f"{where} at step 50, test set" in shown and "the same answer on 8 of 8 puzzles" in shown
     figures = json.loads((run.path / "at-step-50/evaluation/test.json").read_text())

@@ -160,9 +160,13 @@ def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
         np.testing.assert_allclose(ours[name], expected, atol=2e-6 * scale, rtol=0, err_msg=name)
 
 
-@pytest.mark.slow
-def test_the_kernels_fit_the_memory_of_a_tpu():
+SIZES = slow_or_campaign(
+    [["--positions", "192x97x512x512"], ["192x97x512x1536", "64x916x512x1536"]],
+    [["--positions", "12x40x256x256"], ["7x97x512x1536", "192x97x384x1024", "8x97x640x1792"]],
+)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_kernels_fit_the_memory_of_a_tpu(sizes):
     """They are compiled in a process of their own, since libtpu changes the environment."""
-    run_script("compile_kernels", "--positions", "192x97x512x512", "12x40x256x256")
-    sizes = [(192, 97, 512, 1536), (7, 97, 512, 1536), (64, 916, 512, 1536), (192, 97, 384, 1024), (8, 97, 640, 1792)]
-    run_script("compile_kernels", *("x".join(map(str, each)) for each in sizes))
+    run_script("compile_kernels", *sizes)
