@@ -79,9 +79,14 @@ def test_fused_attention_is_a_kernel_without_an_estimate(tmp_path):
     assert figures["product_flops"] - plain["product_flops"] == 2 * (2 * 256 * 256 * 128 + 2 * 256 * 128)
 
 
-@pytest.mark.campaign
-def test_every_architecture_compiles_in_training_and_evaluation():
-    steps = [(model, step) for model in ARCHITECTURES for step in ("train", "evaluate")]
+STEPS = slow_or_campaign(
+    [[*((model, "train") for model in ARCHITECTURES), ("trm", "evaluate")]],
+    [[(model, "evaluate") for model in ARCHITECTURES if model != "trm"]],
+)
+
+
+@pytest.mark.parametrize("steps", STEPS, ids=["train", "evaluate"])
+def test_every_architecture_compiles_in_training_and_evaluation(steps):
     small = "--arch.hidden-size 16 --arch.num-heads 1 --arch.puzzle-emb-ndim 16"
     words = []
     for model, step in steps:

@@ -11,7 +11,6 @@ from train_jax.experiments.table import EXPERIMENTS, GROUPS, LISTED, data_sets
 from train_jax.run.presets import preset
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.stages import build_data
-from train_jax.tasks.puzzles.presets import PRESETS
 
 COUNTS = {
     "exp01": 6, "exp02a": 6, "exp02b": 5, "exp03": 5, "exp04a": 6, "exp04b": 5, "exp05": 6, "exp06": 6, "exp07": 3,
@@ -120,4 +119,3 @@ def test_a_preset_reads_the_folder_that_build_data_writes(name, options, monkeyp
     monkeypatch.setattr(build_data, "main", built.append)
     build_data.cli(["sudoku", *options])
     assert str(built[0].directory) == preset(name).data_dir
-    assert set(PRESETS) == {"sudoku-extreme", "sudoku9", "sudoku6", "study", "maze-unique", "tiny"}

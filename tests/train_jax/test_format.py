@@ -101,16 +101,6 @@ def test_an_ignored_label_may_lie_outside_the_vocabulary(tmp_path):
     assert (load_split(tmp_path / "set", "train").labels == -100).all()
 
 
-def test_the_recipe_file_says_how_it_was_made_and_what_came_of_it(data_set):
-    assert read_recipe(data_set) == {
-        "recipe": RECIPE,
-        "kind": "",
-        "content": content_of(splits()).fingerprints,
-        "content_sha256": content_of(splits()).sha256,
-        "findings": {"odd": 3},
-    }
-
-
 def test_a_fingerprint_is_the_same_however_it_is_come_by(data_set):
     """It is stored by the builder, or computed from what is loaded, or from indices of another integer type."""
     stated = load_split(data_set, "train")

@@ -58,9 +58,3 @@ def test_every_field_of_training_is_on_one_page_that_fits_a_screen(model, shown)
         where = page_of(RunConfig.HELP_PAGES, field)
         showing = [name for name in names if re.search(rf"(?m)^\W*{option(field)}[ ,]", pages[name])]
         assert showing == [where] * (where in names), field
-
-
-def test_all_pages_are_shown_at_once(shown):
-    every = shown("train", "tiny", "--help", "all")
-    assert every.count("usage: ") == len(PAGES)
-    assert "channels (default: 32)" in every and "Decay of the second moment;" in every
