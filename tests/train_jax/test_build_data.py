@@ -1,17 +1,23 @@
-"""`trm build-data`: generated and public Sudokus end as data sets, a mistake ends as one line and status 2."""
+"""`trm build-data`: generated and public Sudokus end as data sets; mistakes and sizes that do not fit are refused."""
 
+import dataclasses
 import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.arc_files import write_source
 from support.sudoku_tables import hash_of, sudoku_rows, write_tables
 
 from train_jax.errors import UserError
-from train_jax.stages.build_data import SudokuData, cli, main
+from train_jax.stages.build_data import ArcData, MazeData, SudokuData, cli, main
+from train_jax.tasks.puzzles import building
+from train_jax.tasks.puzzles.arc import data as arc_dataset
 from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.maze import data as maze_dataset
 from train_jax.tasks.puzzles.metadata import read_recipe
+from train_jax.tasks.puzzles.sudoku import data as sudoku_dataset
 from train_jax.tasks.puzzles.sudoku.data import read_table
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
@@ -202,3 +208,39 @@ def test_tables_come_from_the_hub_by_its_own_client(tmp_path, public_rows, monke
     main(options)
     assert downloads == [("someone/some-sudokus", name, "dataset") for name in ("train.csv", "test.csv")]
     assert load_split(tmp_path / "set", "train").num_groups == 40
+
+
+# ---- sizes that do not fit
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (SudokuData(num_train=10**9), "needs about 4"),
+        (SudokuData(num_aug=10**6 - 1), "needs about 1"),
+        (MazeData(num_test=10**9), "needs about 5,4"),
+        (MazeData(num_train=10**6, augment=True), "needs about 18"),
+        (ArcData("files", num_aug=900_000), "needs about 3"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_before_the_work(tmp_path, monkeypatch, config, message):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    if isinstance(config, ArcData):
+        config = dataclasses.replace(config, source=str(write_source(tmp_path / "files")))
+    for module, work in ((sudoku_dataset, "generate"), (maze_dataset, "generate"), (arc_dataset, "draw")):
+        monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("the work was begun"))
+    monkeypatch.setattr(building, "available_memory_bytes", lambda: 10**9)
+    with pytest.raises(UserError, match=rf"{message}[\d,.]* GB of memory, 1.0 GB are available; use"):
+        main(config)
+    monkeypatch.setattr(building, "available_memory_bytes", lambda: 10**15)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
+    with pytest.raises(
+        UserError, match=r"has 1.0 GB of free space, expected at least .* GB; free some space, choose another"
+    ):
+        main(config)
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_the_available_memory_is_known():
+    assert 10**7 < building.available_memory_bytes() < 10**15
