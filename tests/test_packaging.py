@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from train_jax import version
-from train_jax.__main__ import main
+from train_jax.__main__ import STAGES, main, usage
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("bridge", "models_torch", "train_jax")
@@ -25,6 +25,11 @@ def test_neither_torch_nor_jax_is_loaded(argument):
     )
     shown = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (shown.returncode, shown.stderr) == (0, "[]\n")
+
+
+def test_help_has_every_stage_once():
+    lines = usage().splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == list(STAGES)
 
 
 @pytest.mark.parametrize("argument", ["--help", "nonsense"])

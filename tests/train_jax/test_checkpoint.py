@@ -181,6 +181,8 @@ def test_a_checkpoint_of_another_model_is_not_a_damaged_one(two):
         checkpoints.restore_newest(state).carry_like(())
     with pytest.raises(UserError, match=r"of another model \(state.ema.w is float32\[5, 3\], expected float32\[5, 4\]"):
         checkpoints.restore_newest(state._replace(ema=state.ema | {"w": np.zeros((5, 4), np.float32)}))
+    with pytest.raises(UserError, match=r"of another model \(state.ema.more is missing"):
+        checkpoints.restore_newest(state._replace(ema=state.ema | {"more": np.zeros(1, np.float32)}))
     checkpoints.close()
 
 

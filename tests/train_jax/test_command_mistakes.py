@@ -59,11 +59,13 @@ MISTAKES = {
     # language models
     "evaluate LANGUAGE_RUN --halt-early": "--halt-early is not for runs of task language",
     "evaluate LANGUAGE_RUN --core-items 3": "--core-items 3 is for --core",
+    "core none none": "no run at",
     "chat LANGUAGE_RUN --step 8": "no checkpoint of step 8",
     "chat LANGUAGE_RUN --data-dir nowhere": "nowhere/tokenizer.json does not exist",
     "chat LANGUAGE_RUN --top-p 0": "--top-p is 0.0; use a value above 0 to 1",
     "generate LANGUAGE_RUN": "no prompt; give --prompt TEXT or --prompts-file FILE; --prompt '' is an empty one",
     "generate LANGUAGE_RUN --prompts-file no.txt": "no.txt does not exist; give a text or .jsonl file with prompts",
+    "generate LANGUAGE_RUN --prompts-file BINARY": "cannot be read",
     "generate LANGUAGE_RUN --prompt a --max-tokens 160": "a prompt of 2 tokens and --max-tokens 160 need 161 positions",
     f"generate LANGUAGE_RUN --prompt '{'12 ' * 100}'": "use a shorter prompt",
     "generate LANGUAGE_RUN --prompt \ud800": "a prompt is not valid UTF-8; correct it",
@@ -82,6 +84,7 @@ MISTAKES = {
     f"{CHAT} --tasks mmlu:50": "mmlu needs files; give mmlu@FOLDER, a folder or hf://OWNER/NAME",
     f"{CHAT} --tasks humaneval@.": "humaneval@",
     f"{CHAT} --source none.jsonl": "none.jsonl does not exist",
+    f"{CHAT} --source BINARY": "cannot be read",
     f"{CHAT} --source EMPTY": "has no problem in the train split",
     f"{CHAT} --source BAD": "bad.jsonl line 1 is no row of messages",
     f"{CHAT} --tasks identity --tokenizer .": "tokenizer.json does not exist",
@@ -107,9 +110,9 @@ MISTAKES = {
 @pytest.fixture
 def given(tmp_path, data_dir, finished_run, language_run, monkeypatch):
     """The folders and files that a command line names in capitals; the working folder is empty."""
-    files = {"EMPTY": "\n", "BAD": '{"messages": 1}\n'}
+    files = {"EMPTY": b"\n", "BAD": b'{"messages": 1}\n', "BINARY": b"\xff\xfe\0"}
     for name, content in files.items():
-        (tmp_path / f"{name.lower()}.jsonl").write_text(content)
+        (tmp_path / f"{name.lower()}.jsonl").write_bytes(content)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("COLUMNS", "40")

@@ -98,6 +98,13 @@ def test_summary_and_status_of_a_language_run(folder, finished_run, capsys):
     assert "exact" not in capsys.readouterr().out
 
 
+def test_damaged_results_are_one_line(folder, capsys):
+    for path, command in ((folder.samples, "report"), (folder.evaluation("core"), "summary")):
+        path.write_text('{"samples": [{"name": 1}], "core": "x"}')
+        assert trm([command, str(folder.path)]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_an_export_check_agrees_up_to_rounding():
     assert ExportCheck(10, 2.0, 2.00001, 1e-3).agrees and not ExportCheck(10, 2.0, 2.01, 1e-3).agrees
     assert "DISAGREES" in str(ExportCheck(10, 2.0, 2.01, 1e-3))
