@@ -1,12 +1,11 @@
 """Scheduled bundles: loops in the text of a kernel, equal kernels, and the sums over a program."""
 
-import os
 import re
 
 import pytest
 from support.compiled_program import PROGRAM
 
-from benchmarks.bundles import bundles_of, read_schedules, write_schedules
+from benchmarks.bundles import bundles_of, read_schedules
 from train_jax.errors import UserError
 from train_jax.pod.hlo import Program
 from train_jax.pod.yardsticks import yardsticks
@@ -32,6 +31,8 @@ LB: loop body
 def test_loops_count_as_often_as_they_run():
     """Four times the outer loop, and ten times in each the three bundles of the inner one; the second is empty."""
     assert bundles_of(KERNEL) == 3 + 4 * (4 + 10 * 3) + 1
+    with pytest.raises(UserError, match="of another form; use --no-bundles"):  # as libtpu writes those of v5e
+        bundles_of("   0x4 LB: { %s2 = sadd.s32 1, %s1 }\n")
 
 
 FURTHER = """
@@ -58,7 +59,7 @@ def program():
 
 @pytest.fixture
 def folder(tmp_path):
-    """As libtpu writes it: only one of the two equal products, and the program that calls them."""
+    """The folder that libtpu writes: only one of the two equal products, and the program that calls them."""
     for name in ("17-product-02", "18-TLP-01", "19-<late-initialization>-01"):
         (tmp_path / f"{name}-final_bundles.txt").write_text(KERNEL)
         (tmp_path / f"{name}-schedule-analysis_final_bundles.txt").write_text("total scheduled bundles: 7")
@@ -87,20 +88,3 @@ def test_a_pallas_kernel_has_no_estimate(folder):
     assert (known.kernels, known.cycles) == (3, 3 * 140)
     unknown = yardsticks(program).splits["kind"]["Pallas kernels"]
     assert (unknown.kernels, unknown.cycles) == (3, 0)
-
-
-def test_a_compiler_that_writes_nothing_is_named(program, tmp_path):
-    with pytest.raises(UserError, match="use --no-bundles"):
-        read_schedules(tmp_path, program)
-
-
-def test_arguments_of_the_compiler_are_kept(monkeypatch, tmp_path):
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--mine=1")
-    write_schedules(tmp_path)
-    assert os.environ["LIBTPU_INIT_ARGS"].startswith(f"--mine=1 --xla_jf_dump_to={tmp_path} ")
-
-
-def test_loops_without_a_depth_are_refused():
-    """As libtpu writes those of v5e."""
-    with pytest.raises(UserError, match="of another form; use --no-bundles"):
-        bundles_of("   0x4 LB: { %s2 = sadd.s32 1, %s1 }\n")

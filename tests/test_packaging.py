@@ -1,4 +1,4 @@
-"""`trm --version` and `trm --help` without torch or jax; what a wheel and an sdist hold."""
+"""`trm --version` and `trm --help` without torch or jax; the contents of a wheel and an sdist."""
 
 import shutil
 import subprocess
@@ -27,13 +27,12 @@ def test_neither_torch_nor_jax_is_loaded(argument):
     assert (shown.returncode, shown.stderr) == (0, "[]\n")
 
 
-def test_help_fits_a_screen_and_has_every_stage_once():
+def test_help_has_every_stage_once():
     lines = usage().splitlines()
-    assert len(lines) <= 40 and max(map(len, lines)) <= 100
     assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == list(STAGES)
 
 
-@pytest.mark.parametrize("argument", ["--help", "--version", "nonsense"])
+@pytest.mark.parametrize("argument", ["--help", "nonsense"])
 def test_a_closed_pipe_is_no_traceback(argument):
     command = [sys.executable, "-u", "-m", "train_jax", argument]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)

@@ -9,6 +9,7 @@ from support.launching import cloud, launch  # noqa: F401 (fixtures)
 from support.markers import slow_unless
 from support.scripts import run_script
 from support.storage_emulator import Emulator
+from support.untrained_run import write_language_run
 
 from train_jax.run.files import upload_folder
 from train_jax.run.storage import path_of
@@ -40,6 +41,15 @@ def finished_run(made_once, data_dir, finished_fields):
         run_script("train_tiny", data_dir, 1, folder / "run", folder / "run.npz", *finished_fields)
 
     return made_once("finished", train) / "run"
+
+
+@pytest.fixture(scope="session")
+def language_run(made_once):
+    """The folder, as text, of an untrained language model, for which every token is as probable; do not change it.
+
+    Its data set is in `set` beside it.
+    """
+    return str(made_once("generate", write_language_run) / "run")
 
 
 def write_puzzles(folder):

@@ -1,7 +1,6 @@
 """`trm analyze` on runs with known answers, and on folders that are missing, half-finished, damaged or foreign."""
 
 import csv
-import dataclasses
 import hashlib
 import json
 import math
@@ -18,7 +17,7 @@ from train_jax.experiments.jobs import cost_of
 from train_jax.experiments.table import puzzles_of
 
 
-def test_the_interval_of_a_mean():
+def test_the_interval_of_a_mean_is_that_of_the_tables():
     """Student's t for two degrees of freedom at 97.5 % is 4.302653 (tables)."""
     estimate = statistics.estimate([0.8, 0.9, 1.0])
     assert (estimate.mean, estimate.count) == (pytest.approx(0.9), 3)
@@ -26,7 +25,7 @@ def test_the_interval_of_a_mean():
     assert statistics.estimate([0.7]) == statistics.Estimate(0.7, None, None, 1)
 
 
-def test_welch_for_equal_variances():
+def test_welch_agrees_with_the_closed_form():
     """t = 3 / sqrt(2/3) with four degrees of freedom, whose distribution function has a closed form."""
     t = 3 / math.sqrt(2 / 3)
     s = t / math.sqrt(1 + t * t / 4)
@@ -35,13 +34,13 @@ def test_welch_for_equal_variances():
     assert statistics.welch([1], [2, 3]) is None and statistics.welch([1, 1], [2, 2]) is None
 
 
-def test_p_values_adjusted_for_several_comparisons():
+def test_p_values_are_adjusted_for_several_comparisons():
     """The smallest of four is multiplied by 4, the next by 3, …, and none is smaller than one before it."""
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm([0.6, 0.7]) == [1.0, 1.0] and statistics.holm([]) == []
 
 
-def test_a_power_law():
+def test_a_power_law_is_fitted_with_its_interval():
     exact = statistics.power_law([10, 100, 1000], [5 * x**-0.3 for x in (10, 100, 1000)])
     assert (exact.coefficient, exact.exponent, exact.r_squared) == pytest.approx((5, -0.3, 1))
     assert (exact.low, exact.high) == pytest.approx((-0.3, -0.3), abs=1e-6)
@@ -53,7 +52,7 @@ def test_a_power_law():
     assert statistics.power_law([1, 2, 3], [1, 0, 2]) is None and statistics.power_law([1, 2, 3], [1, 1, 1]) is None
 
 
-def test_the_answer_of_the_model_sizes(tmp_path):
+def test_the_best_model_size_is_named_with_its_interval(tmp_path):
     sizes = {f"exp01{letter}": 1000 * 2**number for number, letter in enumerate("abcdef")}
     for job in plan(tmp_path, "exp01", seeds=3):
         accuracy = 1 - 2 * sizes[job.experiment] ** -0.25 + 0.001 * (job.seed - 1)
@@ -97,7 +96,7 @@ def test_equal_runs_have_no_best_one(tmp_path):
     assert answer(study, "baseline").sentence == "baseline has 0.00% (1 seed)."
 
 
-def test_notes_of_single_groups(tmp_path):
+def test_groups_have_notes_of_their_own(tmp_path):
     for job in plan(tmp_path, "exp04a", "contrib01", "exp05"):
         few = job.experiment in ("exp04a_100", "exp04a_250")
         slow = job.experiment == "contrib01_baseline"
@@ -128,7 +127,7 @@ def test_a_free_sweep_is_asked_about_its_field(tmp_path):
     assert answered.sentence.startswith("tiny@lr=0.0001 (optim.lr 1e-4, at the edge of the grid) is best")
 
 
-def test_the_law_of_language_models(tmp_path, capsys):
+def test_a_law_is_fitted_to_language_models(tmp_path, capsys):
     jobs = plan(tmp_path, "chat-d2", "chat-d3", "chat-d4", "d12-2026")
     for job in jobs[1:]:  # d12-2026 has not begun
         folder = write_run(job, 0.0, parameters=100)
@@ -154,33 +153,21 @@ def test_missing_half_finished_and_foreign_folders_are_reported(tmp_path, capsys
     write_run(jobs[1], None, curve=[(20, 0.4)])
     (write_run(jobs[2], 0.5) / "config.json").write_text("{")
     (write_run(jobs[3], 0.5) / "FINISHED").write_text('{"train_steps": "many"}')
-    (
-        write_run(
-            dataclasses.replace(
-                jobs[0],
-                config=dataclasses.replace(jobs[0].config, run_dir=str(tmp_path / "exp02b" / "<b>mine" / "seed-0")),
-            ),
-            0.5,
-        )
-        / "config.json"
-    ).write_text("{")
     (tmp_path / "exp02b" / "notes" / "mine").mkdir(parents=True)
     (tmp_path / "a file").touch()
     assert main(["analyze", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "1 of 3 runs are finished." in shown
     lines = [line for line in shown.splitlines() if line.startswith("not analysed:")]
-    assert len(lines) == 2 and "exp02b/exp02b_03/seed-0: cannot be read" in lines[1]
+    assert len(lines) == 1 and "exp02b/exp02b_03/seed-0: cannot be read" in lines[0]
     study = read_study(str(tmp_path))
     assert [run.state for run in study.runs] == ["finished", "silent", "stopped"]
     assert (study.runs[0].final, study.runs[0].peak) == (0.5, (0.7, 20.0))
     assert study.runs[1].final is None and study.runs[1].train_steps == 20
-    page = (tmp_path / "analysis" / "index.html").read_text()
-    assert "<b>mine" not in page and "&lt;b&gt;mine" in page
 
 
 def test_the_flops_of_a_finished_run_are_those_that_were_planned(tmp_path):
-    """Also with a curriculum, whose first steps have fewer cycles."""
+    """A curriculum, whose first steps have fewer cycles, is counted, too."""
     jobs = plan(tmp_path, "contrib01", "exp08", preset="study")
     for job in jobs:
         write_run(job, 0.5, total_groups=puzzles_of(job.sets), seq_len=36, vocab_size=8)
@@ -189,7 +176,7 @@ def test_the_flops_of_a_finished_run_are_those_that_were_planned(tmp_path):
     assert flops["contrib01_curriculum"] < flops["contrib01_baseline"] == flops["exp08a"]
 
 
-def test_report_and_tables(tmp_path, capsys):
+def test_the_report_and_the_tables_have_every_run(tmp_path, capsys):
     for job in plan(tmp_path, "exp02b", "exp09", seeds=2):
         write_run(job, 0.5 + 0.01 * job.seed + 0.02 * job.config.arch.H_cycles, curve=[(20, 0.3), (40, 0.5)])
     assert main(["analyze", str(tmp_path)]) == 0
@@ -217,15 +204,14 @@ def test_report_and_tables(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("argv", "message"),
-    [(["nowhere"], "nowhere is not a folder"), (["."], ". has no runs in GROUP/ID/seed-N")],
+    [
+        (["nowhere"], "nowhere is not a folder"),
+        (["."], ". has no runs in GROUP/ID/seed-N"),
+        (["runs", "--groups", "exp99"], "has no group exp99; use one of baseline"),
+    ],
 )
 def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    write_run(plan(tmp_path / "runs", "baseline")[0], 0.5)
     assert main(["analyze", *argv]) == 2
-    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
-
-
-def test_an_unknown_group(tmp_path, capsys):
-    write_run(plan(tmp_path, "baseline")[0], 0.5)
-    assert main(["analyze", str(tmp_path), "--groups", "exp99"]) == 2
-    assert "has no group exp99; use one of baseline" in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,20 +1,20 @@
-"""`trm build-data arc`: every puzzle accounted for, every augmentation undone exactly, no test solution trained on."""
+"""`trm build-data arc`: puzzles are accounted for, augmentations undone exactly, test solutions never trained on."""
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.arc_files import OFFICIAL, PUBLISHED, SUBSETS, write_source
-from support.arc_sets import ALL, TESTED, build, examples_by_name, identifiers, in_corner, record
+from support.arc_files import OFFICIAL, PUBLISHED, SUBSETS, random_grid, random_puzzle, write_files, write_source
+from support.arc_sets import ALL, TESTED, build, copied, examples_by_name, identifiers, in_corner, record
 
 from benchmarks import published
-from train_jax.tasks.puzzles.arc.grid import parse_names
+from train_jax.errors import UserError
+from train_jax.stages.build_data import ArcData, main
+from train_jax.tasks.puzzles.arc.grid import UNKNOWN, parse_names
 from train_jax.tasks.puzzles.arc.json import read_subset
 from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.metadata import FIELDS
 
 
@@ -24,7 +24,7 @@ def source(tmp_path_factory) -> Path:
 
 
 def test_without_augmentations_the_arrays_are_the_published_ones(tmp_path, source):
-    """The hash is that of what the published builder wrote for these files with this seed."""
+    """The hash is that of the arrays that the published builder wrote for these files with this seed."""
     facts = record(build(tmp_path / "set", source))
     assert facts["content_sha256"] == GOLDEN
     assert facts["findings"]["puzzles"] == SUBSETS
@@ -60,17 +60,6 @@ def test_the_published_builder_writes_the_same(tmp_path, source, edition, seed):
     assert_equal_to_published(ours, tmp_path / "theirs")
 
 
-@pytest.mark.skipif(OFFICIAL is None, reason="ARC_DATA does not give the folder of the official files")
-@pytest.mark.parametrize(("edition", "counts"), [("", (400, 400, 160)), ("2", (1000, 120, 160))])
-def test_the_official_puzzles_are_all_there(tmp_path, edition, counts):
-    subsets = (f"training{edition}", f"evaluation{edition}", "concept")
-    directory = build(tmp_path / "set", Path(str(OFFICIAL)), subsets=subsets, test_subsets=subsets[1:2])
-    assert record(directory)["findings"]["puzzles"] == dict(zip(subsets, counts, strict=True))
-    train, test = (load_split(directory, split) for split in ("train", "test"))
-    assert (train.num_groups, test.num_groups) == (sum(counts), counts[1])
-    assert len(set(identifiers(directory))) == 1 + sum(counts)
-
-
 def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path, source):
     directory = build(tmp_path / "set", source, num_aug=30)
     names = identifiers(directory)
@@ -86,7 +75,8 @@ def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path,
             for puzzle in read_subset(source, subset).puzzles:
                 kept = puzzle.examples if subset not in TESTED else puzzle.sections[split]
                 assert facts[puzzle.name] == [(e.input.tolist(), e.output.tolist()) for e in kept]
-    train = load_split(directory, "train")
+    test, train = load_split(directory, "test"), load_split(directory, "train")
+    assert (test.inputs == in_corner(test.inputs)).all() and (train.inputs != in_corner(train.inputs)).any()
     corner = np.concatenate([in_corner(train.inputs), in_corner(train.labels)], axis=1)
     for start, end in zip(train.group_indices[:-1], train.group_indices[1:], strict=True):
         copies = [
@@ -94,35 +84,6 @@ def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path,
             for i in range(start, end)
         ]
         assert len(set(copies)) == len(copies)
-
-
-def test_a_test_solution_is_never_trained_on(tmp_path, source):
-    directory = build(tmp_path / "set", source, num_aug=5)
-    train = examples_by_name(load_split(directory, "train"), identifiers(directory))
-    trained_on = {json.dumps(pair) for pairs in train.values() for pair in pairs}
-    tested = [
-        json.dumps([example.input.tolist(), example.output.tolist()])
-        for puzzle in read_subset(source, "evaluation").puzzles
-        for example in puzzle.sections["test"]
-    ]
-    assert tested and not trained_on & set(tested)
-    puzzles = json.loads((directory / "test_puzzles.json").read_text())
-    assert set(puzzles) == {f"evaluation{number}" for number in range(5)}
-    assert sorted(json.dumps(list(pair.values())) for each in puzzles.values() for pair in each["test"]) == sorted(
-        tested
-    )
-
-
-def test_grids_go_everywhere_they_fit_and_test_grids_stay(tmp_path, source):
-    directory = build(tmp_path / "set", source, num_aug=30)
-    test = load_split(directory, "test")
-    assert (test.inputs == in_corner(test.inputs)).all()
-    train = load_split(directory, "train")
-    is_moved = (train.inputs != in_corner(train.inputs)).any(axis=1)
-    # One example of every puzzle stays, and one that fills the canvas.
-    assert 0.5 < is_moved.mean() < 1 - 1 / train.metadata.mean_puzzle_examples
-    first = np.add.reduceat(~is_moved, train.puzzle_indices[:-1])
-    assert (first >= 1).all()
 
 
 def test_the_seed_decides_the_bytes_and_workers_and_other_puzzles_do_not(tmp_path, source):
@@ -135,28 +96,131 @@ def test_the_seed_decides_the_bytes_and_workers_and_other_puzzles_do_not(tmp_pat
     assert set(identifiers(build(tmp_path / "part", source, num_aug=8, subsets=("evaluation",)))) < names
 
 
-KILLED = """
-import os, signal, sys
-import train_jax.tasks.puzzles.arc.data as maker
-from pathlib import Path
-count, render = [0], maker.render
-def render_some(*arguments):
-    count[0] += 1
-    if count[0] == 9:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return render(*arguments)
-maker.render = render_some
-maker.ArcData(sys.argv[2], output_dir=Path(sys.argv[1]), subsets=("training", "evaluation", "concept"),
-              test_subsets=("evaluation",), num_aug=4, seed=5).build()
-"""
+# ---- subsets
 
 
-def test_a_killed_build_leaves_nothing_and_starts_again(tmp_path, source):
-    place_of = tmp_path / "set"
-    root = Path(__file__).parents[2]
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(place_of), str(source)], cwd=root)
-    assert killed.returncode == -signal.SIGKILL
-    assert [path.name for path in tmp_path.iterdir()] == [".set.building"]
-    again = record(build(place_of, source, num_aug=4))["content_sha256"]
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-    assert again == record(build(tmp_path / "never killed", source, num_aug=4))["content_sha256"]
+def test_a_tested_puzzle_in_a_subset_that_is_trained_on_is_refused(tmp_path, source):
+    files = copied(tmp_path / "files", source, evaluation="evaluation", more="evaluation")
+    message = "puzzle evaluation0 of the test subset evaluation is also in more, whose solutions are trained"
+    for subsets in (("evaluation", "more"), ("more", "evaluation")):
+        with pytest.raises(UserError, match=message):
+            build(tmp_path / "set", files, subsets=subsets)
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_test_example_that_a_puzzle_of_another_name_trains_on_is_reported(tmp_path, source):
+    files = copied(tmp_path / "files", source, evaluation="evaluation")
+    challenges = json.loads((files / "arc-agi_evaluation_challenges.json").read_text())
+    solutions = json.loads((files / "arc-agi_evaluation_solutions.json").read_text())
+    write_files(files, "other", {"x": challenges["evaluation0"]}, {"x": solutions["evaluation0"]})
+    found = record(build(tmp_path / "set", files, subsets=("evaluation", "other")))["findings"]
+    num_tested = len(challenges["evaluation0"]["test"])
+    assert found["test_examples_that_another_puzzle_trains_on"] == ["evaluation0 in x"] * num_tested
+
+
+def test_a_puzzle_of_two_trained_subsets_is_taken_once(tmp_path, source):
+    files = copied(tmp_path / "files", source, evaluation="evaluation", training="training", again="training")
+    directory = build(tmp_path / "set", files, subsets=("training", "again", "evaluation"))
+    key = "puzzles_left_out_because_another_subset_has_them"
+    assert record(directory)["findings"][key] == SUBSETS["training"]
+    names = identifiers(directory)
+    assert len(set(names)) == len(names) == 1 + SUBSETS["training"] + SUBSETS["evaluation"]
+
+
+def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, source):
+    for subset in ALL:
+        write_files(
+            tmp_path / "files", subset, json.loads((source / f"arc-agi_{subset}_challenges.json").read_text()), None
+        )
+    read = [read_subset(tmp_path / "files", subset) for subset in ALL]
+    assert all(
+        example.output is UNKNOWN for each in read for puzzle in each.puzzles for example in puzzle.sections["test"]
+    )
+    directory = build(tmp_path / "set", tmp_path / "files")
+    found = record(directory)["findings"]
+    assert found["test_examples_without_a_solution"] == found["original_examples"]["test"] > 0
+    left_out = sum(len(p.sections["test"]) for each in read for p in each.puzzles if each.name != "evaluation")
+    assert found["original_examples_left_out"] == left_out > 0
+    demonstrations = sum(len(puzzle.sections["train"]) for each in read for puzzle in each.puzzles)
+    assert load_split(directory, "train").num_examples == demonstrations
+    labels = np.load(directory / "test" / "all__labels.npy")
+    assert ((labels == 2).sum(axis=1) == 1).all() and (labels[:, 0] == 2).all()
+    puzzles = load_split(directory, "test")
+    assert puzzles.labels.shape == labels.shape and (puzzles.labels == puzzles.metadata.ignore_label_id).all()
+    assert inspect(directory, lambda *_: None)["data set"]["content"] == "as it was written (SHA-256)"
+
+
+def test_a_black_cell_is_a_solution_beside_others(tmp_path, source):
+    rng = np.random.RandomState(0)
+    puzzles = {name: random_puzzle(rng) for name in ("a", "b")}
+    solutions = {name: [[[0]] for _ in grids] if name == "a" else grids for name, (_, grids) in puzzles.items()}
+    write_files(tmp_path / "files", "x", {name: puzzle for name, (puzzle, _) in puzzles.items()}, solutions)
+    labels = load_split(build(tmp_path / "set", tmp_path / "files", subsets=("x",), test_subsets=("x",)), "test").labels
+    assert (labels != 0).any(axis=1).all()
+
+
+def as_one_file_for_each_task(folder, source, subset):
+    challenges, solutions = (
+        json.loads((source / f"arc-agi_{subset}_{part}.json").read_text()) for part in ("challenges", "solutions")
+    )
+    (folder / subset).mkdir(parents=True)
+    for name, puzzle in challenges.items():
+        test = [{**one, "output": grid} for one, grid in zip(puzzle["test"], solutions[name], strict=True)]
+        (folder / subset / f"{name}.json").write_text(json.dumps(puzzle | {"test": test}))
+
+
+def test_one_file_for_each_task_is_the_same_data_set(tmp_path, source):
+    """The repository of ARC-AGI has such files; the order of their creation does not matter."""
+    for subset in ALL:
+        as_one_file_for_each_task(tmp_path / "data", source, subset)
+    ours, official = build(tmp_path / "ours", tmp_path / "data"), build(tmp_path / "official", source)
+    for split in ("train", "test"):
+        for array in ("inputs", "labels"):
+            name = f"{split}/all__{array}.npy"
+            assert (ours / name).read_bytes() == (official / name).read_bytes()
+    options = {"subsets": ALL, "test_subsets": ("evaluation",), "num_aug": 0, "seed": 5}
+    again = ArcData(str(tmp_path / "data"), output_dir=ours, **options)
+    assert not again.build()
+    (tmp_path / "data" / "concept" / "concept1.json").unlink()
+    with pytest.raises(UserError, match="contains a data set with other options"):
+        again.build()
+
+
+def test_a_list_of_examples_is_a_task_to_train_on(tmp_path):
+    rng = np.random.RandomState(0)
+    write_files(tmp_path / "data", "evaluation", *({"a": part} for part in random_puzzle(rng)))
+    examples = [{"input": random_grid(rng), "output": random_grid(rng)} for _ in range(7)]
+    (tmp_path / "data" / "tasks").mkdir()
+    (tmp_path / "data" / "tasks" / "0a.json").write_text(json.dumps(examples))
+    directory = build(tmp_path / "set", tmp_path / "data", subsets=("tasks", "evaluation"))
+    assert identifiers(directory)[1] == "0a" and record(directory)["findings"]["puzzles"]["tasks"] == 1
+    with pytest.raises(UserError, match="puzzle 0a of the test subset tasks is a list of examples"):
+        build(tmp_path / "other", tmp_path / "data", subsets=("tasks",), test_subsets=("tasks",))
+    (tmp_path / "data" / "tasks" / "0a.json").write_text("[]")
+    with pytest.raises(UserError, match="puzzle 0a: train is an empty list"):
+        build(tmp_path / "other", tmp_path / "data", subsets=("tasks", "evaluation"))
+
+
+def test_wrong_options_are_named_and_nothing_is_written(tmp_path, source):
+    arc = {"output_dir": tmp_path / "set", "source": str(source), "num_aug": 2}
+    for options, message in (
+        ({"num_aug": -1}, "--num-aug is -1; use at least 0"),
+        ({"seed": 2**32}, "--seed is 4294967296; use at most 4294967295"),
+        ({"test_subsets": ("concept2",)}, "--test-subsets concept2 is not among --subsets training evaluation concept"),
+        ({"subsets": ("concept", "concept")}, "--subsets concept concept: expected at least one name, each once"),
+        ({"subsets": ("../x", "evaluation")}, "subset '../x' is not a valid name"),
+        ({"subsets": ("concept", "nothing"), "test_subsets": ("concept",)}, "_nothing_challenges.json is missing"),
+        ({"subsets": ("concept",), "output_dir": None}, "--subsets concept needs --output-dir"),
+        ({"source": str(tmp_path / "none")}, "none_training_challenges.json is missing; set --source to the folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(ArcData(**(arc | options)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_beginning_of_the_names_serves_as_source_where_a_folder_is_ambiguous(tmp_path, source):
+    files = copied(tmp_path / "files", source, training="training", evaluation="evaluation", concept="concept")
+    (files / "mine_training_challenges.json").write_text("{}")
+    with pytest.raises(UserError, match=r"both arc-agi_training_.* and mine_training_.*/files/arc-agi$"):
+        build(tmp_path / "set", files)
+    build(tmp_path / "set", files / "arc-agi")

@@ -224,18 +224,9 @@ def test_padding_cuts_no_document_that_fits_and_counts_those_that_do_not(documen
     assert seen == {tuple(document[1 : SEQ_LEN + 1]) for document in documents}
 
 
-def test_a_padded_batch_is_a_function_of_the_step_and_the_shard(documents, masks, tmp_path):
-    whole = padded_batches(tmp_path, documents, masks)
-    other = BestFit(stream_of(tmp_path, documents, masks), BOS, SEQ_LEN, pads=True)
-    for step in (150, 3, 3):
-        parts = [other.batch(step=step, rows=ROWS, shard=(index, 2)) for index in (1, 0)]
-        for name, values in whole[step].items():
-            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts[::-1]]), values)
-
-
 @published
 def test_padded_rows_equal_those_of_the_published_loader(documents, masks, tmp_path):
-    """Of conversations; its function is taken out of the script, and reads documents that are rendered already."""
+    """The published function for conversations is taken out of its script, and reads rendered documents."""
     script = Path(os.environ["NANOCHAT_DIR"], "scripts", "chat_sft.py")
     name = "sft_data_generator_bos_bestfit"
     function = next(node for node in ast.parse(script.read_text()).body if getattr(node, "name", "") == name)

@@ -1,4 +1,4 @@
-"""What a run counts, logs, evaluates and saves at which step, and that a run that was stopped records the same."""
+"""The steps at which a run logs, evaluates and saves, its files and events; a run that was stopped records the same."""
 
 import contextlib
 import dataclasses
@@ -77,7 +77,7 @@ def training_seconds(events):
     return sum(event.get("seconds", {}).get(name, 0.0) for event in events for name in TRAINING)
 
 
-def test_what_a_run_leaves(config, whole):
+def test_a_run_writes_its_records_files_and_checkpoints(config, whole):
     folder = RunFolder(Path(config.run_dir))
     assert {path.name for path in folder.path.iterdir()} == FILES
     records = read_metrics(folder)
@@ -94,7 +94,7 @@ def test_what_a_run_leaves(config, whole):
         assert checkpoints.notes(12)["best"]["value"] == -losses(records)[12, EVAL]
 
 
-def test_what_a_run_tells(config, whole):
+def test_a_run_writes_its_events_and_its_log(config, whole):
     folder = RunFolder(Path(config.run_dir))
     start, first, *others, end = read_events(folder)
     assert (start["event"], first["event"], end["event"]) == ("start", "continue", "end")

@@ -1,23 +1,26 @@
-"""`trm build-data`: generated and public Sudokus end as data sets, a mistake ends as one line and status 2."""
+"""`trm build-data`: generated and public Sudokus end as data sets; mistakes and sizes that do not fit are refused."""
 
-import subprocess
+import dataclasses
 import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.arc_files import write_source
 from support.sudoku_tables import hash_of, sudoku_rows, write_tables
 
 from train_jax.errors import UserError
-from train_jax.stages.build_data import SudokuData, cli, main
+from train_jax.stages.build_data import ArcData, MazeData, SudokuData, cli, main
+from train_jax.tasks.puzzles import building
+from train_jax.tasks.puzzles.arc import data as arc_dataset
 from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.maze import data as maze_dataset
 from train_jax.tasks.puzzles.metadata import read_recipe
+from train_jax.tasks.puzzles.sudoku import data as sudoku_dataset
 from train_jax.tasks.puzzles.sudoku.data import read_table
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("size", "num_empty"), [(4, 8), (6, 18), (9, 50)])
@@ -66,14 +69,10 @@ def test_the_defaults_of_every_size_can_be_met(tmp_path, monkeypatch, capsys):
     assert "data/sudoku-9x9 already exists" in capsys.readouterr().out
 
 
-def test_options_that_do_not_go_together_are_said(tmp_path):
+def test_options_that_do_not_go_together_are_refused(tmp_path):
     for config, message in (
         (SudokuData(size=5), "a Sudoku of size 5 is not supported; use one of 4, 6, 9"),
-        (SudokuData(num_train=0), "--num-train is 0; use at least 1"),
-        (SudokuData(num_aug=-1), "--num-aug is -1; use at least 0"),
-        (SudokuData(seed=-1), "--seed is -1; use at least 0"),
         (SudokuData(subsample_size=5), "--subsample-size 5 needs --source"),
-        (SudokuData(min_difficulty=-5), "--min-difficulty is -5; use at least 0"),
         (SudokuData(source="x/y", num_train=5), "--num-train 5 does not go with --source"),
         (SudokuData(source="x/y", size=6), "--size 6 with --source: the tables contain 9x9 Sudokus"),
         (SudokuData(source=str(tmp_path / "none")), "none does not exist; give a folder or a bucket"),
@@ -164,16 +163,14 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("spoil", "message"), BAD_ROWS)
-@pytest.mark.parametrize("name", ["train", "test"])
-def test_a_bad_row_is_named_by_its_line_and_nothing_is_written(tmp_path, public_rows, spoil, message, name):
+def test_a_bad_row_is_named_by_its_line_and_nothing_is_written(tmp_path, public_rows, spoil, message):
     rows = list(public_rows)
     rows[17] = spoil(rows[17])
-    tables = {"train": public_rows, "test": public_rows, name: rows}
-    folder = write_tables(tmp_path / "csv", tables["train"], tables["test"])
+    folder = write_tables(tmp_path / "csv", public_rows, rows)
     with pytest.raises(UserError) as caught:
         main(SudokuData(output_dir=tmp_path / "set", source=str(folder)))
     line = 1 + len(rows) if message == "unexpected end of data" else 19
-    assert f"{folder / name}.csv line {line}: {message}" in str(caught.value)
+    assert f"{folder}/test.csv line {line}: {message}" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["csv"]
 
 
@@ -186,19 +183,7 @@ def test_the_first_bad_row_is_the_one_reported(tmp_path, public_rows):
         read_table(folder / "train.csv", None, lambda what, done, total: None)
 
 
-def test_a_table_without_header_or_rows_is_said(tmp_path, public_rows):
-    path = tmp_path / "train.csv"
-    for text, message in (
-        ("", "line 1: expected the header source,question,answer,rating"),
-        (public_rows[0] + "\n", "line 1: expected the header source,question,answer,rating"),
-        ("source,question,answer,rating\n", "has no rows below its header"),
-    ):
-        path.write_text(text)
-        with pytest.raises(UserError, match=message):
-            read_table(path, None, lambda what, done, total: None)
-
-
-def test_the_hub_is_asked_by_its_own_client_and_its_absence_is_said(tmp_path, public_rows, monkeypatch):
+def test_tables_come_from_the_hub_by_its_own_client(tmp_path, public_rows, monkeypatch):
     options = SudokuData(output_dir=tmp_path / "set", source="someone/some-sudokus")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"needs `pip install huggingface_hub`; or copy train.csv and test.csv"):
@@ -225,35 +210,37 @@ def test_the_hub_is_asked_by_its_own_client_and_its_absence_is_said(tmp_path, pu
     assert load_split(tmp_path / "set", "train").num_groups == 40
 
 
-def trm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "train_jax", "build-data", *arguments], cwd=ROOT, capture_output=True, text=True
-    )
+# ---- sizes that do not fit
 
 
-@pytest.mark.slow
-def test_the_command_line_builds_helps_and_fails_in_one_line(tmp_path, public_rows):
-    built = trm("sudoku", "--size", "4", "--num-train", "20", "--num-test", "5", "--output-dir", str(tmp_path / "set"))
-    assert (built.returncode, built.stderr) == (0, "")
-    assert "20 puzzles" in built.stdout
-    assert f"sha256 {hash_of(tmp_path / 'set')}" in built.stdout
-    for arguments in (["--help"], ["sudoku", "--help"]):
-        helped = trm(*arguments)
-        assert helped.returncode == 0
-        assert "Sudokus with exactly one solution" in helped.stdout
-    rows = [*public_rows[:3], "made,1,2,3"]
-    folder = write_tables(tmp_path / "csv", rows, rows)
-    for arguments, message in (
-        (["--size", "7"], "--size is 7; use one of 4, 6, 9"),
-        (
-            ["--size", "6", "--output-dir", str(tmp_path / "set")],
-            "a data set with other options (size is 4, requested 6)",
-        ),
-        (["--source", str(folder), "--output-dir", str(tmp_path / "x")], "train.csv line 5: the question has 1 cells"),
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (SudokuData(num_train=10**9), "needs about 4"),
+        (SudokuData(num_aug=10**6 - 1), "needs about 1"),
+        (MazeData(num_test=10**9), "needs about 5,4"),
+        (MazeData(num_train=10**6, augment=True), "needs about 18"),
+        (ArcData("files", num_aug=900_000), "needs about 3"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_before_the_work(tmp_path, monkeypatch, config, message):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    if isinstance(config, ArcData):
+        config = dataclasses.replace(config, source=str(write_source(tmp_path / "files")))
+    for module, work in ((sudoku_dataset, "generate"), (maze_dataset, "generate"), (arc_dataset, "draw")):
+        monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("the work was begun"))
+    monkeypatch.setattr(building, "available_memory_bytes", lambda: 10**9)
+    with pytest.raises(UserError, match=rf"{message}[\d,.]* GB of memory, 1.0 GB are available; use"):
+        main(config)
+    monkeypatch.setattr(building, "available_memory_bytes", lambda: 10**15)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
+    with pytest.raises(
+        UserError, match=r"has 1.0 GB of free space, expected at least .* GB; free some space, choose another"
     ):
-        failed = trm("sudoku", *arguments)
-        assert (failed.returncode, failed.stdout) == (2, "")
-        assert failed.stderr.startswith("trm: ")
-        assert failed.stderr.count("\n") == 1
-        assert message in failed.stderr
-    assert not (tmp_path / "x").exists()
+        main(config)
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_the_available_memory_is_known():
+    assert 10**7 < building.available_memory_bytes() < 10**15

@@ -1,4 +1,4 @@
-"""`trm chat`: a conversation from a pipe, and one line for every mistake."""
+"""`trm chat`: a conversation from a pipe, its commands and its calls of tools."""
 
 import io
 import signal
@@ -9,19 +9,12 @@ import pytest
 from support.scripted_model import BYTES, Scripted
 from support.scripts import ROOT
 from support.small_gpt import engine_of
-from support.untrained_run import write_language_run
-from test_served_puzzles import write_sudokus
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
 from train_jax.stages import chat
 from train_jax.stages.chat import Chat, Session
-
-
-@pytest.fixture(scope="module")
-def run_dir(made_once):
-    return str(made_once("generate", write_language_run) / "run")
 
 
 @pytest.fixture
@@ -56,8 +49,8 @@ def model():
 
 
 @pytest.mark.slow
-def test_a_run_answers(run_dir, say):
-    status, out, err = say(run_dir, "--temperature", "0", "--max-tokens", "3", lines="hi\nhow?\n")
+def test_a_run_answers(language_run, say):
+    status, out, err = say(language_run, "--temperature", "0", "--max-tokens", "3", lines="hi\nhow?\n")
     assert (status, out, err) == (0, "\0\0\0\n" * 2, ""), "all logits are 0, so the token is the byte 0"
 
 
@@ -72,45 +65,6 @@ def test_lines_of_a_pipe_are_answered(model, say, monkeypatch):
     assert length == "trm: the conversation has 66 tokens, the model reads 64; use a shorter message"
     assert text == "trm: '\\ud800' is not valid UTF-8; correct it"
     assert blank == "trm: a text has more than 500,000 blank characters in a row; remove some"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--step", "8"], "no checkpoint of step 8"),
-        (["--data-dir", "nowhere"], "nowhere/tokenizer.json does not exist"),
-        (["--cycles", "2"], "--cycles 2 is an option of HRM-Text, not of --model gpt; omit it"),
-        (["--top-p", "0"], "--top-p is 0.0; use a value above 0 to 1"),
-    ],
-)
-def test_a_mistake_is_one_line(run_dir, say, arguments, message):
-    status, out, err = say(run_dir, *arguments)
-    assert (status, out) == (2, "") and message in err and len(err.splitlines()) == 1
-
-
-def test_a_run_of_puzzles_is_one_line(made_once, say):
-    path = str(made_once("sudokus", write_sudokus) / "run")
-    status, _, err = say(path)
-    assert (status, err) == (2, f"trm: {path} is a run of task puzzles, expected language; give a language run\n")
-
-
-def test_a_conversation_that_is_too_long_and_a_message_that_is(model):
-    session = Session(model, Chat("run", temperature=0.0))
-    assert "".join(session.answer("hi")) == "[6*7][= 42]OK."
-    with pytest.raises(UserError, match="begin another by /clear"):
-        next(session.answer("a" * 50))
-    session.clear()
-    with pytest.raises(UserError, match="use a shorter message"):
-        next(session.answer("a" * 90))
-
-
-@pytest.mark.slow
-def test_streams_that_are_closed(run_dir):
-    command = f'{sys.executable} -m train_jax chat "$0" --max-tokens 2'
-    for closed in ("<&-", ">&-", "2>&-"):
-        script = f"echo hi | {command} {closed}"
-        done = subprocess.run(["bash", "-c", script, run_dir], capture_output=True, text=True, cwd=ROOT)
-        assert (done.returncode, done.stderr) == (0, ""), closed
 
 
 def test_calls_are_shown_and_a_turn_computes_only_what_is_new(model):

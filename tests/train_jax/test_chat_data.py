@@ -71,7 +71,7 @@ def test_conversations_and_problems_are_documents_with_weights(tmp_path, tokeniz
 
 
 def test_no_question_of_the_test_split_is_in_the_train_split(tmp_path, tokenizer, source):
-    """Of the file and of a task alike: here the file has the held-out questions of the task, with other answers."""
+    """Here the file has the held-out questions of the task, with other answers."""
     held_out = task_name("identity:50").open("test")
     questions = {held_out.conversation(index)[0].text for index in range(len(held_out))}
     with open(source, "a") as lines:
@@ -111,27 +111,3 @@ def test_the_command_builds_and_inspects(tmp_path, tokenizer, source, capsys):
     assert "chat built in" in said and "licenses: " in said and "generated" in said
     assert trm(["build-data", "inspect", str(tmp_path / "chat")]) == 0
     assert said.splitlines()[1:] == capsys.readouterr().out.splitlines()[1:]
-
-
-MISTAKES = {
-    "": "nothing to build; give --source FILE or --tasks",
-    "--tasks arithmetik": "unknown task 'arithmetik'; use one of arithmetic",
-    "--tasks mmlu:50": "mmlu needs files; give mmlu@FOLDER, a folder or hf://OWNER/NAME",
-    "--tasks humaneval@{folder}": "humaneval@",
-    "--source {folder}/none.jsonl": "none.jsonl does not exist",
-    "--source {folder}/empty.jsonl": "has no problem in the train split",
-    "--source {folder}/bad.jsonl": "bad.jsonl line 1 is no row of messages",
-    "--tasks identity --tokenizer {folder}": "tokenizer.json does not exist",
-    "--tasks identity --test-share 0.7": "--test-share",
-}
-
-
-@pytest.mark.parametrize("arguments", MISTAKES)
-def test_a_mistake_is_one_line(tmp_path, tokenizer, capsys, arguments):
-    (tmp_path / "empty.jsonl").write_text("\n")
-    (tmp_path / "bad.jsonl").write_text('{"messages": 1}\n')
-    given = ["--tokenizer", tokenizer, *arguments.format(folder=tmp_path).split()]
-    assert trm(["build-data", "chat", "--output-dir", str(tmp_path / "chat"), *given]) == 2
-    said = capsys.readouterr().err
-    assert MISTAKES[arguments] in said and said.count("\n") == 1
-    assert not (tmp_path / "chat").exists()

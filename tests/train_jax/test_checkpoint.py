@@ -5,6 +5,7 @@ import os
 import platform
 import random
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -45,10 +46,9 @@ def made(step: int) -> tuple[TrainState, dict]:
 
 
 def saved(folder: RunFolder, steps, values=None, **retention) -> RunFolder:
-    checkpoints = Checkpoints(folder, Retention(**retention))
-    for step in steps:
-        checkpoints.save(step, *made(step), {"train_seconds": step / 2}, value=(values or {}).get(step))
-    checkpoints.close()
+    with closing(Checkpoints(folder, Retention(**retention))) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, *made(step), {"train_seconds": step / 2}, value=(values or {}).get(step))
     return folder
 
 
@@ -84,22 +84,10 @@ def assert_same(tree, expected):
 
 
 def test_everything_comes_back_bit_for_bit(two, place):
-    checkpoints = Checkpoints(copied(two, place), writes=False)
-    resumed = checkpoints.restore_newest(made(0)[0])
-    checkpoints.close()
+    with closing(Checkpoints(copied(two, place), writes=False)) as checkpoints:
+        resumed = checkpoints.restore_newest(made(0)[0])
     assert (resumed.step, resumed.damaged, resumed.notes["train_seconds"]) == (2, (), 1.0)
     assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(2))
-
-
-def test_a_reader_of_the_model_opens_nothing_else(two, place):
-    folder = copied(two, place)
-    for item in ("optimizer", "carry"):
-        remove_folder(folder.checkpoints / "2" / item)
-    state, _ = made(0)
-    checkpoints = Checkpoints(folder, writes=False)
-    ema, buffers = checkpoints.restore_model(2, state.ema, state.buffers, averaged=True)
-    checkpoints.close()
-    assert_same((ema, buffers), (made(2)[0].ema, made(2)[0].buffers))
 
 
 @pytest.mark.parametrize(
@@ -110,16 +98,15 @@ def test_a_reader_of_the_model_opens_nothing_else(two, place):
         ({"newest": 1}, {1: 0.1, 2: 0.9, 3: 0.9, 5: 0.3}, [2, 6]),
     ],
 )
-def test_which_checkpoints_are_kept(place, retention, values, expected):
-    assert kept(saved(RunFolder(place), range(1, 7), values, **retention)) == expected
+def test_the_newest_the_best_and_every_nth_checkpoint_are_kept(tmp_path, retention, values, expected):
+    assert kept(saved(RunFolder(tmp_path), range(1, 7), values, **retention)) == expected
 
 
 def test_the_best_one_is_remembered_by_a_run_that_continues(place):
     folder = saved(RunFolder(place), [1, 2], {1: 0.9}, newest=1)
-    checkpoints = Checkpoints(folder, Retention(newest=1))
-    assert checkpoints.restore_newest(made(0)[0]).step == 2
-    checkpoints.save(3, *made(3), {}, value=0.5)
-    checkpoints.close()
+    with closing(Checkpoints(folder, Retention(newest=1))) as checkpoints:
+        assert checkpoints.restore_newest(made(0)[0]).step == 2
+        checkpoints.save(3, *made(3), {}, value=0.5)
     assert kept(folder) == [1, 3]
 
 
@@ -153,15 +140,16 @@ def test_a_reader_of_the_model_reads_little_else(tmp_path):
     checkpoints.close()
     checkpoints = Checkpoints(folder, writes=False)
     before = bytes_read()
-    checkpoints.restore_model(1, state.ema, state.buffers, averaged=True)
+    model = checkpoints.restore_model(1, state.ema, state.buffers, averaged=True)
     after = bytes_read()
+    assert_same(model, (state.ema, state.buffers))
     checkpoints.close()
     returned = sum(np.asarray(array).nbytes for array in (*state.ema.values(), *state.buffers.values()))
     assert 0.8 * returned < after - before <= 1.1 * returned, f"{(after - before) / returned:.3f}"
 
 
 def bytes_read():
-    """Of files by this process."""
+    """Returns how many bytes of files this process has read."""
     facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(facts["rchar"])
 
@@ -178,7 +166,7 @@ def test_all_processes_continue_from_the_checkpoint_that_the_first_one_finds(two
     checkpoints.close()
 
 
-def test_the_figure_of_the_best_checkpoint():
+def test_the_figure_of_the_best_checkpoint_is_one_of_the_evaluation():
     figures = {"exact_accuracy": 0.5, "lm_loss": 2.0}
     assert [figure_of_best(figures, name) for name in ("", "exact_accuracy", "-lm_loss")] == [None, 0.5, -2.0]
     assert figure_of_best({}, "exact_accuracy") is None
@@ -193,6 +181,8 @@ def test_a_checkpoint_of_another_model_is_not_a_damaged_one(two):
         checkpoints.restore_newest(state).carry_like(())
     with pytest.raises(UserError, match=r"of another model \(state.ema.w is float32\[5, 3\], expected float32\[5, 4\]"):
         checkpoints.restore_newest(state._replace(ema=state.ema | {"w": np.zeros((5, 4), np.float32)}))
+    with pytest.raises(UserError, match=r"of another model \(state.ema.more is missing"):
+        checkpoints.restore_newest(state._replace(ema=state.ema | {"more": np.zeros(1, np.float32)}))
     checkpoints.close()
 
 
@@ -222,14 +212,14 @@ def overwrite(path, rng):
 DAMAGES = [flip, truncate, remove, overwrite]
 
 
-@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(200)))
+@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(140)))
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_path, seed):
     recover_from_damage(copied(two, tmp_path), seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, 200, 25))
-def test_a_damaged_checkpoint_in_storage(two, remote, seed):
+@pytest.mark.parametrize("seed", range(0, 140, 47))
+def test_a_damaged_checkpoint_in_storage_is_put_aside(two, remote, seed):
     recover_from_damage(copied(two, path_of(remote)), seed)
 
 
@@ -239,26 +229,24 @@ def recover_from_damage(folder: RunFolder, seed: int) -> None:
     files = files_of(folder.checkpoints / "2")
     path = files[seed // len(DAMAGES) % len(files)]
     DAMAGES[seed % len(DAMAGES)](path, rng)
-    checkpoints = Checkpoints(folder)
-    resumed = checkpoints.restore_newest(made(0)[0])
-    assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(resumed.step))
-    if resumed.step == 1:
-        assert f"{folder.checkpoints / '2'} is damaged (" in resumed.damaged[0]
-        assert (folder.path / "damaged" / "2").is_dir()
-        checkpoints.save(2, *made(2), {"train_seconds": 1.0})
-        checkpoints.wait()
-    assert checkpoints.steps() == [1, 2]
-    checkpoints.close()
+    with closing(Checkpoints(folder)) as checkpoints:
+        resumed = checkpoints.restore_newest(made(0)[0])
+        assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(resumed.step))
+        if resumed.step == 1:
+            assert f"{folder.checkpoints / '2'} is damaged (" in resumed.damaged[0]
+            assert (folder.path / "damaged" / "2").is_dir()
+            checkpoints.save(2, *made(2), {"train_seconds": 1.0})
+            checkpoints.wait()
+        assert checkpoints.steps() == [1, 2]
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused(two, place):
     folder = copied(two, place)
     for step in ("1", "2"):
         remove_folder(folder.checkpoints / step / "model")
-    checkpoints = Checkpoints(folder)
-    with pytest.raises(DamagedCheckpointError, match=r"2 is damaged \(.*and so are the older ones"):
+    damaged = pytest.raises(DamagedCheckpointError, match=r"2 is damaged \(.*and so are the older ones")
+    with closing(Checkpoints(folder)) as checkpoints, damaged:
         checkpoints.restore_newest(made(0)[0])
-    checkpoints.close()
 
 
 def test_checksums_see_every_change_and_no_difference_in_distribution():
@@ -289,14 +277,13 @@ def test_checksums_are_those_of_checkpoints_that_were_saved_before():
 )
 def test_a_checkpoint_that_storage_refuses_to_give_is_not_put_aside(two, remote, emulator, impatient, fails):
     folder = copied(two, path_of(remote))
-    checkpoints = Checkpoints(folder)
-    with (
-        emulator.failing(lambda method, path: "403" if method == "GET" and fails(path) else ""),
-        pytest.raises(UserError, match=r"checkpoints/2.*(cannot be read \(|no permission)"),
-    ):
-        checkpoints.restore_newest(made(0)[0])
-    assert checkpoints.restore_newest(made(0)[0]).step == 2 and checkpoints.steps() == [1, 2]
-    checkpoints.close()
+    with closing(Checkpoints(folder)) as checkpoints:
+        with (
+            emulator.failing(lambda method, path: "403" if method == "GET" and fails(path) else ""),
+            pytest.raises(UserError, match=r"checkpoints/2.*(cannot be read \(|no permission)"),
+        ):
+            checkpoints.restore_newest(made(0)[0])
+        assert checkpoints.restore_newest(made(0)[0]).step == 2 and checkpoints.steps() == [1, 2]
 
 
 def test_a_checkpoint_on_a_disk_that_fails_is_tried_again_and_not_put_aside(two, tmp_path, monkeypatch):
@@ -321,19 +308,4 @@ def test_a_checkpoint_on_a_disk_that_fails_is_tried_again_and_not_put_aside(two,
     with pytest.raises(StorageError, match=r"checkpoints/2/.* cannot be read \(Input/output error\); run the command"):
         checkpoints.restore_newest(made(0)[0])
     assert checkpoints.steps() == [1, 2]
-    checkpoints.close()
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_cannot_be_uploaded_is_told_and_leaves_nothing(two, remote, emulator, impatient, capsys):
-    folder = copied(two, path_of(remote))
-    checkpoints = Checkpoints(folder)
-    with emulator.failing(lambda method, path: "403" if method == "POST" and "%2Fd%2F" in path else ""):
-        checkpoints.save(3, *made(3), {})
-        with pytest.raises(StorageError, match=r"checkpoints/4 could not be saved \(.*step 2 is intact"):
-            checkpoints.save(4, *made(4), {})
-    assert "checkpoints/3 could not be saved (" in capsys.readouterr().err
-    checkpoints.save(5, *made(5), {})
-    checkpoints.wait()
-    assert checkpoints.steps() == [2, 5]
     checkpoints.close()

@@ -80,7 +80,7 @@ def test_every_chooser_equals_a_search():
 
 
 def test_early_halting_equals_a_search():
-    """Trajectory by trajectory, until a logit is above the threshold; otherwise the highest one."""
+    """The search goes through the trajectories until a logit is above the threshold; otherwise it takes the highest."""
     rng = np.random.default_rng(1)
     logits, exact = rng.normal(size=(3, 4, 50)).astype(np.float32), rng.random((3, 4, 50)) < 0.5
     facts = Facts(logits, np.zeros(logits.shape, np.uint64), exact)
@@ -95,13 +95,6 @@ def test_early_halting_equals_a_search():
                     steps = above[0] + 1 if above else len(order)
                     right = order[above[0]][1] if above else max(order, key=lambda each: each[0])[1]
                     assert (stopped.steps[a, b, c, n], stopped.exact[a, b, c, n]) == (steps, right)
-
-
-@pytest.mark.parametrize(
-    ("most", "points"), [(1, [1]), (2, [1, 2]), (8, [1, 2, 3, 4, 6, 8]), (20, [1, 2, 3, 4, 6, 8, 12, 16, 20])]
-)
-def test_milestones(most, points):
-    assert milestones(most) == points
 
 
 def test_the_interval_is_that_of_published_tables():

@@ -37,7 +37,7 @@ def test_one_process_asks_nobody(alone, monkeypatch):
     assert this_cluster("cpu", 1) is None and this_cluster("tpu", 1) is None
 
 
-def test_variables(alone, monkeypatch):
+def test_the_cluster_of_the_variables(alone, monkeypatch):
     for name, value in zip(cluster.VARIABLES, ("[::1]:1234", "8", "3"), strict=True):
         monkeypatch.setenv(name, value)
     found = this_cluster("cpu", 1)
@@ -48,7 +48,7 @@ def test_variables(alone, monkeypatch):
 
 
 @pytest.mark.parametrize(("tasks_per_node", "local"), [("1(x4)", None), ("4(x1)", (2,))])
-def test_slurm_by_the_detection_of_jax(alone, monkeypatch, tasks_per_node, local):
+def test_the_cluster_of_slurm_is_that_of_jax(alone, monkeypatch, tasks_per_node, local):
     """JAX's own detection, behind a private name."""
     variables = {"JOB_ID": 77, "STEP_NODELIST": "tpu[3-6]", "NTASKS": 4, "PROCID": 2, "LOCALID": 2}
     for name, value in (variables | {"STEP_TASKS_PER_NODE": tasks_per_node}).items():
@@ -58,7 +58,7 @@ def test_slurm_by_the_detection_of_jax(alone, monkeypatch, tasks_per_node, local
     assert found.name_of(1) == "one of the nodes tpu[3-6]"
 
 
-def test_a_pod(alone, monkeypatch):
+def test_the_cluster_of_a_pod(alone, monkeypatch):
     (alone / "accel0").touch()
     detects(monkeypatch, "10.0.0.2:8476", 8, 3, None)
     found = this_cluster("tpu", 1)
@@ -68,7 +68,7 @@ def test_a_pod(alone, monkeypatch):
     assert this_cluster("tpu", 1) is None
 
 
-def test_a_metadata_server_that_does_not_answer(alone, monkeypatch):
+def test_a_metadata_server_that_does_not_answer_is_named(alone, monkeypatch):
     (alone / "accel0").touch()
     monkeypatch.setattr(coordination, "detect_cluster", lambda timeout: {}["agent-worker-number"])
     with pytest.raises(
@@ -131,14 +131,12 @@ def test_nothing_falls_back_where_a_tpu_or_several_processes_are(alone, configur
     assert configured.jax_platforms == "tpu,cpu"
 
 
-def test_a_backend_that_jax_leaves_out(configured):
-    """Of `cuda,cpu` JAX leaves out the first without an error, if it sees no GPU."""
+def test_a_backend_that_cannot_be_used(configured, monkeypatch):
+    """JAX leaves out the first of `cuda,cpu` without an error if it sees no GPU."""
     configured.jax_platforms = "cuda,cpu"
     with pytest.raises(UserError, match="no device of the platform cuda, only the CPU; `trm preflight` shows who"):
         backend.local_devices()
 
-
-def test_a_backend_that_cannot_be_initialized(configured, monkeypatch):
     def held():
         raise RuntimeError("Unable to initialize backend 'tpu': The TPU is already in use by process with pid 7")
 
@@ -147,7 +145,7 @@ def test_a_backend_that_cannot_be_initialized(configured, monkeypatch):
         backend.local_devices()
 
 
-def test_processes_on_different_platforms():
+def test_processes_on_different_platforms_are_refused():
     present = [{"host": f"h{index}", "platform": "tpu"} for index in range(3)]
     _check_platforms(present)
     present[2] = {"host": "h2", "platform": "cpu"}
@@ -159,7 +157,7 @@ def test_processes_on_different_platforms():
 
 
 def meet(port, count, present, timeout_seconds):
-    """What each process gets: its list, or its error."""
+    """Returns the list or the error of each process."""
     results = {}
 
     def answer(index):
@@ -176,8 +174,16 @@ def meet(port, count, present, timeout_seconds):
     return results
 
 
-def test_all_processes_meet():
-    results = meet(free_port(), 4, [3, 1, 2, 0], 20)
+def test_all_processes_meet_and_strangers_do_not_disturb_them():
+    port = free_port()
+
+    def disturb():
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'["trm", 9, {}]\n', b""):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+                stranger.sendall(words)
+
+    threading.Thread(target=disturb).start()
+    results = meet(port, 4, [3, 1, 2, 0], 20)
     assert [each["platform"] for each in results[0]] == ["p0", "p1", "p2", "p3"]
     assert all(each == results[0] for each in results.values()) and len(results) == 4
 
@@ -195,23 +201,7 @@ def test_a_missing_coordinator_is_named():
     assert f"process 0 on 127.0.0.1 could not be reached at 127.0.0.1:{port} within 1 s" in meet(port, 2, [1], 1)[1]
 
 
-def test_strangers_do_not_disturb_the_meeting():
-    port = free_port()
-    results = {}
-    meeting = threading.Thread(target=lambda: results.update(meet(port, 2, [0, 1], 20)))
-
-    def disturb():
-        for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b'["trm", 9, {}]\n', b""):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
-                stranger.sendall(words)
-
-    threading.Thread(target=disturb).start()
-    meeting.start()
-    meeting.join(60)
-    assert [each["platform"] for each in results[0]] == ["p0", "p1"]
-
-
-def test_virtual_devices_of_a_cpu(alone, configured, monkeypatch):
+def test_a_cpu_has_virtual_devices_unless_the_user_sets_them(alone, configured, monkeypatch):
     def devices_by(wanted):
         configured.jax_num_cpu_devices = configured.jax_platforms = None
         backend.use(wanted, several=False, cpu_devices=8)

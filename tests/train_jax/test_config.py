@@ -1,4 +1,4 @@
-"""A run's configuration for every architecture: `--model`, JSON and back, sizes from the data."""
+"""The configuration of a run for every architecture: `--model`, JSON and back, sizes from the data."""
 
 import dataclasses
 import json
@@ -8,7 +8,6 @@ import pytest
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.outside import OutsideConfig
 from models_torch.registry import ARCHITECTURES, config_class
-from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig, from_json, to_json, with_model
 from train_jax.run.model import sized
@@ -67,52 +66,6 @@ def test_an_outside_module_keeps_the_fields_that_every_model_has(parsed_run):
     assert config.arch == OutsideConfig(halt_max_steps=4, forward_dtype="float32", options={"width": 4})
     plain = parsed_run("tiny", "--model", PLAIN)
     assert isinstance(plain.arch, OutsideConfig) and plain.arch.halt_max_steps == 1
-
-
-def test_help_shows_the_fields_of_the_model(capsys):
-    shown = {}
-    for name in ("transformer", OUTSIDE):
-        with pytest.raises(SystemExit):
-            cli(["tiny", "--model", name, "--help", "arch"])
-        shown[name] = capsys.readouterr().out
-    assert "--arch.H-layers" in shown["transformer"] and "--arch.L-cycles" not in shown["transformer"]
-    assert "--arch.options JSON" in shown[OUTSIDE] and "--arch.hidden-size" not in shown[OUTSIDE]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--model", "gru"], "unknown architecture 'gru'; use one of trm, trm_singlez, trm_hier6, hrm, transformer"),
-        (["--model", "nowhere:Net"], "'nowhere' cannot be imported (ModuleNotFoundError"),
-        (["--model", "support.outside_models:Nought"], "has no nn.Module class 'Nought'; use one of: CellNet, Thinker"),
-        (["--model", OUTSIDE], "support.outside_models:Thinker cannot be constructed with {'batch_size': 16, "),
-        (["--model", PLAIN, "--arch.halt-max-steps", "2"], "has no initial_carry for further steps"),
-        (["--model", PLAIN, "--arch.options", '{"depth": 1}'], "takes no depth; use its arguments"),
-        (["--model", "hrm", "--arch.puzzle-emb-ndim", "99"], "puzzle_emb_ndim 99 does not fit"),
-    ],
-)  # fmt: skip
-def test_a_model_that_cannot_be_built_is_one_line_and_leaves_no_folder(argv, message, capsys, tmp_path, data_dir):
-    where = ["--data-dir", str(data_dir), "--run-dir", str(tmp_path / "run"), "--wandb", "disabled"]
-    status = main_status(["train", "tiny", *where, *argv])
-    error = capsys.readouterr().err
-    assert status == 2 and message in " ".join(error.split())
-    if "unknown" in message or "outside" in argv[1]:
-        assert len(error.strip().splitlines()) == 1
-    assert not (tmp_path / "run").exists()
-
-
-def main_status(argv: list[str]) -> int:
-    try:
-        return main(argv)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-
-
-def test_options_that_are_not_a_json_object_are_an_error():
-    for given in ("[1]", "{a", "3"):
-        with pytest.raises(UserError) as error:
-            cli(["tiny", "--model", OUTSIDE, "--arch.options", given])
-        assert f"{given} is not a JSON object" in str(error.value)
 
 
 def test_the_configuration_must_be_that_of_the_model():

@@ -99,13 +99,6 @@ def test_a_line_that_is_no_conversation_is_named(tmp_path, name):
     assert "talk.jsonl line 2" in str(error.value) and message in str(error.value)
 
 
-def test_files_that_are_no_text(tmp_path):
-    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
-    for path, message in ((tmp_path / "bytes.jsonl", "UTF-8"), (tmp_path / "none.jsonl", "does not exist")):
-        with pytest.raises(UserError, match=message):
-            list(read_conversations(path))
-
-
 def test_a_tokenizer_without_the_special_tokens_is_refused():
     with pytest.raises(UserError, match=r"no token <\|user_start\|>"):
         render(Tokenizer({bytes([n]): n for n in range(256)}, specials=SPECIAL_TOKENS[:1]), (user("a"),))
@@ -137,11 +130,11 @@ EXPRESSIONS = {
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_the_calculator(expression):
+def test_the_calculator_computes_sums_products_and_counts_alone(expression):
     assert calculate(expression) == EXPRESSIONS[expression]
 
 
-def test_functions_of_the_calculator():
+def test_the_calculator_calls_its_functions_alone():
     functions = {"half": lambda text: text[: len(text) // 2] or None}
     expected = {"half('abcd')": "ab", ' half("a")': None, "half(1)": None, "half('a', 'b')": None, "whole('a')": None}
     assert {call: calculate(call, functions) for call in expected} == expected

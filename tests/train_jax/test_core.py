@@ -14,7 +14,6 @@ import torch
 import yaml
 
 from models_torch.gpt import GPT, GPTConfig
-from train_jax.__main__ import main
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.model import build_objective
@@ -129,7 +128,7 @@ def deciding(each):
     return [bytes(row[start:end]).decode() for row, start, end in spans]
 
 
-def test_what_decides_is_what_differs():
+def test_the_tokens_that_differ_decide():
     choice = asked("multiple_choice", {"query": "Sky", "choices": ["blue", "black"], "gold": 1})
     assert deciding(choice) == ["ue", "ack"], "the first letters of both answers are tokens that they share"
     schema = asked("schema", {"context_options": ["She ran", "He ran"], "continuation": "home", "gold": 0})
@@ -237,7 +236,7 @@ def test_verdicts_on_three_hundred_items_equal_the_published_ones(kind, model):
 
 
 def answerable(module, items):
-    """With the byte that the model predicts without examples as the answer; with examples it often still does."""
+    """Returns the items with the byte that the model predicts without examples as the answer."""
     changed = []
     for item in items:
         row = encode([item["context"].strip()])
@@ -248,8 +247,3 @@ def answerable(module, items):
 
 
 # ---- the command
-
-
-def test_a_run_that_is_not_there_is_one_line(tmp_path, capsys):
-    assert main(["core", str(tmp_path / "none"), str(made_bundle(tmp_path / "bundle"))]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1

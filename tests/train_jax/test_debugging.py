@@ -48,15 +48,6 @@ def test_without_it_the_run_stops_after_too_many_skipped_steps(config):
         train(config)
 
 
-def test_it_repeats_single_steps(config):
-    compute = ComputeConfig(accumulation_steps=2)
-    with pytest.raises(UserError, match=r"compute.accumulation_steps is 2; use 1"):
-        train(dataclasses.replace(config, debug_nans=True, compute=compute))
-    compute = ComputeConfig(cpu_examples=2)  # ignored: presets set it, and a user need not reset it
-    with pytest.raises(UserError, match=r"in model.log \(Logarithm\)"):
-        train(dataclasses.replace(config, debug_nans=True, compute=compute))
-
-
 @pytest.mark.parametrize(
     ("backend", "flags", "fields", "message"),
     [
@@ -65,12 +56,13 @@ def test_it_repeats_single_steps(config):
         ("gpu", "--xla_other --xla_gpu_deterministic_ops=true", {"deterministic": True}, ""),
         ("gpu", None, {}, ""),
         ("cpu", None, {"deterministic": True}, ""),
-        ("cpu", None, {"debug_nans": True}, ""),
+        ("cpu", None, {"debug_nans": True, "compute": ComputeConfig(cpu_examples=2)}, ""),
+        ("cpu", None, {"debug_nans": True, "compute": ComputeConfig(accumulation_steps=2)}, "accumulation_steps is 2"),
         ("cpu", None, {"compute": ComputeConfig(steps_per_dispatch=2, accumulation_steps=2)}, ""),
         ("cpu", None, {"debug_nans": True, "compute": ComputeConfig(steps_per_dispatch=4)}, "steps_per_dispatch is 4"),
     ],
 )
-def test_what_debugging_needs(config, monkeypatch, backend, flags, fields, message):
+def test_debugging_needs_flags_and_single_steps(config, monkeypatch, backend, flags, fields, message):
     monkeypatch.setattr("jax.default_backend", lambda: backend)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     if flags is not None:

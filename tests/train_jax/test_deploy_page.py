@@ -34,7 +34,7 @@ SMALLER = {
     "--arch.H-cycles 1 --arch.L-cycles 1",
     "build-data arc": "--num-aug 2",
 }
-"""What is added to a command of the page, so that it takes seconds."""
+"""Options that are added to a command of the page, so that it takes seconds."""
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def assert_same(rows, others):
 
 
 def test_greedy_tokens_are_pytorch_s(module, engine):
-    """Of more prompts than slots, so that some rows refill a slot."""
+    """There are more prompts than slots, so that some rows refill a slot."""
     prompts = prompts_of([1, 6, 3, 17, 2])
     for prompt, row in zip(prompts, engine.complete(requests_of(prompts, 7, sampling=GREEDY)), strict=True):
         assert (len(row.tokens), row.finish) == (7, "length")
@@ -147,7 +147,7 @@ def test_a_row_ends_after_a_stop_token(engine):
 
 
 def test_the_answer_of_a_tool_is_forced(module, engine):
-    """It counts among the tokens, does not end the row, and what follows is what follows it in a prompt."""
+    """It counts among the tokens and does not end the row; the tokens after it are those after the same prompt."""
     (prompt,) = prompts_of([6])
     free = row_of(engine, prompt, 12)
     call = free.index(free[3]) + 1
@@ -258,15 +258,31 @@ def test_a_row_is_the_same_on_eight_devices_and_two_processes(name):
     assert results["processes"]["log_probs"] == results["eight devices"]["log_probs"]
 
 
+def ties_of(module, lengths, new, vocab_size=VOCAB_SIZE):
+    """How many tokens after prompts of these lengths are not those of PyTorch, without and with a cache."""
+    prompts = prompts_of(lengths, vocab_size)
+    engine = engine_of(module, Devices(1), slots=min(len(prompts) - 1, 16), capacity=max(lengths) + new)
+    completions = tokens_of(engine, requests_of(prompts, new, sampling=GREEDY))
+    assert {len(tokens) for tokens in completions} == {new}
+    ties = [greedy_ties(module, prompt, tokens) for prompt, tokens in zip(prompts, completions, strict=True)]
+    return f"{np.sum(ties, axis=0).tolist()} of {len(prompts) * new} tokens"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
 def test_many_prompts_of_many_lengths_are_pytorch_s(name):
-    """With the windows of 128 tokens that `gpt_2026` has, which the rows leave."""
-    module, prompts = small_gpt(name, seq_len=160, n_layer=3), prompts_of([1, 2, 3, 17, 40, 112, 125, 128])
-    engine = engine_of(module, Devices(1), slots=8, capacity=152)
-    for prompt, tokens in zip(prompts, tokens_of(engine, requests_of(prompts, 24, sampling=GREEDY)), strict=True):
-        assert len(tokens) == 24
-        greedy_ties(module, prompt, tokens)
+    """The rows are longer than the windows of 128 tokens that `gpt_2026` has."""
+    ties_of(small_gpt(name, seq_len=160, n_layer=3), [1, 2, 3, 17, 40, 112, 125, 128], 24)
+
+
+@pytest.mark.campaign  # models of the size of chat-tiny, 32 prompts of 1 to 200 tokens, 128 tokens after each
+@pytest.mark.parametrize("n_kv_head", [1, 3])
+@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
+def test_greedy_tokens_of_a_larger_model(name, n_kv_head, capsys):
+    lengths = [1, 200, *np.random.default_rng(0).integers(1, 201, size=30).tolist()]
+    module = small_gpt(name, seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=n_kv_head, n_embd=192)
+    with capsys.disabled():
+        print(f"\nties without and with a cache: {ties_of(module, lengths, 128, 1024)}")
 
 
 HUGGING_FACE = {
@@ -274,7 +290,7 @@ HUGGING_FACE = {
     "Llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
 HUGGING_FACE["Mistral"] = HUGGING_FACE["Llama"] | {"num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8}
-"""With grouped heads, and a window of 8 tokens."""
+"""It has grouped heads, and a window of 8 tokens."""
 
 
 @pytest.mark.parametrize(
@@ -292,16 +308,12 @@ def test_causal_models_of_hugging_face(name, lengths, new, capsys):
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(4)
-    prompts = prompts_of(lengths)
-    engine = engine_of(module, Devices(1), slots=min(len(prompts) - 1, 16), capacity=max(lengths) + new)
-    completions = tokens_of(engine, requests_of(prompts, new, sampling=GREEDY))
-    ties = [greedy_ties(module, prompt, tokens) for prompt, tokens in zip(prompts, completions, strict=True)]
     with capsys.disabled():
-        print(f"\n{name}: ties without and with a cache {np.sum(ties, axis=0).tolist()} of {len(prompts) * new} tokens")
+        print(f"\n{name}: ties without and with a cache: {ties_of(module, lengths, new)}")
 
 
 @pytest.mark.slow
-def test_a_model_in_bfloat16():
+def test_a_model_in_bfloat16_chooses_the_tokens_of_pytorch():
     """Logits are at most 15 and have 8 bits: the same sums in another order may choose a token that is 2**-4 away."""
     module, prompts = small_gpt(forward_dtype="bfloat16"), prompts_of([1, 7])
     engine = engine_of(module, Devices(1), slots=2, capacity=14)
@@ -310,43 +322,8 @@ def test_a_model_in_bfloat16():
         greedy_ties(module, prompt, tokens, tie=2**-4)
 
 
-@pytest.mark.campaign  # models of the size of chat-tiny, 32 prompts of 1 to 200 tokens, 128 tokens after each
-@pytest.mark.parametrize("n_kv_head", [1, 3])
-@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
-def test_greedy_tokens_of_a_larger_model(name, n_kv_head, capsys):
-    lengths = [1, 200, *np.random.default_rng(0).integers(1, 201, size=30).tolist()]
-    module = small_gpt(name, seq_len=256, vocab_size=1024, n_layer=3, n_head=3, n_kv_head=n_kv_head, n_embd=192)
-    prompts = prompts_of(lengths, vocab_size=1024)
-    engine = engine_of(module, Devices(1), slots=16, capacity=328)
-    completions = tokens_of(engine, requests_of(prompts, 128, sampling=GREEDY))
-    ties = [greedy_ties(module, prompt, tokens) for prompt, tokens in zip(prompts, completions, strict=True)]
-    assert {len(tokens) for tokens in completions} == {128}
-    with capsys.disabled():
-        print(f"\nties without and with a cache: {np.sum(ties, axis=0).tolist()} of {32 * 128} tokens")
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
-def test_a_hundred_rollouts_and_conversations_compile_nothing(name, compiled):
-    """The weights change before each rollout; the conversations have 20 different settings and three turns."""
-    module = small_gpt(name)
-    engine, fn = engine_of(module, Devices(1), slots=8, capacity=128), bridge.export(module)
-    lengths = np.random.default_rng(0).integers(1, 60, size=(100, 4))
-    for number in range(100):
-        engine.load({key: array * (1 + number / 1000) for key, array in fn.params.items()}, fn.buffers)
-        tokens_of(engine, requests_of(prompts_of(lengths[number]), 8, seed=number))
-    for number in range(100):
-        setting = number % 20
-        sampling = Sampling(temperature=setting / 10, top_k=setting % 7, top_p=1 - (setting % 3) / 10)
-        prompt = prompts_of([int(lengths[number, 0]) % 20 + 1])[0]
-        for _ in range(3):
-            row = next(engine.complete([Request(prompt=prompt, max_tokens=9, sampling=sampling, stop=(setting,))]))
-            prompt = (*prompt, *row.tokens, 3, 4, 5)
-    assert len(compiled) == 1 + len({max(16, 1 << (int(n) - 1).bit_length()) for n in lengths.flat}), compiled
-
-
 def log_probs_by_jax(module, seed):
-    """Rows of 128 sampled tokens, and the log-probabilities of their tokens: of the engine, and losses of training."""
+    """Returns rows of 128 sampled tokens, and the log-probabilities of their tokens by the engine and in training."""
     fn, prompts = bridge.export(module), prompts_of([1 + number % 30 for number in range(80)], vocab_size=256)
     engine = engine_of(module, Devices(1), slots=16, capacity=160)
     sampling = Sampling(temperature=0.9, top_k=40)
@@ -424,7 +401,7 @@ def test_greedy_tokens_of_the_published_module(n_kv_head, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4")
 def test_the_published_tests_of_an_engine_pass():
-    """Through an adapter with the published names; the cases without the checkout are `test_uniform_logits`."""
+    """Through an adapter with the published names."""
     said = run_script("nanochat_engine")
     assert "8 passed" in said and "skipped" not in said, said
 
@@ -438,26 +415,8 @@ class Uniform(torch.nn.Module):
         return torch.zeros(*idx.shape, 262)
 
 
-def test_uniform_logits():
-    """The cases of nanochat's tests at 92d63d4, with the tokens that this engine draws."""
-    engine = engine_of(Uniform(), Devices(1), slots=16, capacity=80)
-    prompt, stop = (261, 72, 101, 108, 108, 111), (260, 261)
-
-    def rows(samples=1, max_tokens=5, **fields):
-        requests = [
-            Request(prompt=prompt, max_tokens=max_tokens, sample=number, stop=stop, **fields)
-            for number in range(samples)
-        ]
-        return tokens_of(engine, requests)
-
-    firsts = [row[0] for row in rows(16, 1, seed=42)]
-    assert len(set(firsts)) > 12 and firsts[:6] == FIRSTS
-    assert all(rows(seed=seed) == rows(seed=seed) for seed in (1, 42, 123, 999))
-    assert [rows(sampling=GREEDY, seed=seed) for seed in (1, 42, 123)] == [[[0] * 5]] * 3
-    assert all(len(rows(max_tokens=most)[0]) <= most for most in (1, 4, 16, 64))
-    assert [len(rows(samples, 3)) for samples in (1, 4, 16, 64)] == [1, 4, 16, 64]
-    assert len({tuple(rows(seed=seed)[0]) for seed in (1, 42, 123, 999, *range(1000, 1006))}) == 10
-
-
-FIRSTS = [22, 102, 128, 43, 135, 33]
-"""Of 16 samples with the seed 42."""
+def test_a_seed_draws_the_tokens_that_it_always_drew():
+    engine = engine_of(Uniform(), Devices(1), slots=4, capacity=16)
+    prompt = (261, 72, 101, 108, 108, 111)
+    requests = [Request(prompt=prompt, max_tokens=1, sample=number, seed=42) for number in range(6)]
+    assert tokens_of(engine, requests) == [[22], [102], [128], [43], [135], [33]]

@@ -27,18 +27,6 @@ def test_an_example_names_the_processes_and_runs_a_command_that_exists(path):
     assert "source ./environment.sh" in text and command in text
 
 
-@pytest.mark.parametrize(("name", "type"), [("skypilot", "tpu-v4-64"), ("sweep_skypilot", "tpu-v5litepod-8")])
-def test_the_examples_for_skypilot(name, type):
-    task = yaml.safe_load((ENGINES / f"{name}.yaml").read_text())
-    assert set(task) <= {"name", "workdir", "num_nodes", "resources", "envs", "setup", "run"}
-    assert task["resources"]["accelerators"] == type and task["resources"]["use_spot"]
-    if importlib.util.find_spec("sky") is None:
-        pytest.skip("SkyPilot is not installed")
-    import sky
-
-    sky.Task.from_yaml_config(task)
-
-
 def on_slurm(tmp_path, script, trm, *words, **variables):
     """A script of SLURM with stand-ins for trm and scontrol."""
     for name, text in {"trm": trm, "scontrol": 'echo "$*" > requeued'}.items():
@@ -58,20 +46,13 @@ def sweeping(tmp_path, trm):
     return on_slurm(tmp_path, "sweep_slurm.sh", trm, "exp01", "--seeds", "3", RUNS="/r", DATA="/d")
 
 
-@pytest.mark.parametrize(("variables", "part"), [({}, " --part 3/8"), ({"JOIN": "1"}, "")])
-def test_a_worker_that_encodes_text_on_slurm(tmp_path, variables, part):
-    array = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "8"}
-    worker = on_slurm(tmp_path, "text_slurm.sh", 'echo "$*"', "--source", "/t", **array, **variables)
-    assert worker.communicate()[0] == f"build-data text --source /t{part}\n" and worker.returncode == 0
-
-
 def test_a_worker_of_a_sweep_on_slurm(tmp_path):
     worker = sweeping(tmp_path, 'echo "$*"; exit 1')
     assert worker.communicate()[0] == "sweep exp01 --seeds 3 --runs-root /r --data-root /d --continue-on-failure\n"
     assert worker.returncode == 1 and not (tmp_path / "requeued").exists()
 
 
-def test_a_worker_that_is_told_to_stop_is_queued_again(tmp_path):
+def test_a_worker_that_is_stopped_is_queued_again(tmp_path):
     worker = sweeping(tmp_path, "trap 'kill %1; echo saved; exit 75' TERM; sleep 60 & echo started; wait")
     assert worker.stdout.readline() == "started\n"
     worker.terminate()

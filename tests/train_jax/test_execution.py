@@ -57,7 +57,7 @@ FAILS = {
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_a_program_that_fails(name):
+def test_a_program_that_fails_does_not_pass(name):
     assert not passes(FAILS[name], seconds=1)
 
 

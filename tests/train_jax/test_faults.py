@@ -12,47 +12,18 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from support.scripts import ENVIRONMENT, ROOT, run_script, script
+from support.scripts import ENVIRONMENT, ROOT
 
 from benchmarks.faults import Campaign, main
-from benchmarks.faults_list import Fault, Part, problems_of, table
-from benchmarks.faults_runs import FIELDS, STEPS, Run, differences, free_address
+from benchmarks.faults_list import Part
+from benchmarks.faults_runs import FIELDS, Run, differences, free_address
 from train_jax.errors import LostProcessError
-from train_jax.run.folder import RunFolder
-from train_jax.run.tracking import read_metrics
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_while_it_starts_ends_as_one_that_is_not(
-    tmp_path, finished_run, finished_fields, data_dir
-):
-    """At a random moment: while it imports, restores or compiles."""
-    folder, out = tmp_path / "run", tmp_path / "run.npz"
-    command = script("train_tiny", data_dir, 1, folder, out, *finished_fields)
-    seconds, ended = random.uniform(1, 5), True
-    while ended:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(finished_run, folder)
-        (folder / "FINISHED").unlink()
-        shutil.rmtree(folder / "checkpoints" / "60")
-        killed = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL)
-        time.sleep(seconds)
-        killed.kill()
-        killed.wait()
-        seconds, ended = seconds / 2, (folder / "checkpoints" / "60").exists()  # before the kill, on a fast machine
-    assert "continuing at step 50" in run_script("train_tiny", data_dir, 1, folder, out, *finished_fields)
-    expected, arrays = dict(np.load(f"{finished_run}.npz")), dict(np.load(out))
-    for name in expected:
-        np.testing.assert_array_equal(arrays[name], expected[name], err_msg=name)
-    losses = [[(r["step"], r.get("train/lm_loss")) for r in read_metrics(RunFolder(f))] for f in (finished_run, folder)]
-    assert losses[0] == losses[1]
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_ten_times_ends_as_one_that_is_not(tmp_path, data_dir):
-    """Twice in each phase, at random moments, while it goes on from the checkpoints that the kills left."""
+    """It is killed twice in each phase, at random moments, and goes on from the checkpoints that the kills left."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     Run(whole, data_dir, 1).finish()
     Run(whole, data_dir, 1, export=True).finish()
@@ -116,25 +87,6 @@ def test_two_processes_with_restarts_join_again_after_one_was_killed(tmp_path, d
     assert "trm: process 1 on " in errors[0]
     assert f"the run ended with status {LostProcessError.STATUS}; restart 1 of 2 in 5 s" in errors[0]
     assert "continuing at step" in outputs[0][0] and "finished:" in outputs[0][0]
-
-
-def test_the_campaign_reports_what_is_wrong(tmp_path):
-    class Ended:
-        def text(self, index):
-            return f"trm: process 0 on here died\nstopped by SIGTERM, saved after step {7 + index}"
-
-    fault = Fault("term4-1", "saving", 2, 0, "SIGTERM", statuses=[75, 1], stop_seconds=12)
-    assert problems_of(fault, Ended(), 7) == ["statuses [75, 1], expected 75", "stopped after 12.0 s"]
-    assert problems_of(fault, Ended(), 5)[-1] == "not saved at step 5"
-    fault.statuses, fault.stop_seconds = [0, 0], 2
-    assert problems_of(fault, Ended(), STEPS) == [], "finished before the notice was due"
-    assert problems_of(fault, Ended(), STEPS - 1)[0] == "statuses [0, 0], expected 75"
-    fault = Fault("lost-SIGKILL-0", "training", 2, 0, "SIGKILL", statuses=[-9, 69], stop_seconds=1)
-    assert problems_of(fault, Ended(), 7) == []
-    fault.statuses, fault.victim, fault.stop_seconds = [69, None], 1, 31
-    assert problems_of(fault, Ended(), 7) == ["stopped after 31.0 s", "an error does not name the process"]
-    fault.problems = ["state.step"]
-    assert "| SIGKILL to 1 of 2 (process 1) | training | 1 | 0 | 31.0 | 0 | 0.0 |" in table([fault])
 
 
 def test_the_comparison_of_runs_finds_one_bit(tmp_path, finished_run):

@@ -1,9 +1,8 @@
-"""`trm generate`: text as it comes, JSON lines, files of prompts, and one line for every mistake."""
+"""`trm generate`: text as it comes, JSON lines, files of prompts; `trm bench-generate`."""
 
 import json
 
 import pytest
-from support.untrained_run import write_language_run
 
 from train_jax import load_run
 from train_jax.__main__ import main as trm
@@ -14,73 +13,41 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 POSITIONS = 160
 
 
-@pytest.fixture(scope="module")
-def run_dir(made_once):
-    """An untrained run, which at initialization gives every token the same probability."""
-
-    return str(made_once("generate", write_language_run) / "run")
-
-
 def records_of(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.slow
-def test_prompts_are_continued_as_json_lines_and_as_text(run_dir, capsys, tmp_path):
+def test_prompts_are_continued_as_json_lines_and_as_text(language_run, capsys, tmp_path):
     (tmp_path / "prompts.txt").write_text("1 + 1 =\n\n9 + ü\n")
     options = ["--max-tokens", "5", "--seed", "7", "--top-k", "200"]
     files = ["--prompts-file", str(tmp_path / "prompts.txt")]
-    assert trm(["generate", run_dir, "--prompt", "", *files, "--num-samples", "2", "--json", *options]) == 0
+    assert trm(["generate", language_run, "--prompt", "", *files, "--num-samples", "2", "--json", *options]) == 0
     records = records_of(capsys.readouterr().out)
     assert [(r["prompt"], r["sample"]) for r in records] == [(p, n) for p in ("", "1 + 1 =", "9 + ü") for n in (0, 1)]
     assert all(len(r["tokens"]) == 5 and r["finish"] == "length" for r in records)
     assert len({tuple(r["tokens"]) for r in records}) == 6
-    assert trm(["generate", run_dir, "--prompt", "1 + 1 =", *options]) == 0
+    assert trm(["generate", language_run, "--prompt", "1 + 1 =", *options]) == 0
     assert capsys.readouterr().out == f"1 + 1 ={records[2]['text']}\n", "one sample is printed as it comes"
 
 
 @pytest.mark.slow
-def test_a_prompt_is_continued_as_it_comes(run_dir, capsys):
-    assert trm(["generate", run_dir, "--prompt", "ü =", "--temperature", "0", "--max-tokens", "3"]) == 0
-    assert capsys.readouterr().out == "ü =\0\0\0\n"
-
-
-@pytest.mark.slow
-def test_from_python(run_dir, capsys):
-    model = load_run(run_dir)
+def test_python_and_the_command_generate_the_same(language_run, capsys):
+    model = load_run(language_run)
     texts = model.generate(["1 + 1", "2 +"], max_tokens=4, num_samples=2, seed=3)
     prompts = ["--prompt", "1 + 1", "--prompt", "2 +", "--num-samples", "2", "--max-tokens", "4", "--seed", "3"]
-    assert trm(["generate", run_dir, *prompts, "--json"]) == 0
+    assert trm(["generate", language_run, *prompts, "--json"]) == 0
     said = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     assert [text for each in texts for text in each] == said
     with pytest.raises(UserError, match="positions, the model has"):
         model.generate(["1"], max_tokens=10**4)
 
 
-def test_samples_as_text_and_greedy(run_dir, capsys):
+def test_samples_are_printed_as_text(language_run, capsys):
     """All logits are 0, so the token is 0, which is the byte 0."""
     greedy = ["--temperature", "0", "--max-tokens", "3"]
-    assert trm(["generate", run_dir, "--prompt", "a", "--prompt", "b", "--batch-size", "1", *greedy]) == 0
+    assert trm(["generate", language_run, "--prompt", "a", "--prompt", "b", "--batch-size", "1", *greedy]) == 0
     assert capsys.readouterr().out == "--- prompt 1, sample 1\na\0\0\0\n--- prompt 2, sample 1\nb\0\0\0\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "no prompt; give --prompt TEXT or --prompts-file FILE; --prompt '' is an empty one"),
-        (["--prompts-file", "none.txt"], "none.txt does not exist; give a text or .jsonl file with prompts"),
-        (["--prompt", "a", "--max-tokens", "160"], "a prompt of 2 tokens and --max-tokens 160 need 161 positions, the"),
-        (["--prompt", "12 " * 100], "use a shorter prompt"),
-        (["--prompt", "a", "--data-dir", "nowhere"], "nowhere/tokenizer.json does not exist"),
-        (["--prompt", "a", "--step", "8"], "no checkpoint of step 8"),
-        (["--prompt", "\ud800"], "a prompt is not valid UTF-8; correct it"),
-        (["--prompt", "a", "--top-p", "0"], "--top-p is 0.0; use a value above 0 to 1"),
-    ],
-)
-def test_a_mistake_is_one_line(run_dir, capsys, arguments, message):
-    assert trm(["generate", run_dir, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and len(error.splitlines()) == 1, error
 
 
 FILES = {
@@ -93,7 +60,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_prompts_of_a_file(tmp_path, name):
+def test_prompts_are_read_from_a_file(tmp_path, name):
     content, expected = FILES[name]
     (tmp_path / name).write_text(content)
     if isinstance(expected, list):
@@ -104,23 +71,16 @@ def test_prompts_of_a_file(tmp_path, name):
     assert expected in str(error.value)
 
 
-def test_files_that_are_no_text(tmp_path):
-    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
-    for path in (tmp_path / "bytes.txt", tmp_path):
-        with pytest.raises(UserError, match=r"cannot be read .* give a text or .jsonl file in UTF-8"):
-            read_prompts(str(path))
-
-
-def test_an_engine_serves_all_requests(run_dir):
-    model = load_run(run_dir)
+def test_an_engine_serves_all_requests(language_run):
+    model = load_run(language_run)
     requests = model.requests(["a", "abcdefghijklmnopqrstuvwxyz"], num_samples=3, max_tokens=POSITIONS - 27)
     assert [request.sample for request in requests] == [0, 1, 2, 0, 1, 2]
     assert all(request.prompt[0] == model.tokenizer.bos == request.stop[0] for request in requests)
     model.engine(requests).submit(requests[-1])
 
 
-def test_a_character_appears_with_its_last_byte(run_dir):
-    tokenizer = Tokenizer.load(run_dir.removesuffix("run") + "set")
+def test_a_character_appears_with_its_last_byte(language_run):
+    tokenizer = Tokenizer.load(language_run.removesuffix("run") + "set")
     ids = [*tokenizer.encode("aü€"), tokenizer.ranks[b"\xe2"]]
     pieces = list(tokenizer.decode_stream(iter(ids)))
     assert "".join(pieces) == tokenizer.decode(ids) == "aü€\ufffd"
@@ -128,7 +88,7 @@ def test_a_character_appears_with_its_last_byte(run_dir):
 
 
 @pytest.mark.slow
-def test_bench_generate(capsys):
+def test_bench_generate_measures_bytes_and_tokens(capsys):
     sizes = ["--rows", "1", "4", "--prompt-tokens", "20", "--tokens", "9", "--rounds", "1"]
     assert trm(["bench-generate", "chat-tiny", *sizes]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -138,18 +98,3 @@ def test_bench_generate(capsys):
         assert each["bytes_per_token_step"] == int(4 * 2**20 + each["rows"] * cache)
         assert each["tokens_per_second"] == pytest.approx(each["rows"] / each["seconds_per_token"])
         assert each["seconds_to_first_token"] > 0 and each["share_of_peak_bandwidth"] is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tiny"], "tiny is a preset of the task puzzles; use one of a language model"),
-        (["chat-tiny", "--tokens", "2500"], "--prompt-tokens 128 and --tokens 2500 are more than the 2560 positions"),
-        (["chat-tiny", "--rows", "0"], "--rows is (0,); use at least 1"),
-        (["chat-tiny", "--tokens", "8"], "--tokens 8 come with the first one, in a dispatch of --tokens-per-dispatch"),
-    ],
-)
-def test_bench_generate_refuses(capsys, arguments, message):
-    assert trm(["bench-generate", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and len(error.splitlines()) == 1, error

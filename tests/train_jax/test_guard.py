@@ -129,16 +129,8 @@ def test_trm_in_float16_adapts_its_loss_scale_and_learns():
 def test_a_run_that_skips_too_many_steps_ends_with_one_line(capsys, tmp_path, data_dir):
     run = tmp_path / "run"
     fields = ["--data-dir", str(data_dir), "--run-dir", str(run), "--wandb", "disabled", "--eval-batch-size", "8"]
-    fields += [
-        "--optim.lr",
-        "1e3",
-        "--optim.warmup-steps",
-        "0",
-        "--optim.max-skipped-steps",
-        "6",
-        "--checkpoint-every-steps",
-        "4",
-    ]
+    fields += ["--optim.lr", "1e3", "--optim.warmup-steps", "0", "--optim.max-skipped-steps", "6"]
+    fields += ["--checkpoint-every-steps", "4"]
     assert main(["train", "tiny", *fields, "--arch.forward-dtype", "float16"]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1

@@ -58,14 +58,3 @@ def test_every_field_of_training_is_on_one_page_that_fits_a_screen(model, shown)
         where = page_of(RunConfig.HELP_PAGES, field)
         showing = [name for name in names if re.search(rf"(?m)^\W*{option(field)}[ ,]", pages[name])]
         assert showing == [where] * (where in names), field
-
-
-def test_all_pages_and_the_help_texts_of_a_field(shown):
-    every = shown("train", "tiny", "--help", "all")
-    assert every.count("usage: ") == len(PAGES)
-    assert "channels (default: 32)" in every and "Decay of the second moment;" in every
-
-
-def test_a_page_that_is_not_there(capsys):
-    assert main(["train", "--help", "optimizer"]) == 2
-    assert "no help page 'optimizer'; use one of data, arch, act, optim" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_a_loop_counts_as_often_as_it_runs(program):
         ("", ("", "")),
     ],
 )
-def test_the_module_of_an_operation(op_name, module):
+def test_an_operation_belongs_to_its_innermost_module(op_name, module):
     assert module_of(op_name) == module
 
 
@@ -67,11 +67,11 @@ def test_the_module_of_an_operation(op_name, module):
         ("", "made by the compiler"),
     ],
 )
-def test_the_pass_of_an_operation(op_name, expected):
+def test_an_operation_belongs_to_a_pass(op_name, expected):
     assert pass_of(op_name) == expected
 
 
-def test_sums(program):
+def test_costs_are_summed_by_kind_pass_module_and_class(program):
     sums = yardsticks(program)
     transferred = 3 * 2 * 104 * 512 * 2  # the weights lie in a cache
     assert (sums.total.cycles, sums.total.hbm_bytes) == (3010, transferred + 3 * 32)
@@ -86,7 +86,7 @@ def test_sums(program):
     assert (collective.kind, collective.bytes, collective.asynchronous) == ("all-reduce", 32, False)
 
 
-def test_flops_of_products_in_loops_branches_and_gradients():
+def test_flops_count_products_in_loops_branches_and_gradients():
     def function(x, w):
         x, _ = jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=5)
         return jax.lax.cond(x.sum() > 0, lambda x: x @ w @ w, lambda x: x @ w, x).sum()
@@ -98,7 +98,7 @@ def test_flops_of_products_in_loops_branches_and_gradients():
     assert products(gradient(*shapes)).total == 3 * one
 
 
-def test_flops_of_a_convolution():
+def test_flops_count_the_products_of_a_convolution():
     x, kernel = jax.ShapeDtypeStruct((2, 6, 8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 3, 3, 3), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda x, k: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", feature_group_count=2))(
         x, kernel
@@ -107,7 +107,7 @@ def test_flops_of_a_convolution():
 
 
 def test_blocks_that_a_kernel_skips_are_not_counted():
-    """Of causal attention over two blocks of 1024 rows and as many keys, one of four is empty; the backward pass has
+    """Causal attention over two blocks of 1024 rows and as many keys has one empty block of four; the backward pass has
     blocks of 2048 keys, computes the scores again and skips none."""
     shape = jax.ShapeDtypeStruct((2, 3, 2048, 128), jnp.bfloat16)
 
@@ -124,7 +124,7 @@ def test_blocks_that_a_kernel_skips_are_not_counted():
     assert products(jaxpr).total == pytest.approx(2 * one * 3 / 4 + 5 * one, rel=1e-3)  # and sums of gradients
 
 
-def test_trips_of_a_loop_by_its_condition():
+def test_a_loop_runs_as_often_as_its_condition_holds():
     """The compiler does not note the trips of every `lax.scan`, such as that over the parts of an accumulation."""
     test = """  %limit = s32[]{:T(128)} constant(5)
   %counter = s32[]{:T(128)} get-tuple-element(%q), index=1

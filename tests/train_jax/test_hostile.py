@@ -5,13 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from support.arc_files import write_source
 from support.refusal import refusal
 from support.small_set import METADATA, RECIPE, arrays, rewrite_json
 
 from benchmarks.fuzz_data import fuzz
-from train_jax.__main__ import main as trm
-from train_jax.errors import UserError, brief
+from train_jax.errors import UserError
 from train_jax.report.terminal import build_summary, inspected
 from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.stages.build_data import COMMANDS
@@ -65,7 +63,7 @@ GRIDS = [
 
 
 def arc_refusal(folder: Path, challenges: object, solutions: object = None) -> str:
-    """What is said of these files; a text is written as it is."""
+    """Returns the error for these files; a text is written as it is."""
     for kind, content in (("challenges", challenges), ("solutions", solutions)):
         if content is not None:
             text = content if isinstance(content, str) else json.dumps(content)
@@ -252,24 +250,6 @@ TEXTS = [
 def test_texts_with_tricks_are_refused(tmp_path, kind, text):
     (tmp_path / "puzzle.txt").write_text(text, encoding="utf-8")
     refusal(tmp_path, lambda: kind.read(tmp_path / "puzzle.txt", data_dir=""), limit_bytes=2**28)
-
-
-def test_a_value_is_shown_in_brief():
-    deep: list = []
-    for _ in range(10_000):
-        deep = [deep]
-    assert [brief(value) for value in (deep, "x" * 999, 1.5, None, {}, [1, "a"], [{}] * 9)] == [
-        "[list]", "'" + "x" * 39, "1.5", "None", "a dict", "[1, 'a']", "[dict, dict, dict, …]",
-    ]  # fmt: skip
-
-
-def test_the_command_line_says_it_in_one_line_with_status_2(tmp_path, capsys):
-    path = write_source(tmp_path / "files") / "arc-agi_concept_challenges.json"
-    path.write_text(path.read_text().replace("[[", "[[99, ", 1))
-    assert trm(["build-data", "arc", "--source", str(path.parent), "--output-dir", str(tmp_path / "set")]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1) and "expected" in shown.err
-    assert shown.err.startswith(f"trm: {path}: puzzle concept0, ") and not (tmp_path / "set").exists()
 
 
 @pytest.mark.slow

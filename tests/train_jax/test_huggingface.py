@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from support.made_conversations import made_conversations
-from support.untrained_run import write_language_run
 
 from models_torch.gpt import _ROTARY_BASE
 from models_torch.gpt_2026 import GPT2026Config
@@ -20,9 +19,9 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
-def run(made_once):
+def run(language_run):
     """Two query heads share a key/value head; all weights are drawn, so that no branch is zero."""
-    run = restore(str(made_once("generate", write_language_run) / "run"))
+    run = restore(language_run)
     generator = torch.Generator().manual_seed(0)
     weights = run.state_dict()
     return run.with_weights(
@@ -85,7 +84,7 @@ def test_texts_and_conversations_have_the_same_tokens(run, folder):
     assert theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] == rendered
 
 
-def test_the_command(run, tmp_path, capsys):
+def test_the_command_writes_the_folder_and_refuses_other_models(run, tmp_path, capsys):
     assert trm(["export", str(run.folder.path), "--format", "huggingface", "--output", str(tmp_path / "folder")]) == 0
     assert f"{tmp_path}/folder/config.json: 0.0 MB" in capsys.readouterr().out
     other = dataclasses.replace(run, config=dataclasses.replace(run.config, model="gpt_2026", arch=GPT2026Config()))

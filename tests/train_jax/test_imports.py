@@ -1,4 +1,4 @@
-"""What a command imports: the preset, the task and the kind of puzzle that are named, and nothing of the others."""
+"""A command imports the preset, the task and the kind of puzzle that are named, and nothing of the others."""
 
 import json
 import os

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.block_kernels import cycles, exported, text_and_gradients, values_and_gradients
-from support.markers import slow_unless
+from support.markers import slow_or_campaign, slow_unless
 from support.scripts import run_script
 
 from train_jax.kernels.blocks import Blocks, blocks_of
@@ -27,13 +27,11 @@ def arrays(batch, positions, dtype=jnp.bfloat16, hidden=HIDDEN, width=WIDTH):
     return x.astype(dtype), *weights
 
 
-CASES = {
-    "added rows": (3, 97, -1),
-    "over positions": (3, 97, 1),
-    "examples that are not there": (7, 97, 1),
-    "one example in parts": (1, 500, -1),
-    "no added rows": (2, 16, -1),
-}
+CASES = [
+    (2, 16, -1),
+    *slow_or_campaign([(3, 97, 1), (1, 500, -1)], [(3, 97, -1), (7, 97, 1)]),  # examples in parts, added rows
+]
+"""Batch size, positions, and the axis of the norm."""
 
 
 def assert_more_exact(fused, plain, given):
@@ -44,9 +42,9 @@ def assert_more_exact(fused, plain, given):
         assert np.linalg.norm(ours - right) < np.linalg.norm(theirs - right) < 0.01 * np.linalg.norm(right)
 
 
-@pytest.mark.parametrize("case", slow_unless(["no added rows"].__contains__, CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_channels_are_more_exact_than_the_plain_path(case):
-    batch, positions, dim = CASES[case]
+    batch, positions, dim = case
 
     def of(function):
         return lambda *given: function(*given, EPSILON, dim)
@@ -54,7 +52,8 @@ def test_channels_are_more_exact_than_the_plain_path(case):
     assert_more_exact(of(INTERPRETED), of(normed_mlp), arrays(batch, positions))
 
 
-POSITIONS = {"published": (2, 97, 128, 128), "many": (3, 150, 128, 256), "wide": (1, 16, 256, 128)}
+POSITIONS = [(1, 16, 256, 128), *slow_or_campaign([(2, 97, 128, 128)], [(3, 150, 128, 256)])]
+"""Batch size, positions, hidden size and width."""
 
 
 def of_positions(batch, positions, hidden, width, dtype=jnp.bfloat16):
@@ -64,9 +63,9 @@ def of_positions(batch, positions, hidden, width, dtype=jnp.bfloat16):
     return x.astype(dtype), weights[0] * positions**-0.5, weights[1] * width**-0.5
 
 
-@pytest.mark.parametrize("case", slow_unless(["wide"].__contains__, POSITIONS))
+@pytest.mark.parametrize("case", POSITIONS)
 def test_positions_are_more_exact_than_the_plain_path(case):
-    given = of_positions(*POSITIONS[case])
+    given = of_positions(*case)
     assert_more_exact(functools.partial(fused_mix_positions, interpret=True), mix_positions, given)
 
 
@@ -97,7 +96,7 @@ def test_everything_else_is_the_plain_path(case):
     )
 
 
-def test_examples_of_the_kernel_over_positions():
+def test_a_step_over_positions_has_as_many_examples_as_fit():
     def of(batch):
         return examples_of(jax.ShapeDtypeStruct((batch, 97, 512), jnp.bfloat16), 512)
 
@@ -106,7 +105,7 @@ def test_examples_of_the_kernel_over_positions():
     assert of(3) == 1
 
 
-def test_blocks():
+def test_a_block_has_the_examples_and_rows_that_fit():
     def of(batch, positions, hidden, width):
         return blocks_of(jax.ShapeDtypeStruct((batch, positions, hidden), jnp.bfloat16), width)
 
@@ -122,7 +121,7 @@ small = functools.partial(
 
 
 @pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
-def test_blocks_of_a_model(mlp_t):
+def test_the_blocks_of_a_model_call_the_kernels(mlp_t):
     module, x = small(mlp_t=mlp_t)
     plain = exported(module, "gpu", mlp="fused")
     assert not plain.options.functions, "there are none for a GPU"
@@ -161,9 +160,13 @@ def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
         np.testing.assert_allclose(ours[name], expected, atol=2e-6 * scale, rtol=0, err_msg=name)
 
 
-@pytest.mark.slow
-def test_the_kernels_fit_the_memory_of_a_tpu():
-    """Compiled in a process of their own, since libtpu changes the environment."""
-    run_script("compile_kernels", "--positions", "192x97x512x512", "12x40x256x256")
-    sizes = [(192, 97, 512, 1536), (7, 97, 512, 1536), (64, 916, 512, 1536), (192, 97, 384, 1024), (8, 97, 640, 1792)]
-    run_script("compile_kernels", *("x".join(map(str, each)) for each in sizes))
+SIZES = slow_or_campaign(
+    [["--positions", "192x97x512x512"], ["192x97x512x1536", "64x916x512x1536"]],
+    [["--positions", "12x40x256x256"], ["7x97x512x1536", "192x97x384x1024", "8x97x640x1792"]],
+)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_kernels_fit_the_memory_of_a_tpu(sizes):
+    """They are compiled in a process of their own, since libtpu changes the environment."""
+    run_script("compile_kernels", *sizes)

@@ -74,7 +74,7 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
     assert "bits per byte" in evaluation.summary and evaluation.metrics["count"] == -(-(test.tokens - 1) // 24)
 
 
-def test_a_model_of_the_user(data_dir):
+def test_a_model_of_the_user_has_the_losses_of_pytorch(data_dir):
     """One that returns logits. Its first losses are those of PyTorch."""
     config = with_model(tiny(data_dir, groups=(), optimizer="adamw"), "support.outside_gpts:Outputs")
     assert config.arch == OutsideLanguageConfig(seq_len=24, vocab_size=1024, forward_dtype="float32")
@@ -99,23 +99,12 @@ def test_a_configuration_comes_back_from_json(data_dir):
     assert set(training.groups) == {"transformer", "lm_head"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"data_dir": "nowhere"},
-            "nowhere is not a text data set; build one with `trm build-data text --vocab",
-        ),
-        ({"global_batch_size": 4096}, r"train tokens, expected at least 98,305 for one batch; use a smaller"),
-    ],
-)
-def test_what_cannot_be_trained_is_one_line(data_dir, changes, message):
+def test_data_and_models_that_do_not_fit_are_one_line(data_dir):
     config = tiny(data_dir)
-    with pytest.raises(UserError, match=message):
-        start(dataclasses.replace(config, **changes), devices=Devices(1))
-
-
-def test_tasks_and_models_that_do_not_fit_are_refused(data_dir):
+    with pytest.raises(UserError, match="nowhere is not a text data set; build one with `trm build-data text --vocab"):
+        start(dataclasses.replace(config, data_dir="nowhere"), devices=Devices(1))
+    with pytest.raises(UserError, match=r"train tokens, expected at least 98,305 for one batch; use a smaller"):
+        start(dataclasses.replace(config, global_batch_size=4096), devices=Devices(1))
     with pytest.raises(UserError, match="--model trm is no language model; use one of gpt"):
         start(with_model(tiny(data_dir), "trm"), devices=Devices(1))
 

@@ -9,12 +9,10 @@ from support.documents import Balanced, words
 from support.untrained_run import write_language_run
 
 from train_jax.__main__ import main as trm
-from train_jax.errors import UserError
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.run.status import read_status
-from train_jax.stages.evaluate import Evaluate
 from train_jax.task import TASKS, commands_of
 from train_jax.tasks.commands import Commands
 from train_jax.tasks.language.commands import ExportCheck, Sample, write_samples
@@ -137,8 +135,3 @@ def test_a_language_run_is_evaluated_exported_and_reported(run_dir, capsys):
     assert trm(["report", run_dir]) == 0
     assert trm(["evaluate", run_dir, "--halt-early"]) == 2
     assert "--halt-early is not for runs of task language" in capsys.readouterr().err
-
-
-def test_options_that_conflict():
-    with pytest.raises(UserError, match="--core-items 3 is for --core"):
-        Evaluate("run", core_items=3).refuse_conflicts()

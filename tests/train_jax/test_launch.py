@@ -16,7 +16,6 @@ from support.scripts import ENVIRONMENT
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.pod.launch import life
 from train_jax.pod.launch.record import Record, read_record, watching, write_record
 from train_jax.pod.launch.tpu import Tpu
 from train_jax.stages import launch as stage
@@ -153,21 +152,6 @@ def test_a_reader_that_is_gone_ends_the_watching(monkeypatch):
             thread.join()
             time.sleep(1)
         stage._show("another line")
-
-
-@pytest.mark.slow
-def test_max_hours_stops_the_run_and_deletes_the_node(cloud, launch):
-    status, lines = launch(*NEW, "--max-hours", "0.0008", launch.shared, "--env=STEPS=100000", "--", *TRAIN)
-    assert status == life.TIME_OUT and cloud.node("mine") is None
-    assert "stopped at --max-hours" in said(lines)[-3] and said(lines)[-2] == "deleted mine"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("last", "status"), [(2, 2), (1, 1)])
-def test_an_error_of_the_run_is_not_repeated(cloud, launch, last, status):
-    assert launch(*NEW, launch.shared, f"--env=LAST={last}", "--", *TRAIN)[0] == status
-    record = read_record("mine")
-    assert (record.phase, record.starts) == ("failed", 1) and cloud.node("mine") is None
 
 
 @pytest.mark.slow

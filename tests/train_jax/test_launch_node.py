@@ -1,4 +1,4 @@
-"""What a launch does with each state of a node, and what `worker.sh` does with a run that is stopped when it begins."""
+"""A launch brings a node in any state to READY or fails; `worker.sh` ends a run that is stopped when it begins."""
 
 import subprocess
 import time

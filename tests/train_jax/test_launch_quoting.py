@@ -19,8 +19,8 @@ def test_no_character_has_a_meaning(cloud, launch, tmp_path):
     train = ("train", "tiny", "--run-dir", f"gs://bucket/{NASTY}")
     (cloud.folder / "hosts").write_text("1")
     trm = Path("bin/trm")
-    trm.write_text(TRM + 'printf "%s\\0" "$@" "$NASTY" > "$SHARED/arguments"\n'.replace("exit", "exit"))
-    trm.write_text(trm.read_text().replace('exit "${LAST:-0}"\n', ""))
+    reports = 'printf "%s\\0" "$@" "$NASTY" > "$SHARED/arguments"\n'
+    trm.write_text(TRM.replace('exit "${LAST:-0}"\n', "") + reports)
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
     status, _ = launch(*NEW, launch.shared, f"--env=NASTY={NASTY}", "--env=STEPS=2", "--", *train)
     assert status == 0
@@ -88,19 +88,9 @@ def test_a_local_run_folder_of_one_host_is_collected(cloud, launch):
 
 
 @pytest.mark.slow
-def test_what_a_dry_run_shows_can_be_pasted(cloud, launch):
-    options = (
-        *NEW,
-        launch.shared,
-        f"--env=NASTY={NASTY}",
-        "--env=STEPS=3",
-        "--dry-run",
-        "--",
-        *TRAIN,
-        "--wandb",
-        "disabled",
-    )
-    status, lines = launch(*options)
+def test_the_commands_of_a_dry_run_can_be_pasted(cloud, launch):
+    options = (*NEW, launch.shared, f"--env=NASTY={NASTY}", "--env=STEPS=3", "--dry-run")
+    status, lines = launch(*options, "--", *TRAIN, "--wandb", "disabled")
     assert status == 0 and cloud.calls() == [] and read_record("mine") is None
     text = "\n".join(line for line in lines if not line.startswith("launch | "))
     assert len(shlex.split(text)) > 50 and text.startswith("gcloud compute tpus tpu-vm describe mine")

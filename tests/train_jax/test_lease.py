@@ -61,13 +61,6 @@ def test_a_lost_answer_is_not_taken_for_another_writer(folder, emulator):
             lease.check_writer(folder)
 
 
-def test_two_writers_at_the_same_moment(folder, emulator):
-    """Both found no lease; the second write names a version that is no longer the newest."""
-    assert write(folder, b"first") is not None
-    assert write(folder, b"second") is None
-    assert emulator.read(f"{folder.name}/lock") == b"first"
-
-
 def test_a_lease_that_is_renewed_while_it_is_read(folder):
     generations = [write(folder, b"0")]
     stop = threading.Event()

@@ -1,8 +1,9 @@
-"""What a run logs of a window of steps: rates by parameter group, speed in the task's unit, utilization."""
+"""The metrics of a window of steps: rates by parameter group, speed in the unit of the task, utilization; the clock."""
 
 import dataclasses
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from train_jax.run import performance
 from train_jax.run.presets import preset
 from train_jax.run.tracking import NullTracker
 from train_jax.runtime.clock import Clock
+from train_jax.session import Session
 from train_jax.task import OneVariant, Task
 
 STEP = {"loss": 2.0, "skipped_steps": 0, "consecutive_skipped": 0, "param_norm": 1.0, "sparse_grad_norm": 0.0}
@@ -32,7 +34,7 @@ class Console(NullTracker):
 
 
 def logged(task=None, step=STEP, **fields):
-    """What is logged of a window of two steps of one second and 16 examples each, and the speed on the console."""
+    """Returns the metrics of a window of two steps of one second and 16 examples each, and the speed on the console."""
     config = dataclasses.replace(preset("tiny"), global_batch_size=16, **fields)
     attributes = {"console": {}, "figures": lambda sums, examples: sums, "variants": lambda _: OneVariant()}
     task = SimpleNamespace(**attributes | {"unit": Task.unit} | (task or {}))
@@ -103,3 +105,28 @@ def test_utilization_of_the_hardware_counts_recomputation_and_of_the_model_does_
     assert "perf/hfu" not in metrics and metrics["perf/mfu"] == pytest.approx(0.2)
     changing = SimpleNamespace(after=lambda step: "another")
     assert "perf/mfu" not in logged({"variants": lambda _: changing}, step=one_rate)[0]
+
+
+# ---- the clock
+
+
+def test_a_pause_counts_neither_as_training_nor_as_a_step():
+    now = [100.0]
+    clock = Clock(now=lambda: now[0])
+    clock.earlier_train_seconds = 50.0
+    now[0] += 6
+    assert clock.train_seconds == 50, "the start"
+    clock.switch("steps")
+    now[0] += 5
+    with clock.doing("data"):
+        now[0] += 1
+    assert clock.train_seconds == 56 and clock.lap() == {"steps": 5, "compile": 0, "data": 1}
+    now[0] += 4
+    session = Session(*[SimpleNamespace(clock=clock)] * 6, state=jnp.zeros(()), carry=(), dispatch=range(3))
+    session.clock = clock
+    with session.pausing("evaluation"):
+        now[0] += 1000
+        assert clock.train_seconds == 60
+    now[0] += 4
+    assert clock.train_seconds == 64 and clock.lap() == {"steps": 8, "compile": 0, "data": 0}
+    assert clock.spent()[2] == {"steps": 13, "start": 6, "data": 1, "evaluation": 1000}
