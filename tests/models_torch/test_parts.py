@@ -25,7 +25,7 @@ MIXERS = pytest.mark.parametrize("name", ["trm", "trm-mixer"])
 
 
 @MIXERS
-def test_shapes(name):
+def test_a_step_returns_the_documented_shapes(name):
     head, config = make_head(name)
     batch = registry.example_batch(config, 4, seed=0)
     carry, loss, metrics, outputs, all_halted = head(

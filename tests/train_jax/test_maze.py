@@ -7,7 +7,15 @@ import pytest
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.generator import boards_of, cells_of, corridors, generate, reached_one_way, waves
+from train_jax.tasks.puzzles.maze.generator import (
+    boards_of,
+    cells_of,
+    corridors,
+    generate,
+    reached_one_way,
+    spanning_trees,
+    waves,
+)
 from train_jax.tasks.puzzles.maze.grid import (
     GOAL,
     OPEN,
@@ -41,8 +49,8 @@ def silent(*_):
     pass
 
 
-def made(size: int, count: int, min_path: int, kind="corridors", seed: int = 0) -> Mazes:
-    return generate(count, size, min_path, kind, np.random.default_rng(seed), silent)
+def made(size: int, count: int, min_path: int, kind="corridors") -> Mazes:
+    return generate(count, size, min_path, kind, np.random.default_rng(0), silent)
 
 
 def walked(maze: np.ndarray) -> tuple[int, int]:
@@ -169,18 +177,6 @@ def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to
             assert (paths.steps[0], paths.unique[0]) == (steps, ways == 1)
 
 
-def test_the_seed_decides_the_mazes_and_no_two_are_turns_of_each_other():
-    first, again, other = made(6, 150, 8), made(6, 150, 8), made(6, 150, 8, seed=1)
-    assert all((one == two).all() for one, two in zip(first, again, strict=True))
-    assert not (first.inputs == other.inputs).all(axis=1).any()
-    seen = set()
-    for maze in first.inputs:
-        grid = np.where(maze == GOAL, START, maze).reshape(6, 6)
-        turns = {np.rot90(each, k).tobytes() for each in (grid, grid.T) for k in range(4)}
-        assert not turns & seen
-        seen |= turns
-
-
 def test_fingerprints_are_the_same_under_every_turn_and_exchange_of_the_ends():
     inputs = made(10, 40, 15).inputs
     marks = fingerprints(inputs)
@@ -239,7 +235,7 @@ def test_the_second_opinion_knows_a_shortest_path_from_what_is_not():
 
 
 def test_two_cells_as_near_that_do_not_touch_are_no_path():
-    """As many cells as a shortest path has, one at each distance, and yet no path."""
+    """The answer has as many cells as a shortest path, one at each distance, and is no path."""
     maze = np.full((7, 7), OPEN, np.uint8)
     maze[0, 0], maze[6, 6] = START, GOAL
     answer = maze.copy()
@@ -251,7 +247,7 @@ def test_two_cells_as_near_that_do_not_touch_are_no_path():
     assert not are_shortest_paths(maze.reshape(1, -1), answer.reshape(1, -1), paths)[0]
 
 
-def test_mazes_that_cannot_be_had_are_said_with_a_remedy(monkeypatch):
+def test_mazes_that_cannot_be_generated_are_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setattr(maze_generator, "PATIENCE", 4096)
     with pytest.raises(
         UserError, match=r"0 of 5 mazes of 6x6 .* of more than 30 steps were generated in .*the longest path has 2\d"
@@ -280,7 +276,7 @@ def test_parse_reads_what_text_of_writes_and_what_people_type():
         ((("#" * 51) + "\n") * 51, "the maze has 51 lines, expected 4 to 50"),
     ],
 )
-def test_parse_says_what_is_wrong(text, message):
+def test_a_text_that_is_no_maze_is_an_error(text, message):
     with pytest.raises(UserError, match=message):
         parse(text)
 
@@ -288,3 +284,40 @@ def test_parse_says_what_is_wrong(text, message):
 def test_tokens_are_the_published_ones():
     assert tokens_of("# SGo").tolist() == [1, 2, 3, 4, 5]
     assert tokens_of("?x\xff\u2603").tolist() == [255] * 4
+
+
+# ---- perfect mazes
+
+
+@pytest.mark.parametrize("size", [5, 8, 11])
+def test_a_perfect_maze_is_one_tree_of_all_rooms(size):
+    """It has as many passages as a tree, and a search with a list reaches all cells from the first one."""
+    rooms = (size + 1) // 2
+    mazes = spanning_trees(200, size, np.random.default_rng(1))
+    assert mazes[:, : 2 * rooms : 2, : 2 * rooms : 2].all()
+    assert (mazes.sum(axis=(1, 2)) == 2 * rooms**2 - 1).all()
+    assert not mazes[:, 1::2, 1::2].any() and (size % 2 or not (mazes[:, -1].any() or mazes[:, :, -1].any()))
+    for maze in mazes:
+        reached, todo = {(0, 0)}, [(0, 0)]
+        while todo:
+            row, col = todo.pop()
+            for cell in ((row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)):
+                if cell not in reached and min(cell) >= 0 and max(cell) < size and maze[cell]:
+                    reached.add(cell)
+                    todo.append(cell)
+        assert len(reached) == maze.sum()
+
+
+def test_every_spanning_tree_of_four_rooms_is_as_likely():
+    mazes = spanning_trees(4000, 4, np.random.default_rng(0))
+    _, counts = np.unique(mazes.reshape(4000, -1), axis=0, return_counts=True)
+    assert len(counts) == 4 and (abs(counts - 1000) < 150).all()
+
+
+def test_the_path_of_a_perfect_maze_is_the_only_one_and_within_its_bounds():
+    mazes = generate(300, 12, 10, "perfect", np.random.default_rng(0), silent, max_path=20)
+    paths = search(mazes.inputs)
+    assert paths.unique.all() and paths.steps.min() == 11 and paths.steps.max() == 20
+    assert are_shortest_paths(*mazes, paths).all()
+    with pytest.raises(UserError, match=r"more than 60 steps and at most 61 were generated.*use a lower --min-path"):
+        generate(10, 5, 60, "perfect", np.random.default_rng(0), silent, max_path=61)

@@ -92,7 +92,7 @@ def trajectory(config, start=START, gradients=GRADIENTS):
 
 
 @versions
-def test_steps_as_plain_pytorch(version):
+def test_steps_equal_plain_pytorch(version):
     theirs = reference.trajectory(version, START, GRADIENTS)
     for number, (params, expected) in enumerate(zip(trajectory(CONFIGS[version]), theirs, strict=True), 1):
         for name in reference.SHAPES:
@@ -131,7 +131,7 @@ def test_weight_decay_follows_a_cosine():
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adam_atan2", "lion", "muon"])
 def test_every_optimizer_has_a_scheduled_momentum(optimizer):
-    """One that does not change equals a constant one, apart from rounding; one that changes does not."""
+    """A momentum that does not change equals a constant one, apart from rounding; one that changes does not."""
     config = OptimConfig(optimizer=optimizer, lr=1e-2, warmup_steps=0, muon_momentum=0.9, beta1=0.9)
     constant, *changing = (
         list(trajectory(dataclasses.replace(config, **fields), gradients=GRADIENTS[:4]))[-1]
@@ -170,7 +170,7 @@ def test_an_orthogonal_gradient_stays_and_tall_matrices_take_longer_steps(versio
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2025, 2026])
-def test_in_bfloat16_as_near_to_float32_as_pytorch(version):
+def test_bfloat16_is_as_near_to_float32_as_in_pytorch(version):
     def distance(rounded, exact):
         return math.sqrt(sum(np.square(rounded[name] - exact[name]).sum() for name in reference.MATRICES))
 
@@ -182,19 +182,6 @@ def test_in_bfloat16_as_near_to_float32_as_pytorch(version):
     for number in range(4):
         assert 0 < distance(ours[number], exact[number]) < 1.5 * distance(theirs[number], exact[number]), number
     assert all(array.dtype == np.float32 for array in ours[-1].values())
-
-
-@versions
-def test_gradients_in_bfloat16_keep_the_state_and_no_buffer_is_shared(version):
-    optimizer = dense_optimizer(CONFIGS[version], STEPS)
-    state = optimizer.init(jax.tree.map(jnp.asarray, START))
-    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size]
-    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
-    rounded = {name: jnp.asarray(array, jnp.bfloat16) for name, array in START.items()}
-    start = optimizer.init(rounded)
-    updates, after = jax.eval_shape(optimizer.update, rounded, start, rounded)
-    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(start)]
-    assert all(update.dtype == jnp.bfloat16 for update in updates.values())
 
 
 def with_dtype(config, dtype):
@@ -211,7 +198,7 @@ def with_dtype(config, dtype):
         ({"newton_schulz_dtype": "float16"}, "optim.newton_schulz_dtype is 'float16'"),
     ],
 )
-def test_what_does_not_go_together_is_an_error(fields, message):
+def test_fields_that_contradict_each_other_are_an_error(fields, message):
     with pytest.raises(UserError, match=message):
         OptimConfig(**fields)
 
@@ -247,8 +234,8 @@ def published_trajectory(optimizer, params, gradients, before_step):
 
 
 @pytest.mark.parametrize(("version", "width", "decay"), [(2025, 96, 0.0), (2026, 96, 0.0), (2026, 8, 0.28)])
-def test_steps_as_the_published_class(version, width, decay, monkeypatch, nanochat, uncompiled):
-    """With decay only on small matrices: where an update is 0 up to rounding, rounding decides whether it decays."""
+def test_steps_equal_the_published_class(version, width, decay, monkeypatch, nanochat, uncompiled):
+    """Decay is compared on small matrices only, because rounding decides whether an update of 0 decays."""
     path = "nanochat/muon.py" if version == 2025 else "nanochat/optim.py"
     if not (Path(nanochat) / path).is_file():
         pytest.skip(f"set NANOCHAT_DIR to a checkout of nanochat with {path}")

@@ -32,8 +32,7 @@ def check_same(refilled, halted) -> None:
         assert refilled.metrics[name] == pytest.approx(halted.metrics[name], abs=1e-7)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 16])
-@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("batch_size", "threshold"), [(1, 0.5), (3, 0.5), (16, 0.5), (7, 0.0), (2, 1.0)])
 def test_the_answers_are_those_of_early_halting(batch_size, threshold):
     identifiers = list(range(len(HALT))) * 2
     halted = evaluate(identifiers, batch_size, Devices(1), threshold=threshold)
