@@ -83,11 +83,6 @@ def test_it_takes_fewer_operations():
     assert flops[0] / flops[1] > 3.8
 
 
-def test_weights_of_full_attention_load():
-    full, narrow = (build("trm", dataclasses.replace(TINY, attention_window=window)) for window in (0, 3))
-    narrow.load_state_dict(full.state_dict(), strict=True)
-
-
 # ---- convolution
 
 

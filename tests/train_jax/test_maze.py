@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.maze import generator as maze_generator
@@ -26,7 +27,6 @@ from train_jax.tasks.puzzles.maze.grid import (
     all_turns,
     are_shortest_paths,
     fingerprints,
-    keeps_inputs,
     parse,
     search,
     text_of,
@@ -72,20 +72,6 @@ def walked(maze: np.ndarray) -> tuple[int, int]:
     return distance.get(goal, -1), ways.get(goal, 0)
 
 
-def marked_path(solution: np.ndarray) -> list[tuple[int, int]]:
-    """The cells from start to goal, each the only one of the path beside the one before."""
-    size = int(len(solution) ** 0.5)
-    left = {divmod(int(cell), size) for cell in np.flatnonzero((solution == PATH) | (solution == GOAL))}
-    path = [divmod(int(np.flatnonzero(solution == START)[0]), size)]
-    while left:
-        row, col = path[-1]
-        (onward,) = left & {(row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)}
-        left.remove(onward)
-        path.append(onward)
-    assert solution[path[-1][0] * size + path[-1][1]] == GOAL
-    return path
-
-
 @pytest.mark.parametrize(("size", "count", "min_path"), [(5, 60, 8), (10, 40, 29), (13, 20, 40), (30, 6, 110)])
 def test_corridors_have_one_shortest_path_and_it_is_the_solution(size, count, min_path):
     mazes = made(size, count, min_path)
@@ -93,17 +79,17 @@ def test_corridors_have_one_shortest_path_and_it_is_the_solution(size, count, mi
     for maze, solution in zip(*mazes, strict=True):
         steps, ways = walked(maze)
         assert ways == 1 and steps > min_path
-        assert len(marked_path(solution)) == steps + 1
-    assert keeps_inputs(*mazes).all()
+        assert (solution == PATH).sum() == steps - 1
+    assert are_shortest_paths(*mazes, search(mazes.inputs)).all()
 
 
 def test_walls_are_strewn_as_published_and_the_solution_is_a_shortest_path():
     mazes = made(20, 60, 60, kind="walls")
-    assert keeps_inputs(*mazes).all()
+    assert are_shortest_paths(*mazes, search(mazes.inputs)).all()
     for maze, solution in zip(*mazes, strict=True):
         steps, _ = walked(maze)
         assert steps > 60
-        assert len(marked_path(solution)) == steps + 1
+        assert (solution == PATH).sum() == steps - 1
     shares = 1 - maze_generator.random_walls(2000, 50, np.random.default_rng(0)).mean(axis=(1, 2))
     assert 0.26 < shares.min() < 0.31 and 0.49 < shares.max() < 0.54 and abs(shares.mean() - 0.4) < 0.01
 
@@ -137,18 +123,7 @@ def edges(cells: np.ndarray) -> int:
 
 
 def components(cells: np.ndarray) -> int:
-    left = {tuple(cell) for cell in np.argwhere(cells).tolist()}
-    count = 0
-    while left:
-        count += 1
-        queue = [left.pop()]
-        while queue:
-            row, col = queue.pop()
-            for other in ((row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)):
-                if other in left:
-                    left.remove(other)
-                    queue.append(other)
-    return count
+    return ndimage.label(cells)[1]
 
 
 def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to():
@@ -291,21 +266,13 @@ def test_tokens_are_the_published_ones():
 
 @pytest.mark.parametrize("size", [5, 8, 11])
 def test_a_perfect_maze_is_one_tree_of_all_rooms(size):
-    """It has as many passages as a tree, and a search with a list reaches all cells from the first one."""
+    """It has as many passages as a tree, and is connected."""
     rooms = (size + 1) // 2
     mazes = spanning_trees(200, size, np.random.default_rng(1))
     assert mazes[:, : 2 * rooms : 2, : 2 * rooms : 2].all()
     assert (mazes.sum(axis=(1, 2)) == 2 * rooms**2 - 1).all()
     assert not mazes[:, 1::2, 1::2].any() and (size % 2 or not (mazes[:, -1].any() or mazes[:, :, -1].any()))
-    for maze in mazes:
-        reached, todo = {(0, 0)}, [(0, 0)]
-        while todo:
-            row, col = todo.pop()
-            for cell in ((row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)):
-                if cell not in reached and min(cell) >= 0 and max(cell) < size and maze[cell]:
-                    reached.add(cell)
-                    todo.append(cell)
-        assert len(reached) == maze.sum()
+    assert all(components(maze) == 1 for maze in mazes)
 
 
 def test_every_spanning_tree_of_four_rooms_is_as_likely():

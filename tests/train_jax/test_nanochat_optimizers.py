@@ -21,7 +21,7 @@ from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer
 from train_jax.optim.config import OptimConfig, ParameterGroup
 from train_jax.optim.muon import muon_labels
-from train_jax.optim.schedule import learning_rate, momentum, weight_decay
+from train_jax.optim.schedule import learning_rate
 
 STEPS = 60
 ADAMW = OptimConfig(warmup_steps=0, decay="warmdown", beta1=0.8, eps=1e-10, weight_decay=0.0)
@@ -112,20 +112,6 @@ def test_warmdown_is_the_published_schedule_at_every_step():
         expected = [2.0 * reference.warmdown(step, warmup, share, floor, 97) for step in range(97)]
         np.testing.assert_allclose([rate(count) for count in range(97)], expected, rtol=1e-5)
     assert expected[-1] == pytest.approx(2.0 * (0.1 + 0.9 / 97)), "the floor would follow"
-
-
-def test_momentum_changes_during_its_warm_up_and_the_decay():
-    config = OptimConfig(decay="warmdown", decay_share=0.65, momentum_start=0.85, momentum_warmup_steps=20)
-    config = dataclasses.replace(config, momentum_end=0.9)
-    expected = [reference.momentum(step, 0.85, 20, 0.97, 0.9, 0.65, 100) for step in range(100)]
-    value = momentum(0.97, config, 100)
-    np.testing.assert_allclose([value(count) for count in range(100)], expected, rtol=1e-6)
-    assert momentum(0.97, OptimConfig(), 100) == 0.97
-
-
-def test_weight_decay_follows_a_cosine():
-    rate = weight_decay(OptimConfig(weight_decay=0.4, weight_decay_schedule="cosine"), 10)
-    np.testing.assert_allclose([rate(count) for count in (0, 5, 10)], [0.4, 0.2, 0.0], atol=1e-7)
 
 
 @pytest.mark.slow

@@ -138,8 +138,8 @@ def on_three_devices(folder, data_dir):
 
 
 def on_no_gpu(folder, data_dir):
-    rows = preflight("none", 1, "--platform", "gpu", "--data-dir", data_dir, "--run-dir", "README.md/run", "--quick")
-    assert failed(rows) == {"devices", "run folder"}
+    rows = preflight("none", 1, "--platform", "gpu", "--data-dir", "nowhere", "--run-dir", "README.md/run", "--quick")
+    assert failed(rows) == {"devices", "data", "run folder"}
     return rows
 
 
@@ -165,13 +165,20 @@ def on_different_hosts(folder, data_dir):
 
 
 def on_a_host_without_data(folder, data_dir):
-    """Host 1 also computes on another backend, and cannot write its run folder."""
+    """Host 1 also cannot write its run folder."""
     folders = hosts_with_data(folder, data_dir)
     shutil.rmtree(folders[1] / "data")
     (folders[1] / "run").write_text("a file")
+    rows, _ = on_hosts(folders, "run")
+    assert failed(rows) == {"data", "run folder"}
+    return rows
+
+
+def on_different_backends(folder, data_dir):
     environment = {"JAX_PLATFORMS": ""}
-    rows, text = on_hosts(folders, "run", fault="tpu:1", environments=(environment, environment))
-    assert failed(rows) == {"data", "run folder", "devices"} and "computes on the" in text
+    folders, environments = hosts_with_data(folder, data_dir), (environment, environment)
+    rows, text = on_hosts(folders, folder / "run", fault="tpu:1", environments=environments)
+    assert failed(rows) == {"devices"} and "computes on the" in text
     return rows
 
 
@@ -205,15 +212,16 @@ REMEDY_IN_TEXT = ("data", "configuration trains", "devices")
         pytest.param(on_three_devices, "matrix product", "bfloat16", id="product"),
         pytest.param(on_three_devices, "configuration trains", "16 does not divide over 3 devices", id="batch"),
         pytest.param(on_no_gpu, "devices", "there is no device of the platform cuda", id="platform"),
+        pytest.param(on_no_gpu, "data", "no data set at nowhere", id="nowhere"),
         pytest.param(on_no_gpu, "run folder", "README.md/run cannot be written", id="unwritable"),
         pytest.param(on_different_hosts, "code", "differs from most in train_jax/loop.py", id="code"),
         pytest.param(on_different_hosts, "configuration", "differs from most in seed", id="fields"),
         pytest.param(on_different_hosts, "data", "process 1 on", id="other-data"),
         pytest.param(on_different_hosts, "clock", "process 1 on", id="clock"),
         pytest.param(on_different_hosts, "run folder", "the file that process 1 on", id="not-shared"),
-        pytest.param(on_a_host_without_data, "data", "no data set at data", id="no-data"),
+        pytest.param(on_a_host_without_data, "data", "differs from most in content", id="no-data"),
         pytest.param(on_a_host_without_data, "run folder", "cannot be written", id="one-cannot-write"),
-        pytest.param(on_a_host_without_data, "devices", "computes on the", id="backend"),
+        pytest.param(on_different_backends, "devices", "computes on the", id="backend"),
         pytest.param(on_one_of_two_hosts, "processes", "process 1 did not connect", id="missing"),
     ],
 )

@@ -218,7 +218,7 @@ def test_an_option_that_the_package_refuses_is_one_line(text, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["chain_sum,max_terms=3", "spell_backward", "mini_sudoku", "countdown"])
+@pytest.mark.parametrize("name", ["chain_sum,max_terms=3", "countdown"])
 def test_data_sets_of_the_package_itself(name):
     pytest.importorskip("reasoning_gym")
     problems = task_name(f"reasoning-gym,set={name}:5").open("test")

@@ -1,5 +1,6 @@
-"""`trm prove`: its bookkeeping with parts that are stubs, and the choice of kernels."""
+"""`trm prove`: its bookkeeping with parts that are stubs, the choice of kernels, and one fault at a time."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,12 +14,20 @@ from support.scripts import ROOT
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pod.prove import kernels as proved
-from train_jax.pod.prove.parts import Part
+from train_jax.pod.prove import steps
+from train_jax.pod.prove.context import Context
+from train_jax.pod.prove.parts import Part, preflight_rows
 from train_jax.pod.prove.rows import NO_TIME, Record, absent, passed
 from train_jax.pod.prove.runner import close, supervise, work
+from train_jax.pod.prove.runs import Runs
+from train_jax.pod.unbuilt import task_of
+from train_jax.run import performance
 from train_jax.run.choices import choices_for, inline, read_choices
 from train_jax.run.config import ComputeConfig
 from train_jax.run.kernels import CANDIDATES, kernels
+from train_jax.run.presets import preset
+from train_jax.runtime.compilation import ProgramKey
+from train_jax.runtime.feed import Feed
 
 CONTEXT: proved.Context = SimpleNamespace()  # pyright: ignore[reportAssignmentType]
 
@@ -165,7 +174,7 @@ def test_a_run_keeps_its_choices(tmp_path, data_dir):
     assert kept == inline("cpu", {SMALL.operation: "joined"})
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_tiny_proof(tmp_path, data_dir):
     """It runs in a process of its own, because the minutes count from the start of the process."""
     arguments = ["--data-dir", data_dir, "--output", tmp_path / "proof", "--minutes", "4", "--foreign", "1"]
@@ -174,3 +183,89 @@ def test_a_tiny_proof(tmp_path, data_dir):
     rows = [row for part in content["parts"].values() for row in part]
     assert {row["status"] for row in rows} <= {"PASS", "n/a"}, [row for row in rows if row["status"] == "FAIL"]
     assert {"model beside PyTorch", "choices", "step, plain, pmap", "input wait"} <= {row["name"] for row in rows}
+
+
+# ---- one fault at a time: its own row fails, and the others are as they were
+
+
+@pytest.fixture
+def context(tmp_path, data_dir):
+    config = dataclasses.replace(
+        preset("tiny"), data_dir=str(data_dir), run_dir=str(tmp_path / "runs" / "preflight"), wandb="disabled"
+    )
+    return Context("tiny", config, task_of(config), tmp_path, ["--data-dir", str(data_dir)])
+
+
+def failed(rows):
+    return {row.name for row in rows if row.status == "FAIL"}
+
+
+@pytest.mark.slow
+def test_a_full_disk(context, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    rows = preflight_rows(context)
+    assert failed(rows) == {"disk"} and {"model beside PyTorch", "memory"} <= {row.name for row in rows}
+
+
+@pytest.mark.slow
+def test_a_slow_input(context, monkeypatch):
+    def slow(make, *others):
+        return Feed(lambda number: (time.sleep(0.3), make(number))[1], *others)
+
+    assert failed(steps.input_rows(context)) == set()
+    monkeypatch.setattr(steps, "Feed", slow)
+    assert failed(steps.input_rows(context)) == {"input wait"}
+
+
+@pytest.mark.campaign
+def test_a_peak_that_is_too_low(context, monkeypatch):
+    monkeypatch.setattr(steps, "WINDOW_SECONDS", 0.05)
+    monkeypatch.setitem(performance.PEAK_BF16_FLOPS, "cpu", 1e18)
+    rows = steps.step_rows(context)
+    shares = {row.name: row.figures["mfu"] for row in rows if row.name.startswith("MFU")}
+    assert len(shares) >= 4 and failed(rows) == set()
+    slowest = min(shares.values())
+    monkeypatch.setitem(performance.PEAK_BF16_FLOPS, "cpu", 1e18 * slowest / 10)
+    assert failed(steps.step_rows(context)) == set(shares)
+
+
+@pytest.mark.campaign
+def test_a_checkpoint_that_does_not_restore_and_a_program_of_another_version(context, monkeypatch):
+    runs = Runs(context, time.monotonic() + 120, 60, first=True)
+    assert failed(runs.rows("profile")) == set()
+    start = runs._start
+
+    def damaged(name, *fields):
+        for path in context.folder.glob("runs/killed/checkpoints/*/model/**/*"):
+            if path.is_file():
+                path.write_bytes(b"?" * path.stat().st_size)
+        return start(name, *fields)
+
+    monkeypatch.setattr(runs, "_start", damaged)
+    assert failed(runs.rows("kill and continuation")) == {"kill and continuation"}
+    monkeypatch.setattr(runs, "_start", start)
+    key = ProgramKey("0.0.1", "0.0.1", "", "cpu", 1, 1, "")
+    context.program.write_text(f"trm-program-1\n{json.dumps(dataclasses.asdict(key))}\n")
+    rows = runs.rows("program, loaded")
+    assert failed(rows) == {"program, loaded"} and "compiled for jax '0.0.1'" in rows[0].measured
+
+
+HANGS = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from train_jax.pod.prove.parts import Part
+from train_jax.pod.prove.rows import Record, passed
+from train_jax.pod.prove.runner import work
+
+parts = [Part("hangs", lambda _: time.sleep(60)), Part("rest", lambda _: [passed("rest", "right")])]
+work(SimpleNamespace(), Record(Path(sys.argv[1]), {"identity": "one"}), parts, 1.0)
+"""
+
+
+@pytest.mark.slow
+def test_a_part_that_hangs(tmp_path):
+    command = [sys.executable, "-c", HANGS, str(tmp_path)]
+    statuses = [subprocess.run(command, cwd=ROOT, timeout=50).returncode for _ in range(2)]
+    rows = Record(tmp_path, {"identity": "one"}).rows
+    assert statuses == [86, 0] and [(row.name, row.status) for row in rows] == [("hangs", "FAIL"), ("rest", "PASS")]

@@ -185,10 +185,10 @@ def test_the_id_of_a_wandb_run_is_random_and_a_failure_shows_no_key(tmp_path, mo
 
 
 @pytest.mark.slow
-def test_a_second_run_takes_its_programs_from_the_cache_and_learns_the_same(tmp_path, data_dir):
-    """So does one that continues, and one with the cache off."""
+def test_a_run_that_continues_takes_its_programs_from_the_cache_and_learns_the_same(tmp_path, data_dir):
+    """So does a run with the cache off, without it."""
     cache = {"JAX_COMPILATION_CACHE_DIR": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    runs = {"first": (), "second": (), "continued": ("--steps", "2"), "off": ("--compute.no-compile-cache",)}
+    runs = {"first": (), "continued": ("--steps", "2"), "off": ("--compute.no-compile-cache",)}
     shown, records = {}, {}
     for name, options in runs.items():
         (tmp_path / name).mkdir()
@@ -205,15 +205,11 @@ def test_a_second_run_takes_its_programs_from_the_cache_and_learns_the_same(tmp_
     wheres = [
         each.partition("train step compiled in ")[2].splitlines()[0].partition("s, ")[2] for each in shown.values()
     ]
-    assert wheres == [
-        "into the compilation cache",
-        *["from the compilation cache"] * 2,
-        "without the compilation cache",
-    ]
+    assert wheres == ["into the compilation cache", "from the compilation cache", "without the compilation cache"]
     said = [line for text in shown.values() for line in text.lower().splitlines() if not line.startswith("platform: ")]
     assert not any("machine" in line for line in said), "a warning about the features of the processor"
     last = [line for line in records["continued"] if line["step"] == 4]
-    assert records["first"] == records["second"] == records["off"] and last == records["first"][-len(last) :]
+    assert records["first"] == records["off"] and last == records["first"][-len(last) :]
 
 
 def test_a_cache_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
