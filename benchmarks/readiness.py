@@ -41,16 +41,16 @@ class Row:
     """True if the tests compile for a TPU without having one."""
 
 
-_PREFLIGHT, _HOSTS = "train_jax/test_preflight.py::test_a_fault_is_caught", "train_jax/test_preflight_hosts.py"
+_PREFLIGHT = "train_jax/test_preflight.py::test_a_fault_is_caught"
 FAULTS = {
-    "a host with other code": f"{_HOSTS}::test_a_host_with_other_code",
-    "a host with other data": f"{_HOSTS}::test_a_host_with_other_data",
-    "a host that is missing": f"{_HOSTS}::test_a_host_that_is_missing",
-    "a host on another backend": f"{_HOSTS}::test_a_host_on_another_backend",
+    "a host with other code": f"{_PREFLIGHT}[code]",
+    "a host with other data": f"{_PREFLIGHT}[other-data]",
+    "a host that is missing": f"{_PREFLIGHT}[missing]",
+    "a host on another backend": f"{_PREFLIGHT}[backend]",
     "a folder that cannot be written": f"{_PREFLIGHT}[unwritable]",
-    "a local folder that the hosts do not share": f"{_HOSTS}::test_a_folder_that_the_hosts_do_not_share",
-    "a wrong number of devices": f"{_PREFLIGHT}[devices]",
-    "a clock that is wrong": f"{_HOSTS}::test_a_clock_that_is_wrong",
+    "a local folder that the hosts do not share": f"{_PREFLIGHT}[not-shared]",
+    "a wrong number of devices": "train_jax/test_preflight.py::test_another_number_than_expected_fails[devices]",
+    "a clock that is wrong": f"{_PREFLIGHT}[clock]",
     "a batch that does not divide over the devices": f"{_PREFLIGHT}[batch]",
     "a model that does not fit": f"{_PREFLIGHT}[memory]",
     "a device that computes wrongly": f"{_PREFLIGHT}[lowering]",
@@ -79,7 +79,7 @@ ROWS = (
     ),
     Row(
         "the model computes what PyTorch computes, with every gradient",
-        ("bridge/test_trm_ladder.py", "train_jax/test_preflight.py::test_the_model_beside_pytorch_and_its_memory"),
+        ("bridge/test_trm_ladder.py", "train_jax/test_preflight.py::test_other_architectures_beside_pytorch"),
         "the same comparison on the chip: `trm preflight` makes it",
         proved_by="preflight / model beside PyTorch; preflight / matrix product; foreign modules",
     ),
@@ -100,7 +100,7 @@ ROWS = (
     ),
     Row(
         "the processes of a pod join, without variables of the user or with them; one that is missing is named",
-        ("train_jax/test_cluster.py", "train_jax/test_processes.py", "train_jax/test_preflight_hosts.py"),
+        ("train_jax/test_cluster.py", "train_jax/test_processes.py", "train_jax/test_preflight.py"),
         "8 workers over the network of a slice; here they are 2 processes over loopback",
         proved_by="preflight / processes",
     ),

@@ -8,15 +8,6 @@ from models_torch import registry
 
 
 @EVERY_VARIANT
-def test_initial_carry_is_deterministic_and_all_halted(name):
-    head, config = make_head(name)
-    carry = head.initial_carry(registry.example_batch(config, 4, seed=0))
-    assert carry.halted.all() and not carry.steps.any() and carry.steps.dtype == torch.int32
-    assert not any(z.any() for z in latents(carry.inner_carry).values())
-    assert not any(value.any() for value in carry.current_data.values())
-
-
-@EVERY_VARIANT
 def test_no_sequence_halts_before_the_limit_at_a_negative_q_halt(name):
     head, config = make_head(name, halt_max_steps=3)
     set_halting(head, q_halt=-1.0)

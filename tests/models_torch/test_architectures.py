@@ -186,7 +186,7 @@ def test_gradients_do_not_cross_act_steps(name):
     second_loss.backward()  # would raise if it used the freed graph of the first step
 
 
-# precision and learning
+# precision
 
 
 @EVERY_VARIANT
@@ -199,18 +199,3 @@ def test_bfloat16_forward_keeps_float32_parameters_and_halting_logits(name):
     assert outputs["logits"].dtype == torch.bfloat16
     assert outputs["q_halt_logits"].dtype == loss.dtype == torch.float32
     assert all(p.dtype == torch.float32 and p.grad is not None for p in head.parameters())
-
-
-@EVERY_VARIANT
-def test_adam_learns_one_batch(name):
-    head, config = make_head(name, halt_max_steps=2, loss_type="softmax_cross_entropy")
-    batch = registry.example_batch(config, 4, seed=0)
-    optimizer = torch.optim.Adam(head.parameters(), lr=3e-3)
-    losses, carry = [], head.initial_carry(batch)
-    for _ in range(40):
-        carry, loss, metrics, _, _ = head(carry, batch)
-        optimizer.zero_grad()
-        (loss / 4).backward()
-        optimizer.step()
-        losses.append(metrics["lm_loss"].item())
-    assert losses[-1] < 0.7 * losses[0]

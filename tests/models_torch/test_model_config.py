@@ -1,10 +1,12 @@
-"""Configurations: published defaults, and what the message for one that cannot work says."""
+"""Configurations: published defaults, and the message for one that cannot work."""
 
 import dataclasses
 
 import pytest
 
 from models_torch import registry
+
+TINY = registry.ARCHITECTURES | registry.LANGUAGE_MODELS
 
 # from config/arch of the published code; `mlp_t` is not in the transformer's
 PUBLISHED_CONFIGURATIONS = {
@@ -40,8 +42,27 @@ def test_defaults_are_the_published_configuration(name):
         ("trm", {"num_heads": 33}, "hidden_size 32 is too small for 33 heads; use at most 16 heads"),
         ("trm", {"puzzle_emb_ndim": 0}, "puzzle_emb_len 2 has no effect with puzzle_emb_ndim 0; use"),
         ("trm", {"puzzle_emb_ndim": 65}, "does not fit in 2 positions of 32 channels; use at most 64"),
+        ("trm", {"attention_window": 4}, "attention_window is 4; use an odd number"),
+        ("trm", {"attention_window": -3}, "attention_window is -3; use an odd number"),
+        ("trm", {"attention_window": 3, "mlp_t": True}, "use mlp_t False, or attention_window 0"),
+        ("trm", {"attention_window": 3, "seq_len": 15}, "15 is not a square; use attention_window 0"),
+        ("trm", {"convolution_window": 4}, "convolution_window is 4; use an odd number"),
+        ("trm", {"convolution_window": 3, "mlp_t": True}, "use mlp_t False, or convolution_window 0"),
+        ("trm", {"convolution_window": 3, "attention_window": 3}, "set one of them to 0"),
+        ("trm", {"convolution_window": 3, "seq_len": 15}, "15 is not a square; use convolution_window 0"),
+        ("trm", {"cycle_penalty": -1.0}, "cycle_penalty is -1.0; use at least 0"),
+        (
+            "gpt",
+            {"n_embd": 60},
+            "n_embd 60 does not divide into 4 heads of .*; use a multiple of 8",
+        ),
+        ("gpt", {"n_kv_head": 3}, "n_kv_head 3 does not divide n_head 4; use a divisor of it"),
+        ("gpt", {"forward_dtype": "float16"}, "forward_dtype is 'float16'; use one of float32, bfloat16"),
+        ("gpt_2026", {"window_pattern": "SXL"}, "window_pattern is 'SXL'; use letters S and L, such as SSSL"),
+        ("gpt_2026", {"window_pattern": ""}, "window_pattern is ''; use letters S and L"),
+        ("gpt_2026", {"n_embd": 16}, "n_embd is 16; use at least 24"),
     ],
 )
 def test_the_message_says_what_to_use_instead(name, changes, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(registry.ARCHITECTURES[name].tiny_config, **changes)
+        dataclasses.replace(TINY[name].tiny_config, **changes)

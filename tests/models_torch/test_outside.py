@@ -1,7 +1,10 @@
 """A model from outside the project: imported, constructed by the stated rules, wrapped; each error is one line."""
 
+import collections.abc
+
 import pytest
 import torch
+from torch import nn
 
 from models_torch import outside, registry
 from models_torch.losses import ACTLossHead
@@ -17,8 +20,7 @@ def make(name: str, **fields):
 
 
 def construct(name: str, **options):
-    config = OutsideConfig(**SIZES, options=options)
-    return registry.build_model(f"support.outside_signatures:{name}", config)
+    return registry.build_model(f"{__name__}:{name}", OutsideConfig(**SIZES, options=options))
 
 
 def test_a_plain_module_takes_one_act_step():
@@ -57,12 +59,66 @@ def test_a_dict_has_all_values_and_options_repeat_no_field():
         OutsideConfig(options={"halt_max_steps": 2})
 
 
+# ---- signatures of the constructor
+
+
+class Keeps(nn.Module):
+    """A plain module that keeps the values that it was constructed with."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values = dict(values)
+
+
+class FromConfig(Keeps):
+    """The configuration is an object, which the classmethod creates."""
+
+    def __init__(self, config):
+        super().__init__(config.values)
+
+    @classmethod
+    def from_config(cls, values):
+        return cls(type("Config", (), {"values": values}))
+
+
+class FromConfigIsNoClassmethod(Keeps):
+    def __init__(self, vocab_size: int):
+        super().__init__({"vocab_size": vocab_size})
+
+    def from_config(self, values):
+        raise AssertionError("an instance method cannot construct")
+
+
+class OpenEnded(Keeps):
+    def __init__(self, vocab_size, **others):
+        super().__init__({"vocab_size": vocab_size} | others)
+
+
+class TwoDicts(Keeps):
+    """Two required parameters are keyword arguments, whatever their annotations."""
+
+    def __init__(self, sizes: dict, vocab_size: int):
+        super().__init__({"vocab_size": vocab_size} | sizes)
+
+
 ALL_VALUES = SIZES | {"halt_max_steps": 16, "loss_type": "stablemax_cross_entropy"}
 
 
-@pytest.mark.parametrize("name", ["AnnotatedDict", "AnnotatedDictOfStrings", "AnnotatedMapping", "FromConfig"])
-def test_one_dict_of_all_values_by_annotation_or_from_config(name):
-    assert construct(name, width=8).values == ALL_VALUES | {"width": 8}
+def test_from_config_gets_one_dict_of_all_values():
+    assert construct("FromConfig", width=8).values == ALL_VALUES | {"width": 8}
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [dict, dict[str, object], collections.abc.Mapping, "dict", "typing.Dict[str, object]", "abc.Mapping[str, int]"],
+)
+def test_the_only_parameter_annotated_as_a_mapping_gets_all_values(monkeypatch, annotation):
+    class Annotated(Keeps):
+        def __init__(self, settings: annotation, *, bias=True):
+            super().__init__(settings)
+
+    monkeypatch.setattr(outside, "find", lambda name: Annotated)
+    assert construct("Annotated", width=8).values == ALL_VALUES | {"width": 8}
 
 
 def test_keyword_arguments_are_the_fields_in_the_signature_and_all_options():
@@ -71,22 +127,11 @@ def test_keyword_arguments_are_the_fields_in_the_signature_and_all_options():
     assert construct("TwoDicts", sizes={"width": 8}).values == {"vocab_size": 6, "width": 8}
 
 
-def test_the_name_of_a_parameter_does_not_decide():
-    message = r"NotAnnotated requires config_dict; give it in --arch.options, .* annotate the only parameter as dict"
+def test_a_parameter_without_annotation_is_a_keyword_argument():
+    message = r"Keeps requires values; give it in --arch.options, .* annotate the only parameter as dict"
     with pytest.raises(ValueError, match=message):
-        construct("NotAnnotated")
-    values = construct("NotAnnotated", config_dict={"vocab_size": 3}).values
-    assert values == {"vocab_size": 3}
-
-
-def test_the_bare_model_and_its_loss_head_apart():
-    for name in ("support.outside_models:Thinker", "support.outside_models:ThinkerWithLoss"):
-        config = OutsideConfig(**SIZES, halt_max_steps=3, options={"width": 8})
-        model = registry.build_model(name, config)
-        assert type(model).__name__ == name.partition(":")[2]
-        head = registry.with_loss_head(name, model, config)
-        assert (head is model) == (name == "support.outside_models:ThinkerWithLoss")
-        assert head is model or (isinstance(head, ACTLossHead) and head.model is model)
+        construct("Keeps")
+    assert construct("Keeps", values={"vocab_size": 3}).values == {"vocab_size": 3}
 
 
 def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
@@ -112,7 +157,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
         ("Hasty", {"halt_max_steps": 3, "options": {"width": 8}}, "halts after one step of evaluation"),
     ],
 )  # fmt: skip
-def test_the_message_says_what_is_wrong(name, fields, message):
+def test_a_model_with_a_mistake_is_an_error_of_one_line(name, fields, message):
     name = name if ":" in name else f"support.outside_models:{name}"
     with pytest.raises(ValueError, match=message):
         registry.build(name, OutsideConfig(**(SIZES | {"halt_max_steps": 1} | fields)))

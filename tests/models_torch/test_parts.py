@@ -1,10 +1,11 @@
-"""The layers of the architectures, the loss head with its metrics, the registry."""
+"""The layers of the architectures, the puzzle table, the loss head with its metrics and penalty, the registry."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
-from support.architectures import make_head, set_halting
+from support.architectures import EVERY_VARIANT, make_head, set_halting
 
 from models_torch import registry
 from models_torch.layers import Attention, truncated_normal_
@@ -15,31 +16,13 @@ from models_torch.losses import (
     softmax_cross_entropy,
     stablemax_cross_entropy,
 )
+from models_torch.sparse_embedding import SparseEmbedding
 from models_torch.trm import TRM, TRMConfig
 
 TINY: TRMConfig = registry.ARCHITECTURES["trm"].tiny_config
-MIXERS = pytest.mark.parametrize("name", ["trm", "trm-mixer"])
 
 
-# names and shapes
-
-
-@MIXERS
-def test_shapes(name):
-    head, config = make_head(name)
-    batch = registry.example_batch(config, 4, seed=0)
-    carry, loss, metrics, outputs, all_halted = head(
-        head.initial_carry(batch), batch, ["logits", "preds", "q_halt_logits", "nothing"]
-    )
-    assert carry.inner_carry.z_H.shape == carry.inner_carry.z_L.shape == (4, 2 + 16, 32)
-    assert {key: tuple(value.shape) for key, value in outputs.items()} == {
-        "logits": (4, 16, 6),
-        "preds": (4, 16),
-        "q_halt_logits": (4,),
-    }
-    assert loss.shape == () and all(value.shape == () for value in metrics.values())
-    assert all_halted.dtype == torch.bool and carry.steps.dtype == torch.int32
-    assert not carry.inner_carry.z_H.requires_grad and not outputs["logits"].requires_grad
+# layers
 
 
 @pytest.mark.parametrize("multiple_of, width", [(256, 256), (16, 96)])
@@ -90,6 +73,41 @@ def test_truncated_normal_has_the_requested_deviation():
     values = truncated_normal_(torch.empty(400_000), std=0.5)
     assert values.std().item() == pytest.approx(0.5, rel=5e-3)
     assert values.abs().max().item() <= 2 * 0.5 / 0.8796 + 1e-6
+
+
+# puzzle table
+
+
+@EVERY_VARIANT
+def test_puzzle_rows_get_one_gradient_for_each_example(name):
+    head, config = make_head(name)
+    batch = registry.example_batch(config, 4, seed=0) | {
+        "puzzle_identifiers": torch.tensor([3, 1, 3, 0], dtype=torch.int32)
+    }
+    table = head.model.inner.puzzle_emb
+    before = table.weights.clone()
+    _, loss, _, _, _ = head(head.initial_carry(batch), batch)
+    loss.backward()
+    assert table.local_ids.tolist() == [3, 1, 3, 0]
+    torch.testing.assert_close(table.local_weights.detach(), table.weights[[3, 1, 3, 0]])
+    assert (table.local_weights.grad.abs().sum(dim=1) > 0).all()
+    assert not torch.equal(table.local_weights.grad[0], table.local_weights.grad[2])
+    assert torch.equal(table.weights, before) and table.weights.grad is None
+    assert not any("puzzle_emb" in name for name, _ in head.named_parameters())
+
+
+def test_evaluation_reads_the_table_and_leaves_the_local_rows():
+    head, config = make_head("trm")
+    batch = registry.example_batch(config, 7, seed=0)  # not the batch size of training
+    head.eval()(head.initial_carry(batch), batch)
+    assert not head.model.inner.puzzle_emb.local_weights.any()
+
+
+def test_puzzle_rows_still_train_after_the_module_is_converted():
+    table = SparseEmbedding(3, 4, batch_size=2, init_std=0.0, dtype=torch.float32).to(torch.float64)
+    table(torch.tensor([1, 2])).sum().backward()
+    assert table.local_weights.grad is not None
+    assert list(table.state_dict()) == ["weights"]
 
 
 # loss and metrics
@@ -161,6 +179,51 @@ def test_metrics_leave_out_sequences_that_have_not_halted():
     metrics = head(head.initial_carry(batch), batch)[2]
     assert all(metrics[key] == 0 for key in ("count", "accuracy", "exact_accuracy", "q_halt_accuracy", "steps"))
     assert metrics["lm_loss"] > 0 and metrics["q_halt_loss"] > 0
+
+
+# penalty on the change of the answer over the last H-cycle
+
+
+@EVERY_VARIANT
+def test_the_penalty_is_on_the_change_over_the_last_h_cycle(name):
+    """The previous answer is the answer with one H-cycle fewer, and has no gradient."""
+    head, config = make_head(name, cycle_penalty=0.3)
+    inner, batch = head.model.inner, registry.example_batch(config, config.batch_size, seed=0)
+    carry = head.initial_carry(batch)
+    input_embeddings = inner.embed(batch["inputs"], batch["puzzle_identifiers"])
+    start = inner.reset_carry(carry.halted, carry.inner_carry)
+    cos_sin = None if inner.rotary_emb is None else inner.rotary_emb()
+    _, answer, previous = inner.deep_recursion(start, input_embeddings, cos_sin)
+    assert answer.requires_grad and not previous.requires_grad
+    if name == "transformer":
+        expected = start.z_H
+    else:
+        assert config.H_cycles == 2
+        inner.config = dataclasses.replace(config, H_cycles=1)
+        expected = inner.deep_recursion(start, input_embeddings, cos_sin)[1].detach()
+        inner.config = config
+    torch.testing.assert_close(previous, expected.expand_as(previous), rtol=0, atol=0)
+
+    _, loss, metrics, *_ = head(carry, batch)
+    head.cycle_penalty = 0.0
+    _, without, *_ = head(carry, batch)
+    change = (answer - previous).square().mean(dim=(1, 2)).sum()
+    assert change > 1e-3
+    torch.testing.assert_close(metrics["cycle_loss"], change.detach())
+    torch.testing.assert_close(loss, without + 0.3 * change)
+    weight = next(p for key, p in inner.named_parameters() if key.endswith("down_proj.weight"))
+    penalised, plain, penalty = (
+        torch.autograd.grad(value, weight, retain_graph=True)[0] for value in (loss, without, 0.3 * change)
+    )
+    assert penalty.abs().max() > 1e-4
+    torch.testing.assert_close(penalised, plain + penalty, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_penalty_there_is_no_cycle_loss():
+    head, config = make_head("trm")
+    batch = registry.example_batch(config, config.batch_size, seed=0)
+    _, _, metrics, *_ = head(head.initial_carry(batch), batch)
+    assert "cycle_loss" not in metrics
 
 
 # configuration and registry

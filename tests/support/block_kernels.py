@@ -17,7 +17,7 @@ from train_jax.run.kernels import kernels
 
 
 def values_and_gradients(function, dtype, given):
-    """Of a function of `x` in `dtype` and two weights, in float32."""
+    """Returns the values and gradients of a function of `x` in `dtype` and two weights, in float32."""
     cotangent = np.random.default_rng(1).normal(size=given[0].shape).astype(np.float32)
 
     def call(x, *weights):
@@ -54,7 +54,7 @@ def cycles(**fields):
 
 
 def exported(module, platform, recompute="", **compute):
-    """With the kernels of a platform, those of a TPU in interpret mode; `compute` are fields of `ComputeConfig`."""
+    """Exports with the kernels of a platform, of a TPU in interpret mode; `compute` are fields of `ComputeConfig`."""
     options = kernels(ComputeConfig(**compute), platform)
     if platform == "tpu":
         options["lowerings"] = {n: functools.partial(f, interpret=True) for n, f in options["lowerings"].items()}

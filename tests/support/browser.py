@@ -1,6 +1,5 @@
 """A headless Chromium, driven by its DevTools protocol over a pipe: what a user does, sees and hears."""
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -136,9 +135,6 @@ class Page:
         self.send("Input.insertText", text=text)
 
     # ---- what a user sees and hears
-
-    def screenshot(self, path):
-        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))
 
     def names_by_role(self):
         """Pairs of the role and the name of everything that a screen reader reaches."""

@@ -27,7 +27,7 @@ FLAGS = {
     "queued-resources describe": {"--zone", "--project", "--format"},
     "queued-resources delete": {"--zone", "--project", "--quiet", "--force"},
 }  # fmt: skip
-"""What this script knows of each command; a test compares it with gcloud where that is installed."""
+"""The flags of each command; a test compares them with gcloud where that is installed."""
 OTHER = {
     "auth login": set(),
     "auth application-default login": set(),
@@ -81,7 +81,7 @@ class StandIn:
         )
 
     def preempt(self, name, notice_seconds=0.5):
-        """As Google Cloud does: SIGTERM, and then the machines are gone."""
+        """Preempts a node as Google Cloud does: SIGTERM, and then the machines are gone."""
         self.set(name, state="STOPPING")
         self.signal(name, signal.SIGTERM)
         time.sleep(notice_seconds)

@@ -63,7 +63,7 @@ POLAR = """
 
 
 class Muon2026:
-    """Also rows of equal norm before, a fixed norm after, NorMuon and cautious decay."""
+    """Muon2025 with rows of equal norm before, a fixed norm after, NorMuon and cautious decay."""
 
     def __init__(self, dtype):
         self.dtype, self.mean, self.square = dtype, {}, {}

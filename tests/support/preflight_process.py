@@ -2,8 +2,8 @@
 
 python -m support.preflight_process FAULT DEVICES NAME [option …]
 
-FAULT is `none`, or one of the functions below with the index of the process that has it, such as `clock:1`. DEVICES is
-the number of virtual devices.
+FAULT is `none`, or functions below with the index of the process that has them, such as `clock:1` or `memory+logistic`.
+DEVICES is the number of virtual devices.
 """
 
 import os
@@ -62,7 +62,8 @@ def product():
 
 
 FAULTS = {each.__name__: each for each in (clock, tpu, memory, logistic, product)}
-name, _, index = fault.partition(":")
-if name != "none" and os.environ.get("JAX_PROCESS_ID", "0") == (index or "0"):
-    FAULTS[name]()
+names, _, index = fault.partition(":")
+if names != "none" and os.environ.get("JAX_PROCESS_ID", "0") == (index or "0"):
+    for name in names.split("+"):
+        FAULTS[name]()
 sys.exit(main(["preflight", *arguments]))

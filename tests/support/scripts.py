@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-"""With the packages before `tests` in the search path, which contains `support` and a folder called `bridge`."""
+"""The packages precede `tests` in the search path, because `tests` contains a folder called `bridge`."""
 
 
 def script(name: str, *arguments: object) -> list[str]:

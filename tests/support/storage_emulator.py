@@ -98,8 +98,8 @@ class Emulator:
         self._storage.create_bucket(BUCKET, {"name": BUCKET, "kind": "storage#bucket"})
         self.lock = threading.Lock()
         self.fault: Callable[[str, str], str] = lambda method, path: ""
-        """What happens to a request: "" for nothing, a status such as "503", "reset" before it has an effect, "lost" if
-        it has its effect but no answer, "slow" for an answer after two seconds."""
+        """Returns what happens to a request: "" for nothing, a status such as "503", "reset" before it has an effect,
+        "lost" if it has its effect but no answer, "slow" for an answer after two seconds."""
         self.requests: list[tuple[str, str]] = []
         """Method and path of every request."""
         self.sent_bytes = 0

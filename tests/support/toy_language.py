@@ -43,7 +43,7 @@ class TokenModel(nn.Module):
 
 
 class DeepTokenModel(TokenModel):
-    """With six hidden matrices of one shape, and one of another."""
+    """A model with six hidden matrices of one shape, and one of another."""
 
     def __init__(self, vocab_size: int, width: int = 16):
         super().__init__(vocab_size, width)

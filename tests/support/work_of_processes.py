@@ -48,7 +48,7 @@ def fails():
 
 
 def agreements(peers):
-    """What the processes tell each other through the coordination service and through their connections."""
+    """Returns what the processes tell each other through the coordination service and through their connections."""
     index, _ = processes.process_shard()
     heard = queue.Queue()
     peers.send("greeting", "early")

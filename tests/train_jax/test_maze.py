@@ -4,10 +4,19 @@ from collections import deque
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.generator import boards_of, cells_of, corridors, generate, reached_one_way, waves
+from train_jax.tasks.puzzles.maze.generator import (
+    boards_of,
+    cells_of,
+    corridors,
+    generate,
+    reached_one_way,
+    spanning_trees,
+    waves,
+)
 from train_jax.tasks.puzzles.maze.grid import (
     GOAL,
     OPEN,
@@ -18,7 +27,6 @@ from train_jax.tasks.puzzles.maze.grid import (
     all_turns,
     are_shortest_paths,
     fingerprints,
-    keeps_inputs,
     parse,
     search,
     text_of,
@@ -41,8 +49,8 @@ def silent(*_):
     pass
 
 
-def made(size: int, count: int, min_path: int, kind="corridors", seed: int = 0) -> Mazes:
-    return generate(count, size, min_path, kind, np.random.default_rng(seed), silent)
+def made(size: int, count: int, min_path: int, kind="corridors") -> Mazes:
+    return generate(count, size, min_path, kind, np.random.default_rng(0), silent)
 
 
 def walked(maze: np.ndarray) -> tuple[int, int]:
@@ -64,20 +72,6 @@ def walked(maze: np.ndarray) -> tuple[int, int]:
     return distance.get(goal, -1), ways.get(goal, 0)
 
 
-def marked_path(solution: np.ndarray) -> list[tuple[int, int]]:
-    """The cells from start to goal, each the only one of the path beside the one before."""
-    size = int(len(solution) ** 0.5)
-    left = {divmod(int(cell), size) for cell in np.flatnonzero((solution == PATH) | (solution == GOAL))}
-    path = [divmod(int(np.flatnonzero(solution == START)[0]), size)]
-    while left:
-        row, col = path[-1]
-        (onward,) = left & {(row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)}
-        left.remove(onward)
-        path.append(onward)
-    assert solution[path[-1][0] * size + path[-1][1]] == GOAL
-    return path
-
-
 @pytest.mark.parametrize(("size", "count", "min_path"), [(5, 60, 8), (10, 40, 29), (13, 20, 40), (30, 6, 110)])
 def test_corridors_have_one_shortest_path_and_it_is_the_solution(size, count, min_path):
     mazes = made(size, count, min_path)
@@ -85,17 +79,17 @@ def test_corridors_have_one_shortest_path_and_it_is_the_solution(size, count, mi
     for maze, solution in zip(*mazes, strict=True):
         steps, ways = walked(maze)
         assert ways == 1 and steps > min_path
-        assert len(marked_path(solution)) == steps + 1
-    assert keeps_inputs(*mazes).all()
+        assert (solution == PATH).sum() == steps - 1
+    assert are_shortest_paths(*mazes, search(mazes.inputs)).all()
 
 
 def test_walls_are_strewn_as_published_and_the_solution_is_a_shortest_path():
     mazes = made(20, 60, 60, kind="walls")
-    assert keeps_inputs(*mazes).all()
+    assert are_shortest_paths(*mazes, search(mazes.inputs)).all()
     for maze, solution in zip(*mazes, strict=True):
         steps, _ = walked(maze)
         assert steps > 60
-        assert len(marked_path(solution)) == steps + 1
+        assert (solution == PATH).sum() == steps - 1
     shares = 1 - maze_generator.random_walls(2000, 50, np.random.default_rng(0)).mean(axis=(1, 2))
     assert 0.26 < shares.min() < 0.31 and 0.49 < shares.max() < 0.54 and abs(shares.mean() - 0.4) < 0.01
 
@@ -129,18 +123,7 @@ def edges(cells: np.ndarray) -> int:
 
 
 def components(cells: np.ndarray) -> int:
-    left = {tuple(cell) for cell in np.argwhere(cells).tolist()}
-    count = 0
-    while left:
-        count += 1
-        queue = [left.pop()]
-        while queue:
-            row, col = queue.pop()
-            for other in ((row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)):
-                if other in left:
-                    left.remove(other)
-                    queue.append(other)
-    return count
+    return ndimage.label(cells)[1]
 
 
 def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to():
@@ -167,18 +150,6 @@ def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to
             assert unique.ravel()[cell] == (ways == 1)
             paths = search(other[None])
             assert (paths.steps[0], paths.unique[0]) == (steps, ways == 1)
-
-
-def test_the_seed_decides_the_mazes_and_no_two_are_turns_of_each_other():
-    first, again, other = made(6, 150, 8), made(6, 150, 8), made(6, 150, 8, seed=1)
-    assert all((one == two).all() for one, two in zip(first, again, strict=True))
-    assert not (first.inputs == other.inputs).all(axis=1).any()
-    seen = set()
-    for maze in first.inputs:
-        grid = np.where(maze == GOAL, START, maze).reshape(6, 6)
-        turns = {np.rot90(each, k).tobytes() for each in (grid, grid.T) for k in range(4)}
-        assert not turns & seen
-        seen |= turns
 
 
 def test_fingerprints_are_the_same_under_every_turn_and_exchange_of_the_ends():
@@ -239,7 +210,7 @@ def test_the_second_opinion_knows_a_shortest_path_from_what_is_not():
 
 
 def test_two_cells_as_near_that_do_not_touch_are_no_path():
-    """As many cells as a shortest path has, one at each distance, and yet no path."""
+    """The answer has as many cells as a shortest path, one at each distance, and is no path."""
     maze = np.full((7, 7), OPEN, np.uint8)
     maze[0, 0], maze[6, 6] = START, GOAL
     answer = maze.copy()
@@ -251,7 +222,7 @@ def test_two_cells_as_near_that_do_not_touch_are_no_path():
     assert not are_shortest_paths(maze.reshape(1, -1), answer.reshape(1, -1), paths)[0]
 
 
-def test_mazes_that_cannot_be_had_are_said_with_a_remedy(monkeypatch):
+def test_mazes_that_cannot_be_generated_are_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setattr(maze_generator, "PATIENCE", 4096)
     with pytest.raises(
         UserError, match=r"0 of 5 mazes of 6x6 .* of more than 30 steps were generated in .*the longest path has 2\d"
@@ -280,7 +251,7 @@ def test_parse_reads_what_text_of_writes_and_what_people_type():
         ((("#" * 51) + "\n") * 51, "the maze has 51 lines, expected 4 to 50"),
     ],
 )
-def test_parse_says_what_is_wrong(text, message):
+def test_a_text_that_is_no_maze_is_an_error(text, message):
     with pytest.raises(UserError, match=message):
         parse(text)
 
@@ -288,3 +259,32 @@ def test_parse_says_what_is_wrong(text, message):
 def test_tokens_are_the_published_ones():
     assert tokens_of("# SGo").tolist() == [1, 2, 3, 4, 5]
     assert tokens_of("?x\xff\u2603").tolist() == [255] * 4
+
+
+# ---- perfect mazes
+
+
+@pytest.mark.parametrize("size", [5, 8, 11])
+def test_a_perfect_maze_is_one_tree_of_all_rooms(size):
+    """It has as many passages as a tree, and is connected."""
+    rooms = (size + 1) // 2
+    mazes = spanning_trees(200, size, np.random.default_rng(1))
+    assert mazes[:, : 2 * rooms : 2, : 2 * rooms : 2].all()
+    assert (mazes.sum(axis=(1, 2)) == 2 * rooms**2 - 1).all()
+    assert not mazes[:, 1::2, 1::2].any() and (size % 2 or not (mazes[:, -1].any() or mazes[:, :, -1].any()))
+    assert all(components(maze) == 1 for maze in mazes)
+
+
+def test_every_spanning_tree_of_four_rooms_is_as_likely():
+    mazes = spanning_trees(4000, 4, np.random.default_rng(0))
+    _, counts = np.unique(mazes.reshape(4000, -1), axis=0, return_counts=True)
+    assert len(counts) == 4 and (abs(counts - 1000) < 150).all()
+
+
+def test_the_path_of_a_perfect_maze_is_the_only_one_and_within_its_bounds():
+    mazes = generate(300, 12, 10, "perfect", np.random.default_rng(0), silent, max_path=20)
+    paths = search(mazes.inputs)
+    assert paths.unique.all() and paths.steps.min() == 11 and paths.steps.max() == 20
+    assert are_shortest_paths(*mazes, paths).all()
+    with pytest.raises(UserError, match=r"more than 60 steps and at most 61 were generated.*use a lower --min-path"):
+        generate(10, 5, 60, "perfect", np.random.default_rng(0), silent, max_path=61)

@@ -1,4 +1,4 @@
-"""`trm build-data maze`: generated and public mazes end as data sets, a mistake ends as one line and status 2."""
+"""`trm build-data maze`: generated data sets, and the options that are refused."""
 
 from pathlib import Path
 
@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from support.records import record_of
 
-from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.stages.build_data import MazeData, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, are_shortest_paths, fingerprints, search
+from train_jax.tasks.puzzles.maze.grid import are_shortest_paths, fingerprints, search
 from train_jax.tasks.puzzles.maze.kind import MazeKind
 
 SIZE = 8
@@ -67,7 +66,7 @@ def test_a_wrong_generator_is_found_out_and_nothing_is_written(tmp_path, monkeyp
     assert not any(tmp_path.iterdir())
 
 
-def test_options_that_do_not_go_together_are_said(tmp_path):
+def test_options_that_contradict_each_other_are_refused(tmp_path):
     for config, message in (
         (MazeData(size=3), "--size is 3; use at least 4"),
         (MazeData(size=51), "--size is 51; use at most 50"),
@@ -84,27 +83,3 @@ def test_options_that_do_not_go_together_are_said(tmp_path):
         with pytest.raises(UserError, match=message):
             main(config)
     assert not any(tmp_path.iterdir())
-
-
-def test_the_command_line_builds_and_fails_in_one_line(tmp_path, capsys):
-    arguments = ["build-data", "maze", "--size", "6", "--num-train", "10", "--num-test", "4"]
-    assert trm([*arguments, "--output-dir", str(tmp_path / "set")]) == 0
-    out = capsys.readouterr().out
-    assert "10 puzzles" in out and f"sha256 {record_of(tmp_path / 'set')['content_sha256']}" in out
-    assert trm([*arguments, "--min-path", "33", "--output-dir", str(tmp_path / "x")]) == 2
-    captured = capsys.readouterr()
-    error = captured.err.strip().splitlines()[-1]
-    assert captured.out == "" and error.startswith(
-        "trm: only 0 of 14 mazes of 6x6 with a shortest path of more than 33 steps"
-    )
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_label_has_a_path_wherever_an_input_is_open(tmp_path):
-    """What the model has to find: open cells that become path; everything else it copies."""
-    main(MazeData(output_dir=tmp_path / "set", size=SIZE, num_train=10, num_test=5))
-    train = load_split(tmp_path / "set", "train")
-    changed = train.inputs != train.labels
-    assert (train.inputs[changed] == OPEN).all() and (train.labels[changed] == PATH).all()
-    assert ((train.inputs == START).sum(axis=1) == 1).all() and ((train.inputs == GOAL).sum(axis=1) == 1).all()
-    assert MazeData.MAKER_VERSION == 1

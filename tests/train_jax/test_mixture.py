@@ -31,7 +31,7 @@ def parts() -> tuple[PuzzleSet, PuzzleSet]:
     return short, dataclasses.replace(other, metadata=metadata, inputs=tokens, labels=tokens)
 
 
-def test_of_one_data_set_nothing_changes(parts):
+def test_a_mixture_of_one_data_set_is_that_data_set(parts):
     for part in parts:
         alone = mixture_of([part])
         assert alone.metadata == part.metadata
@@ -78,7 +78,7 @@ def test_rows_are_dealt_out_by_weight_and_by_default_for_equal_passes(parts, wei
     assert mixture_of(parts, weights).rows_of_parts(batch_size) == rows
 
 
-def test_a_part_without_a_row_is_said(parts):
+def test_a_part_without_a_row_is_an_error(parts):
     with pytest.raises(
         UserError,
         match=r"a batch of 8 has no row for the data set of weight 0.01, expected at least one; use a larger batch or",

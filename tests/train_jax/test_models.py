@@ -16,10 +16,7 @@ from train_jax.run.restore import restore
 
 TINY = ["--wandb", "disabled", "--steps", "6", "--eval-every-steps", "0", "--eval-batch-size", "8",
         "--checkpoint-every-steps", "3", "--log-every-steps", "2", "--global-batch-size", "8"]  # fmt: skip
-SMALL = ["--arch.hidden-size", "16", "--arch.puzzle-emb-ndim", "16", "--arch.H-layers", "1", "--arch.H-cycles", "1",
-         "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]  # fmt: skip
 MODELS = {
-    "hrm": ["--model", "hrm", *SMALL],
     "thinker": ["--model", "support.outside_models:Thinker", "--arch.options", '{"width": 8}'],
     "loss head": ["--model", "support.outside_models:ThinkerWithLoss", "--arch.options", '{"width": 8}'],
     "plain": ["--model", "support.outside_models:CellNet", "--arch.options", '{"hidden": 8}'],
@@ -32,7 +29,7 @@ def train(name, data_dir, run_dir) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "plain"])
-def test_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
+def test_a_model_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
     run = tmp_path / "run"
     assert train(name, data_dir, run) == 0
     assert main(["evaluate", str(run)]) == main(["export", str(run)]) == main(["report", str(run)]) == 0

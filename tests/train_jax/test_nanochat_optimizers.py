@@ -21,7 +21,7 @@ from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer
 from train_jax.optim.config import OptimConfig, ParameterGroup
 from train_jax.optim.muon import muon_labels
-from train_jax.optim.schedule import learning_rate, momentum, weight_decay
+from train_jax.optim.schedule import learning_rate
 
 STEPS = 60
 ADAMW = OptimConfig(warmup_steps=0, decay="warmdown", beta1=0.8, eps=1e-10, weight_decay=0.0)
@@ -92,7 +92,7 @@ def trajectory(config, start=START, gradients=GRADIENTS):
 
 
 @versions
-def test_steps_as_plain_pytorch(version):
+def test_steps_equal_plain_pytorch(version):
     theirs = reference.trajectory(version, START, GRADIENTS)
     for number, (params, expected) in enumerate(zip(trajectory(CONFIGS[version]), theirs, strict=True), 1):
         for name in reference.SHAPES:
@@ -114,24 +114,10 @@ def test_warmdown_is_the_published_schedule_at_every_step():
     assert expected[-1] == pytest.approx(2.0 * (0.1 + 0.9 / 97)), "the floor would follow"
 
 
-def test_momentum_changes_during_its_warm_up_and_the_decay():
-    config = OptimConfig(decay="warmdown", decay_share=0.65, momentum_start=0.85, momentum_warmup_steps=20)
-    config = dataclasses.replace(config, momentum_end=0.9)
-    expected = [reference.momentum(step, 0.85, 20, 0.97, 0.9, 0.65, 100) for step in range(100)]
-    value = momentum(0.97, config, 100)
-    np.testing.assert_allclose([value(count) for count in range(100)], expected, rtol=1e-6)
-    assert momentum(0.97, OptimConfig(), 100) == 0.97
-
-
-def test_weight_decay_follows_a_cosine():
-    rate = weight_decay(OptimConfig(weight_decay=0.4, weight_decay_schedule="cosine"), 10)
-    np.testing.assert_allclose([rate(count) for count in (0, 5, 10)], [0.4, 0.2, 0.0], atol=1e-7)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adam_atan2", "lion", "muon"])
 def test_every_optimizer_has_a_scheduled_momentum(optimizer):
-    """One that does not change equals a constant one, apart from rounding; one that changes does not."""
+    """A momentum that does not change equals a constant one, apart from rounding; one that changes does not."""
     config = OptimConfig(optimizer=optimizer, lr=1e-2, warmup_steps=0, muon_momentum=0.9, beta1=0.9)
     constant, *changing = (
         list(trajectory(dataclasses.replace(config, **fields), gradients=GRADIENTS[:4]))[-1]
@@ -170,7 +156,7 @@ def test_an_orthogonal_gradient_stays_and_tall_matrices_take_longer_steps(versio
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2025, 2026])
-def test_in_bfloat16_as_near_to_float32_as_pytorch(version):
+def test_bfloat16_is_as_near_to_float32_as_in_pytorch(version):
     def distance(rounded, exact):
         return math.sqrt(sum(np.square(rounded[name] - exact[name]).sum() for name in reference.MATRICES))
 
@@ -182,19 +168,6 @@ def test_in_bfloat16_as_near_to_float32_as_pytorch(version):
     for number in range(4):
         assert 0 < distance(ours[number], exact[number]) < 1.5 * distance(theirs[number], exact[number]), number
     assert all(array.dtype == np.float32 for array in ours[-1].values())
-
-
-@versions
-def test_gradients_in_bfloat16_keep_the_state_and_no_buffer_is_shared(version):
-    optimizer = dense_optimizer(CONFIGS[version], STEPS)
-    state = optimizer.init(jax.tree.map(jnp.asarray, START))
-    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size]
-    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
-    rounded = {name: jnp.asarray(array, jnp.bfloat16) for name, array in START.items()}
-    start = optimizer.init(rounded)
-    updates, after = jax.eval_shape(optimizer.update, rounded, start, rounded)
-    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(start)]
-    assert all(update.dtype == jnp.bfloat16 for update in updates.values())
 
 
 def with_dtype(config, dtype):
@@ -211,7 +184,7 @@ def with_dtype(config, dtype):
         ({"newton_schulz_dtype": "float16"}, "optim.newton_schulz_dtype is 'float16'"),
     ],
 )
-def test_what_does_not_go_together_is_an_error(fields, message):
+def test_fields_that_contradict_each_other_are_an_error(fields, message):
     with pytest.raises(UserError, match=message):
         OptimConfig(**fields)
 
@@ -247,8 +220,8 @@ def published_trajectory(optimizer, params, gradients, before_step):
 
 
 @pytest.mark.parametrize(("version", "width", "decay"), [(2025, 96, 0.0), (2026, 96, 0.0), (2026, 8, 0.28)])
-def test_steps_as_the_published_class(version, width, decay, monkeypatch, nanochat, uncompiled):
-    """With decay only on small matrices: where an update is 0 up to rounding, rounding decides whether it decays."""
+def test_steps_equal_the_published_class(version, width, decay, monkeypatch, nanochat, uncompiled):
+    """Decay is compared on small matrices only, because rounding decides whether an update of 0 decays."""
     path = "nanochat/muon.py" if version == 2025 else "nanochat/optim.py"
     if not (Path(nanochat) / path).is_file():
         pytest.skip(f"set NANOCHAT_DIR to a checkout of nanochat with {path}")

@@ -149,6 +149,7 @@ def test_a_conversation(page, toy, monkeypatch):
 
 
 @in_chromium
+@pytest.mark.parametrize("page", [390], indirect=True)
 def test_a_puzzle(page):
     page.click("#tab-puzzles")
     page.click("#editor .cell")
@@ -180,6 +181,7 @@ def test_a_puzzle(page):
 
 
 @in_chromium
+@pytest.mark.parametrize("page", [1280], indirect=True)
 def test_a_maze_is_drawn(page):
     page.click("#tab-puzzles")
     page.evaluate("document.querySelector('#player').value = 'maze'")

@@ -91,13 +91,6 @@ def test_groups_as_pytorch_has_them():
     np.testing.assert_array_equal(params["head.weight"], without["head.weight"])
 
 
-def test_a_group_may_have_a_rule_of_its_own():
-    config = dataclasses.replace(CONFIG, groups=(ParameterGroup(r"layers\.0\.weight", optimizer="lion"),))
-    gradients = [arrays(1)]
-    change = in_jax(config, gradients)["layers.0.weight"] - arrays(0)["layers.0.weight"] * (1 - 2e-3 * 0.3)
-    np.testing.assert_allclose(np.abs(change), 2e-3, rtol=1e-4)  # the sign times the first learning rate
-
-
 def test_the_first_group_that_matches_takes_a_parameter_and_an_empty_one_is_refused():
     params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
     groups = (ParameterGroup("layers.*"), ParameterGroup(r".*\.bias"))

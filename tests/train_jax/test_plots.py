@@ -20,7 +20,7 @@ def group(root: ElementTree.Element, name: str) -> ElementTree.Element:
 
 
 def ticks(root: ElementTree.Element) -> list[str]:
-    """Of the y axis, from below."""
+    """Returns the labels of the y axis, from below."""
     return [each.text or "" for each in root.findall(".//{*}text") if "text-anchor: end" in each.get("style", "")][:-1]
 
 

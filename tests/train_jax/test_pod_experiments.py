@@ -24,7 +24,7 @@ SIZES = {"sudoku-9x9": (81, 11), "maze-30": (900, 6), "maze-50": (2500, 6)}
 
 
 def sizes_of(name):
-    """Of the sequences and the vocabulary, and the rows of the puzzle table, by the recipes of the data sets."""
+    """Returns the length of a sequence, the size of the vocabulary and the rows of the puzzle table, by the recipes."""
     kinds = [SIZES[each.kind] for each in data_sets(EXPERIMENTS[name])]
     return (*map(max, zip(*kinds, strict=True)), len(kinds))
 

@@ -31,7 +31,7 @@ def test_variants_divide_the_batch():
 
 
 def search(figures):
-    """The variants of two batch sizes, and what is said; `figures`: cycles and GiB, or why it is refused."""
+    """Returns the variants of two batch sizes, and the printed lines; `figures`: cycles and GiB, or a refusal."""
     said = []
 
     def compiled(config):
@@ -63,6 +63,6 @@ def test_the_fewest_cycles_for_an_example_among_those_that_fit():
     assert tried[3]["refusal"] == refusal and tried[1]["estimated_cycles"] == 100
 
 
-def test_nothing_fits():
+def test_no_variant_fits():
     tried, _ = search(dict.fromkeys([(8, ""), (8, "blocks"), (16, ""), (16, "blocks")], (100, 2)))
     assert not tried[0]["fits"] and "no variant fits the 1.00 GiB" in list(lines(tried, TOPOLOGY))[-1]

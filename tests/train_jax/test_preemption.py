@@ -192,8 +192,7 @@ def test_a_run_that_is_preempted_ends_as_one_that_is_not(tmp_path, finished_run,
         np.testing.assert_array_equal(arrays[name], expected[name], err_msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", slow_or_campaign([2], [1]))
 def test_a_compilation_of_a_minute_does_not_delay_the_stop(tmp_path, data_dir, processes):
     """With several processes, the signal goes to one of them, which is not process 0."""
     run = Run(tmp_path / "run", data_dir, processes)

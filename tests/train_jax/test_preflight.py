@@ -1,7 +1,8 @@
-"""`trm preflight` on one machine: a story that passes, and faults that are planted one at a time."""
+"""`trm preflight` on one machine and on two: runs that pass, and faults that are planted."""
 
 import json
 import os
+import shutil
 import subprocess
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from support.markers import slow_or_campaign
 from support.presets import with_fields
+from support.processes import own_lines, run_processes
 from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.__main__ import main
@@ -19,28 +21,45 @@ from train_jax.run.presets import preset
 from train_jax.runtime.backend import Choice
 
 
-def preflight(fault, devices, *options, environment=None):
-    """In a process of its own; returns the exit status and the rows by name."""
+def rows_of(text):
+    """Returns the rows by name that `--json` printed, and under "left out" the names of those that were not checked."""
+    figures = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    rows = {each["name"]: each for each in figures["rows"]}
+    assert figures["ok"] == (not failed(rows))
+    return rows | {"left out": figures["not_checked"]}
+
+
+def failed(rows):
+    return {name for name, each in rows.items() if name != "left out" and each["status"] == "FAIL"}
+
+
+def preflight(fault, devices, *options):
+    """Runs the command in a process of its own; returns the rows by name."""
     command = script("preflight_process", fault, devices, "tiny", "--json", *options)
-    variables = os.environ | ENVIRONMENT | (environment or {})
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
     assert done.stdout.startswith("{"), done.stderr[-2000:]
-    figures = json.loads(done.stdout)
-    assert figures["ok"] == (done.returncode == 0) and done.returncode in (0, 1)
-    return done.returncode, {each["name"]: each for each in figures["rows"]}
+    rows = rows_of(done.stdout)
+    assert done.returncode == bool(failed(rows))
+    return rows
+
+
+def on_hosts(folders, run_dir, *options, of_second=(), fault="none", **more):
+    """Runs the command in a process for each folder, with two devices each; `of_second`: further options of process 1.
+
+    Returns the rows that process 0 prints, and what the last process prints.
+    """
+    arguments = [fault, 2, "tiny", "--data-dir", "data", "--run-dir", run_dir, "--json", "--quick", *options]
+    command = script("preflight_process", *arguments)
+    statuses, texts = run_processes([command, [*command, *of_second]][: len(folders)], folders, **more)
+    assert "{" in texts[0], texts[0][-3000:]
+    rows = rows_of(texts[0])
+    assert set(statuses) == {int(bool(failed(rows)))}
+    return rows, texts[-1]
 
 
 @pytest.fixture
 def where(tmp_path, data_dir):
     return "--data-dir", data_dir, "--run-dir", tmp_path / "runs" / "one"
-
-
-_REMEDY_IN_TEXT = ("data", "configuration trains", "devices")
-"""Checks whose text is an error of `trm train`, which says the remedy."""
-
-
-def failed(rows):
-    return {name for name, each in rows.items() if each["status"] == "FAIL"}
 
 
 def test_a_machine_that_is_ready(where, capsys, tmp_path):
@@ -52,41 +71,24 @@ def test_a_machine_that_is_ready(where, capsys, tmp_path):
     assert not (tmp_path / "runs").exists(), "everything that was made is removed"
 
 
-@pytest.mark.slow
-def test_the_model_beside_pytorch_and_its_memory(where):
-    status, rows = preflight("none", 2, *where)
-    assert (status, failed(rows)) == (0, set())
-    assert {"model beside PyTorch", "memory"} <= rows.keys()
-    assert (
-        "2 x cpu" in rows["devices"]["measured"] and "sum over 2 devices is 3; 16 MiB" in rows["collective"]["measured"]
-    )
-
-
 @pytest.mark.parametrize("model", slow_or_campaign(["hrm"], ["transformer", "trm_hier6"]))
 def test_other_architectures_beside_pytorch(where, model):
-    assert preflight("none", 1, *where, "--model", model, "--arch.forward-dtype", "bfloat16")[0] == 0
+    assert not failed(preflight("none", 1, *where, "--model", model, "--arch.forward-dtype", "bfloat16"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "devices", "options", "name", "message"),
+    ("options", "name", "message"),
     [
-        ("none", 1, ["--expect-devices", "4", "--quick"], "devices", "1 x cpu"),
-        ("none", 1, ["--expect-processes", "8", "--quick"], "processes", "1 process"),
-        ("none", 3, ["--quick"], "configuration trains", "global batch 16 does not divide over 3 devices"),
-        ("none", 1, ["--platform", "gpu", "--quick"], "devices", "there is no device of the platform cuda"),
-        ("none", 1, ["--data-dir", "nowhere", "--quick"], "data", "no data set at nowhere"),
-        ("none", 1, ["--run-dir", "README.md/run", "--quick"], "run folder", "README.md/run cannot be written"),
-        ("memory", 1, [], "memory", "of 1.0 MiB"),
-        ("logistic", 1, [], "model beside PyTorch", "differ, most"),
-        ("product", 1, ["--quick"], "matrix product", "bfloat16"),
+        (["--expect-devices", "4"], "devices", "1 x cpu"),
+        (["--expect-processes", "8"], "processes", "1 process"),
     ],
-    ids=["devices", "processes", "batch", "platform", "data", "unwritable", "memory", "lowering", "product"],
+    ids=["devices", "processes"],
 )
-def test_a_fault_is_caught(where, fault, devices, options, name, message):
-    status, rows = preflight(fault, devices, *where, *options)
-    assert (status, failed(rows)) == (1, {name})
-    assert message in rows[name]["measured"] and (rows[name]["remedy"] or name in _REMEDY_IN_TEXT)
+def test_another_number_than_expected_fails(where, capsys, options, name, message):
+    with pytest.raises(SystemExit, match="1"):
+        main(["preflight", "tiny", *map(str, where), "--quick", "--json", *options])
+    rows = rows_of(capsys.readouterr().out)
+    assert failed(rows) == {name} and message in rows[name]["measured"]
 
 
 def test_mistakes_are_status_2(capsys):
@@ -98,6 +100,135 @@ def test_mistakes_are_status_2(capsys):
     ):
         assert main(["preflight", *argv]) == 2
         assert message in capsys.readouterr().err
+
+
+# ---- planted faults
+
+
+def hosts_with_data(folder, data_dir):
+    """Returns the folders of two hosts, each with the data."""
+    folders = [folder / "here", folder / "there"]
+    for each in folders:
+        shutil.copytree(data_dir, each / "data")
+    return folders
+
+
+@pytest.mark.parametrize("runner", slow_or_campaign(["pmap"], ["shard_map"]))
+def test_two_hosts_that_are_ready(tmp_path, data_dir, runner):
+    options = "--no-quick", "--compute.runner", runner, "--expect-devices", "4"
+    rows, text = on_hosts(hosts_with_data(tmp_path, data_dir), tmp_path / "run", *options)
+    assert (failed(rows), rows["left out"]) == (set(), [])
+    assert "4 x cpu" in rows["devices"]["measured"] and "sum over 4 devices is 10; " in rows["collective"]["measured"]
+    assert "written and read by 2 processes" in rows["run folder"]["measured"]
+    assert "MiB of" in rows["memory"]["measured"]
+    assert own_lines(text) == [], "only process 0 prints"
+    assert not (tmp_path / "run").exists()
+
+
+def on_a_weak_device(folder, data_dir):
+    rows = preflight("memory+logistic", 1, "--data-dir", data_dir, "--run-dir", folder / "run")
+    assert failed(rows) == {"memory", "model beside PyTorch"}
+    return rows
+
+
+def on_three_devices(folder, data_dir):
+    rows = preflight("product", 3, "--data-dir", data_dir, "--run-dir", folder / "run", "--quick")
+    assert failed(rows) == {"matrix product", "configuration trains"}
+    return rows
+
+
+def on_no_gpu(folder, data_dir):
+    rows = preflight("none", 1, "--platform", "gpu", "--data-dir", "nowhere", "--run-dir", "README.md/run", "--quick")
+    assert failed(rows) == {"devices", "data", "run folder"}
+    return rows
+
+
+def on_different_hosts(folder, data_dir):
+    """Code, command line, data and clock of host 1 are others, and it does not see the run folder of host 0."""
+    for name in ("bridge", "models_torch", "train_jax", "tests"):
+        shutil.copytree(ROOT / name, folder / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / "copy" / "train_jax" / "loop.py").open("a") as file:
+        file.write("# older\n")
+    folders = hosts_with_data(folder, data_dir)
+    for split in ("train", "test"):
+        labels = folders[1] / "data" / split / "all__labels.npy"
+        content = bytearray(labels.read_bytes())
+        content[-1] = content[-2]
+        labels.write_bytes(content)
+    (folders[1] / "data" / "recipe.json").unlink()
+    environments = {}, {"PYTHONPATH": f"{folder / 'copy'}:{folder / 'copy' / 'tests'}"}
+    rows, _ = on_hosts(folders, "run", of_second=("--seed", "3"), fault="clock:1", environments=environments)
+    assert failed(rows) == {"code", "configuration", "data", "clock", "run folder"}
+    assert {"collective", "configuration trains"} <= set(rows["left out"])
+    assert not any((each / "run").exists() for each in folders)
+    return rows
+
+
+def on_a_host_without_data(folder, data_dir):
+    """Host 1 also cannot write its run folder."""
+    folders = hosts_with_data(folder, data_dir)
+    shutil.rmtree(folders[1] / "data")
+    (folders[1] / "run").write_text("a file")
+    rows, _ = on_hosts(folders, "run")
+    assert failed(rows) == {"data", "run folder"}
+    return rows
+
+
+def on_different_backends(folder, data_dir):
+    environment = {"JAX_PLATFORMS": ""}
+    folders, environments = hosts_with_data(folder, data_dir), (environment, environment)
+    rows, text = on_hosts(folders, folder / "run", fault="tpu:1", environments=environments)
+    assert failed(rows) == {"devices"} and "computes on the" in text
+    return rows
+
+
+def on_one_of_two_hosts(folder, data_dir):
+    rows, _ = on_hosts(hosts_with_data(folder, data_dir)[:1], folder / "run", "--timeout", "5", count=2)
+    assert failed(rows) == {"processes"} and "collective" in rows["left out"]
+    return rows
+
+
+@pytest.fixture
+def planted(made_once, data_dir):
+    """`planted(make)`: the rows of `make(folder, data_dir)`, which is called once for all tests."""
+
+    def rows_with_faults(make):
+        folder = made_once(make.__name__, lambda new: (new / "rows.json").write_text(json.dumps(make(new, data_dir))))
+        return json.loads((folder / "rows.json").read_text())
+
+    return rows_with_faults
+
+
+REMEDY_IN_TEXT = ("data", "configuration trains", "devices")
+"""Checks whose text is an error of `trm train`, which says the remedy."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "name", "message"),
+    [
+        pytest.param(on_a_weak_device, "memory", "of 1.0 MiB", id="memory"),
+        pytest.param(on_a_weak_device, "model beside PyTorch", "differ, most", id="lowering"),
+        pytest.param(on_three_devices, "matrix product", "bfloat16", id="product"),
+        pytest.param(on_three_devices, "configuration trains", "16 does not divide over 3 devices", id="batch"),
+        pytest.param(on_no_gpu, "devices", "there is no device of the platform cuda", id="platform"),
+        pytest.param(on_no_gpu, "data", "no data set at nowhere", id="nowhere"),
+        pytest.param(on_no_gpu, "run folder", "README.md/run cannot be written", id="unwritable"),
+        pytest.param(on_different_hosts, "code", "differs from most in train_jax/loop.py", id="code"),
+        pytest.param(on_different_hosts, "configuration", "differs from most in seed", id="fields"),
+        pytest.param(on_different_hosts, "data", "process 1 on", id="other-data"),
+        pytest.param(on_different_hosts, "clock", "process 1 on", id="clock"),
+        pytest.param(on_different_hosts, "run folder", "the file that process 1 on", id="not-shared"),
+        pytest.param(on_a_host_without_data, "data", "differs from most in content", id="no-data"),
+        pytest.param(on_a_host_without_data, "run folder", "cannot be written", id="one-cannot-write"),
+        pytest.param(on_different_backends, "devices", "computes on the", id="backend"),
+        pytest.param(on_one_of_two_hosts, "processes", "process 1 did not connect", id="missing"),
+    ],
+)
+def test_a_fault_is_caught(planted, make, name, message):
+    row = planted(make)[name]
+    assert row["status"] == "FAIL" and message in row["measured"]
+    assert row["remedy"] or name in REMEDY_IN_TEXT or make is on_one_of_two_hosts
 
 
 # ---- without processes and devices
@@ -119,8 +250,8 @@ def pod(platform="cpu", **fields):
     return Pod(with_fields(preset("tiny"), fields), Choice(platform, "as requested"), ["here"])
 
 
-def test_who_holds_the_tpu(tmp_path, monkeypatch):
-    """In a /proc with two processes: 7 has a TPU open, 8 has none."""
+def test_the_process_that_holds_the_tpu_is_named(tmp_path, monkeypatch):
+    """In /proc there are two processes: 7 has a TPU open, 8 has none."""
     for pid, device in ((7, "/dev/vfio/0"), (8, "/dev/null")):
         (tmp_path / "proc" / str(pid) / "fd").mkdir(parents=True)
         (tmp_path / "proc" / str(pid) / "fd" / "3").symlink_to(device)

@@ -43,7 +43,7 @@ EVENTS = [
         )
     ),
 ]
-"""Of two steps on two devices, in microseconds: a loop with 3 products in it, an addition, a collective."""
+"""Events of two steps on two devices, in microseconds: a loop with 3 products in it, an addition, a collective."""
 
 
 def test_sums_of_each_operation_without_those_inside_it():
@@ -121,8 +121,8 @@ def test_no_profile_is_one_line(run, capsys):
         (0, 1, 0, 0, [], ""),
     ],
 )
-def test_which_steps_are_traced(monkeypatch, tmp_path, first, dispatch, profile, skip, traced, said):
-    """Of twelve, after earlier ones have ended; the profiler's own time is not that of the steps."""
+def test_the_requested_steps_are_traced(monkeypatch, tmp_path, first, dispatch, profile, skip, traced, said):
+    """The run has twelve steps, some of them taken before; the profiler's own time is not that of the steps."""
     seen, lines, running = [], [], []
 
     @contextlib.contextmanager
@@ -176,7 +176,7 @@ def test_the_profile_server_listens_until_the_run_ends(tmp_path):
 
 @pytest.mark.slow
 def test_steps_of_a_run_are_profiled(data_dir, tmp_path, capsys):
-    """In the middle; longer than the run, on two devices; and later than its end."""
+    """One profile is within its run, one is longer than its run, on two devices, and one begins after its end."""
     common = "steps=12", "log_every_steps=4"
     runs = {"middle": (1, 3, 4), "longer": (2, 5, 10), "later": (1, 2, 12)}
     words = []

@@ -17,7 +17,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def inspected(made_once, data_dir):
-    """What `support.inspect_programs` says of each run."""
+    """Returns the figures of `support.inspect_programs` by run."""
 
     def inspect(folder):
         words = [word for name, (count, *fields) in RUNS.items() for word in ("--", count, folder / name, *fields)]

@@ -6,14 +6,12 @@
 import gzip
 import importlib
 import json
-import os
 import sys
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from support.scripts import run_script
 
 from train_jax.errors import UserError
 from train_jax.tasks.language.chat.conversations import Part, parse_conversation, to_json
@@ -176,22 +174,13 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name, content):
 
 
 def test_rows_are_read_in_groups_and_shuffled_as_published(tmp_path):
-    """The cases of nanochat's tests at 92d63d4."""
+    """These are the cases of nanochat's tests at 92d63d4."""
     write(tmp_path / "test-00000-of-00001.parquet", [smoltalk(number) for number in range(100)])
     problems = task_name(f"smoltalk@{tmp_path}").open("test")
     numbers = np.random.default_rng(42).permutation(100)
     assert [problems.conversation(n)[0].text.split()[-1] for n in range(100)] == [str(n) for n in numbers]
     asked = multiple_choice("What is 1+1?", "AB", ["1", "2"])
     assert asked.startswith("Multiple Choice question: What is 1+1?\n- 1=A\n- 2=B\n\nRespond only with the letter")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("NANOCHAT_DIR" not in os.environ, reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4")
-def test_the_published_tests_of_tasks_pass():
-    """Through an adapter with the published names; the cases without the checkout are above, and of mixtures in
-    `test_chat_data`."""
-    said = run_script("nanochat_tasks")
-    assert "7 passed" in said and "skipped" not in said, said
 
 
 PUBLISHED = {
@@ -231,6 +220,6 @@ def test_conversations_are_the_published_ones_in_the_published_order(hub, name, 
 
 
 def _texts(record):
-    """Without empty parts, which have no tokens."""
+    """Returns roles and parts, without empty parts, which have no tokens."""
     empty = {"type": "text", "text": ""}
     return [(message["role"], [part for part in message["content"] if part != empty]) for message in record["messages"]]

@@ -32,8 +32,7 @@ def check_same(refilled, halted) -> None:
         assert refilled.metrics[name] == pytest.approx(halted.metrics[name], abs=1e-7)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 16])
-@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("batch_size", "threshold"), [(1, 0.5), (3, 0.5), (16, 0.5), (7, 0.0), (2, 1.0)])
 def test_the_answers_are_those_of_early_halting(batch_size, threshold):
     identifiers = list(range(len(HALT))) * 2
     halted = evaluate(identifiers, batch_size, Devices(1), threshold=threshold)
@@ -45,7 +44,7 @@ def test_trajectories_that_stop_have_the_answers_of_all_trajectories(stop):
     """The figures are those computed from the answers of all trajectories, and do not depend on the batch."""
     options = TrajectoryOptions(3, 0.8, 6, seed=2)
     complete = evaluate_trajectories(MANY, 16, Devices(1), options)
-    results = [evaluate_refilled(MANY, size, Devices(1), stop, options) for size in (1, 5, 16)]
+    results = [evaluate_refilled(MANY, size, Devices(1), stop, options) for size in (1, 16)]
     for result in results:
         assert (result.predictions == results[0].predictions).all()
         for name, figure in (("steps", "steps"), ("exact", "exact_accuracy")):

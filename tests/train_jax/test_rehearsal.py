@@ -41,7 +41,7 @@ def no_waits(monkeypatch):
         ([124, 75], 124, False),
     ],
 )
-def test_what_the_exit_statuses_of_all_hosts_mean(statuses, status, again):
+def test_the_exit_statuses_of_all_hosts_give_one_status(statuses, status, again):
     assert ending_of(statuses)[:2] == (status, again)
 
 

@@ -22,7 +22,6 @@ from train_jax.loop import train
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import with_task
 from train_jax.run.folder import RunFolder
-from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
 from train_jax.start import start
 from train_jax.tasks.language.chat.rollouts import token_loss
@@ -48,22 +47,28 @@ def config(made_once):
     return with_fields(base, SIZES)
 
 
+@pytest.fixture(scope="module")
+def training(config):
+    """The assembled run; its task compiles the engine once for all tests."""
+    return start(config)
+
+
 def rewarded(task, monkeypatch):
     """Rewards that differ, since an untrained model is never right."""
     monkeypatch.setattr(type(task.problems), "is_right", lambda self, index, text: len(text) % 2 == 0)
 
 
 @pytest.mark.parametrize("normalization", slow_unless("published".__eq__, ["global", "published"]))
-def test_the_gradient_is_pytorch_s_on_the_same_answers(config, monkeypatch, normalization):
-    """That of the published loop: its passes of one question after the other, or one mean over all tokens."""
-    config = with_fields(config, {"normalization": normalization, "train_end": normalization == "global"})
-    task = start(config).task
+def test_the_gradient_is_pytorch_s_on_the_same_answers(training, monkeypatch, normalization):
+    """The reference is the published loop, with a pass for each question, or one mean over all tokens."""
+    task, objective = training.task, training.objective
+    options = {"normalization": normalization, "train_end": normalization == "global"}
+    monkeypatch.setattr(task, "fields", dataclasses.replace(task.fields, **options))
     rewarded(task, monkeypatch)
-    objective = build_objective(config, task, 16)
     module = small_gpt(**{name: SIZES[name] for name in ("seq_len", "n_layer", "n_head", "n_kv_head", "n_embd")},
                        vocab_size=TOKENIZER.vocab_size)  # fmt: skip
     params = {name: jnp.asarray(value.detach().numpy()) for name, value in module.named_parameters()}
-    state = new_state(params, objective.buffers, start(config).optimizer)
+    state = new_state(params, objective.buffers, training.optimizer)
     batch = task.batch(3, (0, 1), state)
     assert len(set(batch["reward"])) == 2 and (batch["targets"] != IGNORED_TARGET).any(axis=1).all()
 
@@ -92,11 +97,9 @@ def torch_gradients(module, batch, normalization):
     return {name: value.grad.numpy() for name, value in module.named_parameters()}
 
 
-def test_what_is_trained_of_an_answer(config, monkeypatch):
-    """The tokens that were sampled, with the end if there is one; outputs of tools and the question are not."""
-    task = start(config).task
-    objective = build_objective(config, task, 16)
-    state = new_state(objective.params, objective.buffers, start(config).optimizer)
+def test_the_sampled_tokens_of_an_answer_are_trained(training):
+    """Sampled tokens are trained, with the end if there is one; outputs of tools and the question are not."""
+    task, state = training.task, training.initial_state()
     batch = task.batch(0, (0, 1), state)
     halves = [task.batch(0, (number, 2), state) for number in (0, 1)]
     for name, values in batch.items():
@@ -181,15 +184,14 @@ def saved(run_dir):
     ],
     ids=str,
 )
-def test_what_cannot_be_trained_is_refused_before_a_folder_is_made(config, tmp_path, fields, message):
+def test_impossible_fields_are_refused_before_a_folder_is_made(config, tmp_path, fields, message):
     wrong = dataclasses.replace(with_fields(config, fields), run_dir=str(tmp_path / "run"))
     with pytest.raises(UserError, match=message):
         train(wrong)
     assert not (tmp_path / "run").exists()
 
 
-def test_another_model_than_the_one_that_answered_is_noticed(config):
-    task = start(config).task
+def test_another_model_than_the_one_that_answered_is_noticed(training):
     sums = {"log_prob_difference": np.array([0.0, 1e-3]), "loss": 1.0, "divisor": 1.0, "reward": 0, "answer_tokens": 1}
     with pytest.raises(UserError, match=r"differs by 1.0e-03 between generation and training, the limit of float32"):
-        task.figures(sums, 16)
+        training.task.figures(sums, 16)

@@ -229,7 +229,7 @@ def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
         main(Report(str(run_dir), picture=tmp_path / "nowhere" / "picture.svg"))
 
 
-def test_the_weights_that_were_evaluated_are_named(run_dir):
+def test_the_page_names_the_weights_that_were_evaluated(run_dir):
     config = RunFolder(run_dir).config
     assert "EMA weights" in words(page(read_run_files(str(run_dir))))
     rewrite(config, optim=json.loads(config.read_text())["optim"] | {"ema_decay": 0.0})
@@ -237,7 +237,7 @@ def test_the_weights_that_were_evaluated_are_named(run_dir):
     assert "held out, raw weights" in text and "EMA weights" not in text
 
 
-def test_a_folder_without_a_run_is_said(tmp_path):
+def test_a_folder_without_a_run_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"no run at .*train one with `trm train PRESET"):
         main(Report(str(tmp_path)))
 
@@ -282,12 +282,11 @@ def test_a_trace_tells_what_changed_and_what_is_wrong():
     [
         ("summary", ["RUN"], {"torch", "jax", "matplotlib", "jinja2", "rich"}),
         pytest.param("train", None, {"matplotlib", "jinja2", "rich"}, marks=pytest.mark.slow),
-        ("", None, {"torch", "jax", "matplotlib", "jinja2", "rich"}),
     ],
 )
 def test_nothing_is_loaded_that_is_not_needed(run_dir, module, argv, absent):
     rewrite(RunFolder(run_dir).export_check, torch_exact_accuracy=0.75)
-    name = f"train_jax.stages.{module}" if module else "train_jax"
+    name = f"train_jax.stages.{module}"
     call = f"stage.cli([{str(run_dir)!r}])" if argv else "pass"
     code = f"import importlib; stage = importlib.import_module({name!r}); {call}; import sys; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

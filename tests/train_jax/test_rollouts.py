@@ -95,7 +95,7 @@ def test_a_run_from_python(config):
     assert train_jax.preset("tiny") == preset("tiny") and train_jax.train(config)["loss"] == figures["loss"]
 
 
-def test_what_it_cannot_do_is_said_before_a_folder_is_made(config, tmp_path):
+def test_impossible_dispatches_are_refused_before_a_folder_is_made(config, tmp_path):
     fields = {"compute": ComputeConfig(steps_per_dispatch=5), "eval_every_steps": 0, "log_every_steps": 5}
     several = dataclasses.replace(config, **fields)
     with pytest.raises(UserError, match=r"depend on the model after every step, and compute\.steps_per_dispatch is 5"):

@@ -1,0 +1,123 @@
+"""Blocks that mix the cells of a grid: attention in a window, and a convolution, each beside a slow reference."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from models_torch.grid_convolution import GridConvolution
+from models_torch.layers import Attention
+from models_torch.local_attention import LocalAttention
+from models_torch.registry import ARCHITECTURES, build
+from train_jax.tasks.puzzles.presets import MAZE_UNIQUE
+
+HIDDEN, HEADS = 12, 3
+TINY = ARCHITECTURES["trm"].tiny_config
+
+
+def local(window, side, puzzle_positions):
+    torch.manual_seed(0)
+    sizes = {"window": window, "side": side, "puzzle_positions": puzzle_positions}
+    return LocalAttention(HIDDEN, HIDDEN // HEADS, HEADS, **sizes)
+
+
+def masked_attention(module, x, mask):
+    """The reference: attention of every query to every key under a dense mask."""
+    query, key, value = (
+        part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in F.linear(x, module.qkv_proj.weight).chunk(3, dim=-1)
+    )
+    scores = query @ key.mT / (HIDDEN // HEADS) ** 0.5
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    return F.linear((weights @ value).transpose(1, 2).flatten(2), module.o_proj.weight)
+
+
+def window_mask(window, side, puzzle_positions):
+    """Which position attends to which, decided pair by pair."""
+    count = puzzle_positions + side**2
+    mask = torch.zeros(count, count, dtype=torch.bool)
+    for i in range(count):
+        for j in range(count):
+            if min(i, j) < puzzle_positions:
+                mask[i, j] = True
+                continue
+            (row, col), (other_row, other_col) = (divmod(n - puzzle_positions, side) for n in (i, j))
+            mask[i, j] = max(abs(row - other_row), abs(col - other_col)) <= window // 2
+    return mask
+
+
+def check_equal(module, x, expected):
+    """The output of the module and all gradients are those of the reference."""
+    actual = module(x, None)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+    cotangent = torch.randn_like(actual)
+    leaves = (x, *module.parameters())
+    for own, reference in zip(*(torch.autograd.grad(y, leaves, cotangent) for y in (actual, expected)), strict=True):
+        torch.testing.assert_close(own, reference, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "side", "puzzle_positions"), [(3, 5, 2), (1, 3, 1), (7, 4, 0), (5, 6, 3)])
+def test_the_window_equals_a_mask(window, side, puzzle_positions):
+    module = local(window, side, puzzle_positions)
+    x = torch.randn(2, puzzle_positions + side**2, HIDDEN, requires_grad=True)
+    check_equal(module, x, masked_attention(module, x, window_mask(window, side, puzzle_positions)))
+
+
+def test_a_window_over_the_whole_grid_is_full_attention():
+    module, full = local(7, 4, 2), Attention(HIDDEN, HIDDEN // HEADS, HEADS, HEADS)
+    full.load_state_dict(module.state_dict(), strict=True)
+    x = torch.randn(2, 18, HIDDEN)
+    torch.testing.assert_close(module(x, None), full(x, None), rtol=0, atol=1e-6)
+
+
+def test_it_takes_fewer_operations():
+    """The count is for 16 puzzle positions and a 30x30 grid, without the projections, which cost the same."""
+    x, flops = torch.randn(1, 916, HIDDEN, device="meta"), []
+    for module in (Attention(HIDDEN, HIDDEN // HEADS, HEADS, HEADS), local(7, 30, 16)):
+        with FlopCounterMode(display=False) as counter:
+            module.to("meta")(x, None)
+        flops.append(counter.get_total_flops() - 2 * 916 * HIDDEN * HIDDEN * 4)
+    cells, puzzle = 900 * (7 * 30 + 16), 16 * 916
+    assert flops[1] / flops[0] == pytest.approx((cells + puzzle) / 916**2)
+    assert flops[0] / flops[1] > 3.8
+
+
+# ---- convolution
+
+
+def by_cells(module, x, window):
+    """The reference: each cell adds a product of every cell around it, pair by pair."""
+    first, side = module.puzzle_positions, module.side
+    mean = module.mean_proj(x.mean(1))
+    rows = [mean.clone() for _ in range(x.shape[1])]
+    for i in range(side**2):
+        for j in range(side**2):
+            (row, col), (other_row, other_col) = divmod(i, side), divmod(j, side)
+            down, right = other_row - row + window // 2, other_col - col + window // 2
+            if 0 <= down < window and 0 <= right < window:
+                rows[first + i] = rows[first + i] + x[:, first + j] @ module.weight[:, :, down, right].T
+    return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize(("window", "side", "puzzle_positions"), [(3, 4, 1), (1, 3, 2), (5, 3, 0)])
+def test_it_equals_a_sum_over_pairs_of_cells(window, side, puzzle_positions):
+    torch.manual_seed(0)
+    module = GridConvolution(4, window=window, side=side, puzzle_positions=puzzle_positions)
+    x = torch.randn(2, puzzle_positions + side**2, 4, requires_grad=True)
+    check_equal(module, x, by_cells(module, x, window))
+
+
+def test_a_convolution_takes_the_place_of_attention():
+    """No weights of attention, no rotary table, and the number of heads need not divide."""
+    fields = {"convolution_window": 3, "num_heads": 4096, "pos_encodings": "rope"}
+    module = build("trm", dataclasses.replace(TINY, **fields))
+    names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    assert not [name for name in names if "attn" in name or "rotary" in name]
+    assert [name for name in names if ".conv." in name]
+
+
+def test_the_maze_preset_has_at_most_42_000_parameters_in_its_block():
+    arch = dataclasses.replace(MAZE_UNIQUE.arch, seq_len=81, vocab_size=6)
+    block = build("trm", arch).get_submodule("model.inner.L_level")
+    assert sum(each.numel() for each in block.parameters()) == 36_864
