@@ -1,7 +1,6 @@
-"""ARC voting of whole runs: hosts, devices, files of predictions, and what is refused."""
+"""ARC voting of whole runs: hosts, devices, files of predictions, and their mistakes."""
 
 import json
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +52,8 @@ def answer_with_labels(_, batch):
     return {"count": 1.0}, outputs
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_hosts_see_every_example_once_between_them(arc, hosts, monkeypatch):
-    parts = []
+def test_hosts_see_every_example_once_between_them(arc, monkeypatch):
+    parts, hosts = [], 4
     for host in range(hosts):
         monkeypatch.setattr(evaluation, "process_shard", lambda host=host: (host, hosts))
         evaluator = evaluation.Evaluator(None, load_split(arc, "test"), Host(), max_steps=1, batch_size=12)
@@ -106,14 +104,13 @@ def mistake(capsys, *argv: str) -> str:
     return shown.err
 
 
-def test_what_cannot_be_written_is_said_before_the_work(run_dir, arc, data_dir, tmp_path, capsys):
+def test_mistakes_are_named_before_the_work(run_dir, arc, data_dir, tmp_path, capsys):
     nowhere = str(tmp_path / "no" / "file")
     for option in ("--predictions", "--submission"):
         assert "no is not a folder; give a file in an existing folder" in mistake(
             capsys, "evaluate", run_dir, option, nowhere
         )
-    here = str(tmp_path / "s.json")
-    said = mistake(capsys, "evaluate", run_dir, "--submission", here, "--split", "train")
+    said = mistake(capsys, "evaluate", run_dir, "--submission", str(tmp_path / "s.json"), "--split", "train")
     assert "is for the test split of one ARC data set" in said
     assert "no files of predictions" in mistake(capsys, "score", str(arc))
     good = tmp_path / "good.npz"
@@ -127,18 +124,12 @@ def test_what_cannot_be_written_is_said_before_the_work(run_dir, arc, data_dir, 
     assert not list(tmp_path.glob("*.json"))
 
 
-def test_files_that_hold_no_predictions_are_said(arc, tmp_path):
+def test_a_file_without_predictions_is_refused(arc, tmp_path):
     good = perfect(arc)
     path = tmp_path / "bad.npz"
     save_predictions(path, good)
     whole = path.read_bytes()
-    cases = {
-        "not a zip": b"hello",
-        "empty": b"",
-        "cut": whole[: len(whole) // 2],
-        "flipped": whole[:2000] + bytes(x ^ 255 for x in whole[2000:2100]) + whole[2100:],
-    }
-    for content in cases.values():
+    for content in (b"hello", whole[:2000] + bytes(x ^ 255 for x in whole[2000:2100]) + whole[2100:]):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"bad.npz contains no predictions \(.*\); use a file of `trm evaluate"):
             load_predictions(path)
@@ -148,18 +139,14 @@ def test_files_that_hold_no_predictions_are_said(arc, tmp_path):
         ({"inputs": good.inputs.astype(np.float32)}, "inputs is float32"),
         ({"q_halt_logits": np.zeros(len(good.inputs), int)}, "q_halt_logits is int64"),
         ({"q_halt_logits": np.full(len(good.inputs), np.nan, np.float32)}, "are not all finite"),
-        ({"puzzle_identifiers": np.array([None] * len(good.inputs))}, "Object arrays cannot be loaded"),
+        ({"puzzle_identifiers": np.array([None] * len(good.inputs))}, "contains no predictions"),
     ):
         np.savez(path, **(good._asdict() | changes), allow_pickle=True)
         with pytest.raises(UserError, match=message):
             load_predictions(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("inputs.npy", whole)
-    with pytest.raises(UserError, match="contains no predictions"):
-        load_predictions(path)
 
 
-def test_predictions_of_another_data_set_are_said(arc):
+def test_predictions_of_another_data_set_are_refused(arc):
     good = perfect(arc)
     for changes, message in (
         ({"puzzle_identifiers": good.puzzle_identifiers + 1000}, r"the data set has 0 to 180; give the data set of"),
@@ -171,7 +158,7 @@ def test_predictions_of_another_data_set_are_said(arc):
             score_predictions(arc, [good._replace(**changes)])
 
 
-def test_predictions_that_unpack_to_too_much_are_not_unpacked(tmp_path, monkeypatch):
+def test_predictions_that_would_need_too_much_memory_are_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(voting, "LARGEST_BYTES", 2**20)
     path, zeros = tmp_path / "p.npz", np.zeros((2**12, 2**14), np.uint8)
     bomb = voting.Predictions(np.zeros(2**12, np.int32), zeros, zeros, np.zeros(2**12, np.float32))

@@ -1,4 +1,4 @@
-"""A sharded optimizer learns what a replicated one learns; see also `test_step.py`, beside PyTorch."""
+"""A sharded optimizer learns the same as a replicated one; `test_step.py` compares with PyTorch."""
 
 import dataclasses
 

@@ -1,6 +1,4 @@
-"""What `trm solve` prints about a trace, and how each kind checks an answer."""
-
-import re
+"""The text of a trace that `trm solve` prints, and the checks of an answer by each kind."""
 
 import numpy as np
 import pytest
@@ -27,13 +25,8 @@ S.#..
 """.strip()
 SOLUTION = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1], np.uint8)
 
-
 PUZZLE = np.where(np.arange(16) % 2, SOLUTION, 0).astype(np.uint8)
-
-
 KIND = SudokuKind(GEOMETRIES[4])
-
-
 SWAPPED = np.concatenate([SOLUTION[1::-1], SOLUTION[2:]])
 
 
@@ -65,18 +58,14 @@ def test_on_a_terminal_givens_are_bold_changes_underlined_and_mistakes_red():
         "| . \x1b[1m2\x1b[0m | . \x1b[1m4\x1b[0m |   "
         "| \x1b[4;31m2\x1b[0m!\x1b[1;4;31m1\x1b[0m!| \x1b[4m3\x1b[0m \x1b[1m4\x1b[0m |"
     )
-    plain = trace_text(trace_of(SWAPPED), width=80, styled=False)
-    legend = next(i for i, line in enumerate(plain.splitlines()) if line.startswith("*"))
-    bare = re.sub(r"\x1b\[[\d;]+m", "", styled).splitlines()[:legend]
-    assert bare == [line.replace("*", " ") for line in plain.splitlines()[:legend]]
 
 
-def test_an_unknown_solution_marks_nothing_wrong():
+def test_without_a_solution_nothing_is_marked_as_wrong():
     text = trace_text(trace_of(SWAPPED, solution=None), width=80, styled=False)
     assert "!" not in text and "wrong" not in text
 
 
-def test_the_last_line_says_whether_and_why_not():
+def test_the_last_line_names_the_mistakes_of_an_answer():
     assert verdict(trace_of(SWAPPED, SOLUTION, SOLUTION)) == (
         "solved: every given kept, every row, column and box complete, since ACT step 2"
     )
@@ -119,9 +108,6 @@ def test_maze_answers_are_checked_by_the_rules():
     ring = parse_maze("S..\n.#.\n..G\n".replace("\n", "##\n") + "#####\n#####")
     for way in ([1, 2, 7], [5, 10, 11]):
         assert kind.checking.mistakes(ring, np.where(np.isin(np.arange(25), way), PATH, ring), None) == []
-    square = parse_maze("S..##\n#..##\n#.G##\n#####\n#####")
-    round_about = np.where(np.isin(np.arange(25), [1, 2, 7]), PATH, square)
-    assert kind.checking.mistakes(square, round_about, None) == []
     assert kind.checking.mistakes(np.full(25, OPEN), solution, None) == ["the input is not a maze"]
 
 

@@ -80,19 +80,6 @@ def test_buffers_are_those_of_the_whole_batch(results_of):
         assert buffers["largest_id"] == largest
 
 
-def test_rows_repeat_on_several_devices_with_gradients_of_both_signs():
-    """Otherwise the comparison above would not cover the sum over devices."""
-    per_device = BATCH // toy_training.DEVICES
-    opposed = 0
-    for batch in toy_training.batches():
-        ids, gradients = batch["ids"], batch["rows"]
-        for row in set(ids):
-            owners = {int(place) // per_device for place in np.flatnonzero(ids == row)}
-            signs = np.sign([gradients[place] for place in np.flatnonzero(ids == row)])
-            opposed += len(owners) > 2 and bool((signs.min(0) != signs.max(0)).any())
-    assert opposed > 20
-
-
 @every_case
 def test_compiles_once(results_of, case):
     results = results_of(case)

@@ -1,7 +1,6 @@
-"""Difficulty: the guesses of another solver, asked for and told; data sets made without it stay the same."""
+"""Difficulty: the guesses of another solver, asked for and shown; data sets made without it stay the same."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def silent(*_):
 
 
 def guesses_by_hand(puzzle: np.ndarray, geometry: Geometry) -> int:  # noqa: C901 (its two local functions are counted too)
-    """The rating as its text tells it, on sets, one cell at a time; shares nothing but the units with the solver."""
+    """Returns the rating by its definition, on sets, one cell at a time; shares only the units with the solver."""
 
     def singles(options: list[set[int]]) -> bool:
         """Fills in until nothing changes; False for a contradiction."""
@@ -65,7 +64,7 @@ def guesses_by_hand(puzzle: np.ndarray, geometry: Geometry) -> int:  # noqa: C90
 
 
 @pytest.mark.parametrize(("size", "count"), [(9, 24), (6, 60)])
-def test_a_rating_is_the_guesses_of_the_search_that_it_tells_of(size, count):
+def test_a_rating_is_the_number_of_guesses_of_its_definition(size, count):
     geometry, rng = GEOMETRIES[size], np.random.default_rng(5)
     puzzles, _ = dig(random_grids(count, geometry, rng), geometry.cells, geometry, rng)
     found = ratings(puzzles, geometry)
@@ -74,7 +73,7 @@ def test_a_rating_is_the_guesses_of_the_search_that_it_tells_of(size, count):
 
 
 @pytest.mark.slow
-def test_easier_puzzles_are_left_out_and_the_distribution_is_told(tmp_path, capsys):
+def test_easier_puzzles_are_left_out_and_the_distribution_is_shown(tmp_path, capsys):
     main(SudokuData(output_dir=tmp_path / "set", size=6, num_train=30, num_test=10, min_difficulty=2, num_aug=1))
     out = capsys.readouterr().out
     facts = inspect(tmp_path / "set", silent)
@@ -90,7 +89,7 @@ def test_easier_puzzles_are_left_out_and_the_distribution_is_told(tmp_path, caps
 
 
 @pytest.mark.slow
-def test_what_is_too_hard_is_said_with_a_remedy(tmp_path, capsys):
+def test_a_difficulty_that_cannot_be_reached_is_refused_with_a_remedy(tmp_path, capsys):
     for arguments, message in (
         (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are that hard"),
         (["--size", "6", "--min-difficulty", "9", "--num-empty", "20"], "use a lower one or omit --num-empty"),
@@ -112,7 +111,7 @@ def test_what_is_too_hard_is_said_with_a_remedy(tmp_path, capsys):
     ],
 )
 def test_without_the_option_nothing_has_changed(tmp_path, options, content):
-    """A data set of an earlier version is known as the same: its recipe and its bytes."""
+    """The recipe and the bytes are those of an earlier version, so that its data sets are still known."""
     main(SudokuData(output_dir=tmp_path / "set", num_test=5, num_aug=2, **options))
     record = read_recipe(tmp_path / "set")
     assert record is not None and record["content_sha256"] == content
@@ -121,7 +120,7 @@ def test_without_the_option_nothing_has_changed(tmp_path, options, content):
     ]  # fmt: skip
 
 
-def test_of_tables_both_ratings_are_told(tmp_path, public_rows, capsys):
+def test_both_ratings_of_a_table_are_shown(tmp_path, public_rows, capsys):
     tables = write_tables(tmp_path / "csv", public_rows[:30], public_rows[30:])
     main(SudokuData(output_dir=tmp_path / "set", source=str(tables), min_difficulty=4))
     puzzles = grids_of(load_split(tmp_path / "set", "train").inputs)
@@ -151,26 +150,7 @@ def test_a_puzzle_with_two_solutions_is_named_by_its_line_and_nothing_is_written
 
 
 @pytest.mark.slow
-def test_hard_puzzles_are_a_share_of_those_that_are_generated_anyway():
-    """A fixed seed and rule: what is asked for is drawn from the same puzzles, in their order."""
-    geometry = GEOMETRIES[6]
-    found = generate(25, None, geometry, np.random.default_rng(3), min_difficulty=1, progress=silent)
-    rng = np.random.default_rng(3).spawn(1)[0]
-    puzzles, _ = dig(random_grids(4096, geometry, rng), geometry.cells, geometry, rng)
-    assert (found.puzzles == puzzles[ratings(puzzles, geometry) > 0][:25]).all()
-
-
-def test_a_folder_of_another_difficulty_is_another_data_set(tmp_path):
-    def build(min_difficulty: int | None, where: Path = tmp_path / "set") -> None:
-        main(SudokuData(output_dir=where, size=4, num_train=9, num_test=1, num_empty=8, min_difficulty=min_difficulty))
-
-    build(None)
-    with pytest.raises(UserError, match=r"min_difficulty is None, requested 0"):
-        build(0)
-
-
-@pytest.mark.slow
-def test_how_many_processes_look_for_hard_puzzles_changes_none(monkeypatch):
+def test_the_number_of_processes_changes_no_hard_puzzle(monkeypatch):
     runs = []
     for count in (1, 3):
         monkeypatch.setattr(sudoku_generator, "BATCH", 256)

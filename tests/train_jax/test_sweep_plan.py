@@ -151,7 +151,7 @@ def test_the_flops_of_a_curriculum_are_those_of_its_depths():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_flops_are_those_of_pytorch_with_its_backward_pass(name):
-    """On meta tensors, too: PyTorch's counter does not know the attention of CPUs."""
+    """The tensors are meta tensors, because PyTorch's counter does not know the attention of CPUs."""
     arch = dataclasses.replace(ARCHITECTURES[name].tiny_config, batch_size=1)
     with torch.device("meta"):
         module = build(name, arch)

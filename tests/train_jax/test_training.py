@@ -1,4 +1,4 @@
-"""Whole runs in processes of their own: on one and eight devices, killed and continued, started again when finished."""
+"""Whole runs in processes of their own: on one and eight devices, killed and continued, on other devices."""
 
 import json
 import os
@@ -23,17 +23,13 @@ def difference(a, b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "variant",
-    [("mlp_t=True", "augment=True"), ("mlp_t=False", "pos_encodings='rope'")],
-    ids=["mixer", "attention"],
-)
-def test_eight_devices_learn_the_same_as_one(tmp_path, data_dir, variant):
+def test_eight_devices_learn_the_same_as_one(tmp_path, data_dir):
     """The same global batch, exploration on, rows of the puzzle table repeated within and across devices.
 
     With the default `eps`, Adam's first steps turn the rounding of a gradient near 0 into a part of the learning rate.
     """
-    fields = ("steps=20", "eps=1e-6", "halt_exploration_prob=0.5", "eval_every_steps=0", "L_cycles=1", *variant)
+    fields = ("steps=20", "eps=1e-6", "halt_exploration_prob=0.5", "eval_every_steps=0", "L_cycles=1")
+    fields = (*fields, "mlp_t=True", "augment=True")
     run_script("train_tiny", data_dir, *run(tmp_path, "one", 1, *fields), "--", *run(tmp_path, "eight", 8, *fields))
     one, eight = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("one", "eight"))
     table = next(k for k in one if "puzzle_emb.weights" in k)
@@ -67,20 +63,8 @@ def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, finished_run
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_left_unchanged(tmp_path, finished_run, finished_fields, data_dir):
-    """By a later process with the same fields."""
-
-    def modification_times():
-        return {path: path.stat().st_mtime_ns for path in sorted(finished_run.rglob("*")) if path.is_file()}
-
-    before = modification_times()
-    run_script("train_tiny", data_dir, 1, finished_run, tmp_path / "again.npz", *finished_fields)
-    assert before == modification_times()
-
-
-@pytest.mark.slow
 def test_a_run_continues_on_another_number_of_devices(tmp_path, data_dir):
-    """From one device to eight: the carry goes with the rows of the global batch."""
+    """The carry goes with the rows of the global batch from one device to eight."""
     fields = ("halt_exploration_prob=0.5", "eval_every_steps=0", "L_cycles=1", "checkpoint_every_steps=10")
     whole = run(tmp_path, "whole", 1, *fields, "steps=20")
     parts = [run(tmp_path, "run", devices, *fields, f"steps={steps}") for devices, steps in ((1, 10), (8, 20))]

@@ -117,7 +117,7 @@ def test_a_model_without_latents_cannot_be_given_noise():
         evaluator(STATE)
 
 
-def test_what_is_kept_of_a_batch_must_fit_into_memory():
+def test_the_facts_of_a_batch_must_fit_into_memory():
     with pytest.raises(UserError, match=r"need \d+ GiB of memory; use --batch-size \d+ or less"):
         evaluate_trajectories(ALL, 2**20, Devices(1), TrajectoryOptions(4096, 0.1, 4096))
 

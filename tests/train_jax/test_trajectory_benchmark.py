@@ -1,8 +1,6 @@
-"""`benchmarks.trajectories`: what is chosen on the validation set, and that no evaluation is done twice."""
+"""`benchmarks.trajectories` chooses a setting on the validation set and does no evaluation twice."""
 
-import json
 
-import numpy as np
 import pytest
 
 from benchmarks.trajectories import Options, Point, Setting, Study, choose, choose_stopped, main, means, stopped
@@ -65,27 +63,6 @@ def test_with_early_halting_the_cheapest_has_the_fewest_mean_steps():
     best = Setting(2, 0.2, 4, STOPS[0])
     assert choose_stopped(points, 0.99) == choose_stopped(points, 0.915) == [best]
     assert choose_stopped(points, 0.9) == [Setting(1, 0.2, 4, STOPS[0]), best]
-
-
-def test_a_study_with_early_halting(tmp_path, monkeypatch, capsys):
-    def evaluate(self, path, setting, data_dir, limit):
-        if setting.threshold is not None:
-            return {"exact_accuracy": 0.95, "steps": 2.5, "count": 50.0}, 1.0
-        grid = len(milestones(setting.trajectories)), len(milestones(setting.depth))
-        stops = {name: np.full((len(STOPS), *grid), value).tolist() for name, value in (("steps", 3), ("exact", 0.9))}
-        return result(setting.trajectories, setting.depth, lambda *_: 0.9) | {"stops": stops}, 1.0
-
-    monkeypatch.setattr(Study, "_computed", evaluate)
-    monkeypatch.setattr(Study, "halt_limit", 5)
-    main(
-        Options(
-            ("a", "b"), "v", "t", trajectories=(1, 2), depth=(4,), noises=(0.0, 0.1), halting=True, results=tmp_path
-        )
-    )
-    output = capsys.readouterr().out
-    assert "1 x 1, noise 0, halting above 0.5: 0.9500 [0.8" in output and "in 2.50 steps" in output
-    rows = json.loads((tmp_path / "table.json").read_text())
-    assert [row["threshold"] for row in rows] == [None, 0.5] and rows[1]["act_steps"] == [2.5, 2.5]
 
 
 def test_thresholds_are_evaluated_with_early_halting_and_nothing_else_is(tmp_path, monkeypatch, capsys):

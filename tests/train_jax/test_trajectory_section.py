@@ -1,4 +1,4 @@
-"""The report's section about trajectories: from results written by hand, and what it does with damaged ones."""
+"""The report's section about trajectories, from results written by hand; damaged results are refused."""
 
 import json
 
