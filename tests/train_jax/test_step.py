@@ -12,7 +12,7 @@ from support.toy_training import ALL_GOOD, BAD, BATCH, CASES, STEPS, TABLE
 from train_jax.core.metrics import parameter_groups
 
 DENSE = tuple(torch_optimizers.SHAPES)
-BY_DEFAULT = ("adamw", "muon", ALL_GOOD)
+BY_DEFAULT = ("adamw", ALL_GOOD)
 every_case = pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, CASES))
 every_case_with_nan = pytest.mark.parametrize(
     "case", slow_unless(BY_DEFAULT.__contains__, [case for case in CASES if case != ALL_GOOD])
