@@ -58,23 +58,21 @@ def sudoku(made):
     return made("sudoku")
 
 
-def test_a_puzzle_is_answered_as_in_evaluation_with_the_averaged_weights(sudoku):
-    run, test = restore(sudoku[0]), load_split(sudoku[1], "test")
-    evaluator = Evaluator(run.objective, test, Devices(1), max_steps=3, batch_size=6)
-    expected = evaluator(run.state)
-    answers = solve(run, test.inputs[3])
-    assert answers.tokens.shape == (3, 1, 16)
-    np.testing.assert_array_equal(answers.tokens[:, 0], expected.predictions[:, 3])
-    np.testing.assert_allclose(answers.q_halt_logits[:, 0], expected.q_halt_logits[:, 3], rtol=1e-5)
-    assert answers.answers.any()  # the raw weights, all 0, say token 0 everywhere
-
-
-def test_a_loaded_run_predicts_a_batch_and_refuses_what_it_cannot_read(sudoku):
-    model, inputs = load_run(sudoku[0]), load_split(sudoku[1], "test").inputs
-    prediction = model.predict(inputs)
-    assert model.step == 7 and prediction.answers.shape == inputs.shape
+def test_a_loaded_run_answers_as_in_evaluation_with_the_averaged_weights(sudoku):
+    run, test, model = restore(sudoku[0]), load_split(sudoku[1], "test"), load_run(sudoku[0])
+    expected = Evaluator(run.objective, test, Devices(1), max_steps=3, batch_size=6)(run.state)
+    prediction, alone = model.predict(test.inputs), solve(run, test.inputs[3])
+    assert model.step == 7 and alone.tokens.shape == (3, 1, 16)
+    np.testing.assert_array_equal(prediction.tokens, expected.predictions)
+    np.testing.assert_array_equal(alone.tokens[:, 0], expected.predictions[:, 3])
+    for logits, those in ((prediction.q_halt_logits, slice(None)), (alone.q_halt_logits, slice(3, 4))):
+        np.testing.assert_allclose(logits, expected.q_halt_logits[:, those], rtol=1e-5)
+    assert prediction.answers.any()  # the raw weights, all 0, say token 0 everywhere
     assert ((prediction.halting_probability > 0) & (prediction.halting_probability < 1)).all()
-    np.testing.assert_array_equal(prediction.answers[3], solve(restore(sudoku[0]), inputs[3]).answers[0])
+
+
+def test_a_loaded_run_refuses_inputs_that_it_cannot_read(sudoku):
+    model, inputs = load_run(sudoku[0]), load_split(sudoku[1], "test").inputs
     for wrong in (inputs[:, :9], inputs[:0], inputs + 99, inputs / 2):
         with pytest.raises(UserError, match=r"^inputs "):
             model.predict(wrong)

@@ -1,6 +1,7 @@
 """Sudokus: one solution each (against another solver), symmetries (against every symmetry), text."""
 
 from itertools import permutations
+from operator import eq
 
 import numpy as np
 import pytest
@@ -28,40 +29,32 @@ def made(size: int, count: int, num_empty: int, seed: int = 0):
 def backtracked_solutions(puzzle, box_rows: int, box_cols: int, limit: int = 2) -> list[list[int]]:
     """Solves by lists and sets; shares nothing with the solver under test."""
     size = box_rows * box_cols
-    grid, solutions_so_far = [int(digit) for digit in puzzle], []
+    cells, solutions = range(size * size), []
+    grid = [int(digit) for digit in puzzle]
 
-    def free(cell: int) -> set[int]:
+    def units(cell: int) -> tuple[int, int, int]:
         row, col = divmod(cell, size)
-        top, left = row - row % box_rows, col - col % box_cols
-        seen = {grid[row * size + other] for other in range(size)} | {grid[other * size + col] for other in range(size)}
-        seen |= {grid[(top + i) * size + left + j] for i in range(box_rows) for j in range(box_cols)}
-        return set(range(1, size + 1)) - seen
+        return row, size + col, 2 * size + row // box_rows * box_rows + col // box_cols
 
-    def is_valid() -> bool:
-        """Returns whether the givens never contradict each other, which the filling does not check."""
-        for cell, digit in enumerate(grid):
-            grid[cell] = 0
-            fits = digit in free(cell)
-            grid[cell] = digit
-            if not fits:
-                return False
-        return True
+    peers = [[other for other in cells if other != cell and any(map(eq, units(cell), units(other)))] for cell in cells]
 
     def fill() -> None:
-        options = {cell: free(cell) for cell in range(size * size) if grid[cell] == 0}
-        if not options:
-            solutions_so_far.extend([list(grid)] if is_valid() else [])
+        options = {cell: set(range(1, size + 1)) - {grid[peer] for peer in peers[cell]} for cell in cells}
+        empty = [cell for cell in cells if not grid[cell]]
+        if not empty and all(grid[cell] in options[cell] for cell in cells):
+            solutions.append(list(grid))
+        if not empty:
             return
-        cell = min(options, key=lambda each: len(options[each]))
+        cell = min(empty, key=lambda each: len(options[each]))
         for digit in options[cell]:
             grid[cell] = digit
             fill()
             grid[cell] = 0
-            if len(solutions_so_far) == limit:
+            if len(solutions) == limit:
                 return
 
     fill()
-    return solutions_so_far
+    return solutions
 
 
 @pytest.mark.parametrize(("size", "count", "num_empty"), [(4, 60, 8), (6, 20, 22), (9, 8, 50)])
