@@ -118,13 +118,6 @@ def test_questions_without_an_answer_are_counted_and_submitted(arc):
     assert scores.figures["ARC/pass@1000"] == pytest.approx(1 - 1 / num_test_inputs / len(puzzles))
 
 
-def test_padding_does_not_vote(arc):
-    predictions = perfect(arc)
-    padding = Predictions(np.zeros(3, np.int32), *(np.zeros((3, 900), np.uint8),) * 2, np.full(3, 9, np.float32))
-    padded = Predictions(*(np.concatenate(pair) for pair in zip(predictions, padding, strict=True)))
-    assert score_predictions(arc, [padded]) == score_predictions(arc, [predictions])
-
-
 def test_an_empty_answer_is_a_vote_and_is_submitted_as_a_black_cell(arc):
     predictions = copy(perfect(arc))
     predictions.preds[:] = 0

@@ -124,10 +124,3 @@ def test_the_option_is_taken_from_the_arguments(capsys):
         restarts_option(["tiny", "--restarts", "-1"])
     assert main(["train", "tiny", "--restarts", "often"]) == 2
     assert "--restarts often: expected a number" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_mistake_of_the_user_is_not_restarted(capfd):
-    assert main(["train", "tiny", "--restarts", "1", "--steps", "x"]) == 2
-    error = capfd.readouterr().err
-    assert error.startswith("trm: Error parsing --steps") and "restart" not in error
