@@ -1,6 +1,7 @@
 """Whole sweeps at the smallest size: data, training, evaluation, analysis, from one command."""
 
 import contextlib
+import csv
 import json
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from train_jax.__main__ import main
-from train_jax.experiments.table import EXPERIMENTS, GROUPS
+from train_jax.experiments.table import EXPERIMENTS, GROUPS, data_sets
 
 SMALL = ["--preset", "tiny", "--platform", "cpu", "--wandb", "disabled", "--continue-on-failure"]
 
@@ -49,6 +50,28 @@ def _mentioning(text):
         with contextlib.suppress(OSError):
             lines.append(file.read_bytes().decode(errors="replace"))
     return [line for line in lines if text in line]
+
+
+@pytest.mark.slow
+def test_an_experiment_by_its_name_and_stage_by_stage(tmp_path, capsys, monkeypatch):
+    """Data, training, evaluation, export, report and analysis, each by its command at the smallest size."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "exp02b" / "exp02b_01" / "seed-0"
+    (data,) = data_sets(EXPERIMENTS["exp02b_01"], "tiny")
+    assert main(list(data.command)) == 0
+    assert main(["train", "exp02b_01", "--preset", "tiny", "--run-dir", str(run), *SMALL[2:-1]]) == 0
+    assert json.loads((run / "config.json").read_text())["arch"]["H_cycles"] == 1, "what the experiment changes"
+    for stage in ("evaluate", "export", "report"):
+        assert main([stage, str(run)]) == 0, capsys.readouterr().err
+    assert json.loads((run / "FINISHED").read_text())["train_steps"] == 40
+    scores = json.loads((run / "evaluation" / "test.json").read_text())
+    assert (run / "weights.safetensors").exists() and any((run / "report").iterdir())
+    assert main(["analyze", str(tmp_path / "runs"), "--output", str(tmp_path / "analysis")]) == 0
+    assert "1 of 1 runs are finished." in capsys.readouterr().out
+    (row,) = csv.DictReader((tmp_path / "analysis" / "results.csv").open())
+    assert (row["experiment"], row["state"], int(row["train_steps"])) == ("exp02b_01", "finished", 40)
+    assert float(row["final_exact_accuracy"]) == pytest.approx(scores["exact_accuracy"], abs=1e-6)
+    assert float(row["act_steps"]) == scores["steps"]
 
 
 @pytest.mark.campaign

@@ -159,6 +159,13 @@ def test_the_state_is_read_from_the_folders(sweep, works, tmp_path):
         assert files.state(works[0].name, 10) == "waiting"
 
 
+@pytest.mark.slow
+def test_a_sweep_in_storage(sweep, works, remote):
+    there = [Work(work.name, 10, work.command) for work in works[:2]]
+    assert sweep(there, root=remote) == (0, names_of(there))
+    assert sweep(there, root=remote) == (0, [])
+
+
 RUNS, STEPS = 4, 15
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.documents import Balanced, words
 from support.halting_toy import HALT, LENGTH, RIGHT_CELLS, STATE, STEPS, ToyObjective, make_puzzles
 from support.latent_toy import LatentToy, evaluate_trajectories
 from support.markers import slow_unless
@@ -14,6 +15,8 @@ from support.untrained_run import write_run
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.report import puzzle_page as section
+from train_jax.report.answers import PuzzleResults
 from train_jax.run.config import with_model
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.presets import preset
@@ -23,7 +26,7 @@ from train_jax.start import start
 from train_jax.tasks.puzzles.batches import load_mixture, mixture_of
 from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.scan import TrajectoryOptions
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, checked_results
 
 ALL = list(range(len(HALT)))
 
@@ -196,3 +199,39 @@ def test_options_that_do_not_go_together(capsys, run, options, message):
     assert main(["evaluate", str(run.path), *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith("trm: ") and error.count("\n") == 1 and message in error
+
+
+# ---- the section of the report
+
+
+NAMES = [f"{chooser}/{keep}" for chooser in ("halting", "vote", "both", "pass") for keep in ("best", "last")]
+POINTS = [
+    {
+        "trajectories": count,
+        "depth": depth,
+        "act_steps": count * depth,
+        "exact_accuracy": {name: count * depth / 8 for name in NAMES} | {"any_step": 0.875},
+    }
+    for count in (1, 2)
+    for depth in (1, 2, 3)
+]
+VALUES = {"step": 1200, "trajectories": 2, "noise": 0.25, "depth": 3, "chooser": "halting", "seed": 0}
+VALUES |= {"metrics": {}, "points": POINTS}
+
+
+def test_the_section_shows_the_curve_and_the_loss_of_the_choice():
+    shown = section.trajectory_section(PuzzleResults(trajectories=checked_results(VALUES)))
+    assert shown is not None
+    Balanced(shown)
+    text = words(shown)
+    assert "2 trajectories of 3 ACT steps with noise 0.25, chosen by halting: 75.00% of the puzzles are solved" in text
+    assert "Some trajectory is right for 75.00% (pass@2), and some ACT step of some trajectory for 87.50%" in text
+    assert "1 x 2 2 25.00% 25.00% 25.00%" in text and "2 x 3 6 75.00% 75.00% 75.00%" in text
+    assert "2 x 1" not in text
+    assert section.trajectory_section(PuzzleResults()) is None
+
+
+@pytest.mark.parametrize("change", [{"points": []}, {"points": 3}, {"noise": "x"}, {"chooser": "other"}])
+def test_damaged_results_are_refused(change):
+    with pytest.raises(ValueError, match=r"."):
+        checked_results(VALUES | change)
