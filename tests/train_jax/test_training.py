@@ -29,7 +29,7 @@ def test_eight_devices_learn_the_same_as_one(tmp_path, data_dir):
     With the default `eps`, Adam's first steps turn the rounding of a gradient near 0 into a part of the learning rate.
     """
     fields = ("steps=20", "eps=1e-6", "halt_exploration_prob=0.5", "eval_every_steps=0", "L_cycles=1")
-    fields = (*fields, "mlp_t=True", "augment=True")
+    fields = (*fields, "mlp_t=False", "pos_encodings='rope'", "augment=True")
     run_script("train_tiny", data_dir, *run(tmp_path, "one", 1, *fields), "--", *run(tmp_path, "eight", 8, *fields))
     one, eight = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("one", "eight"))
     table = next(k for k in one if "puzzle_emb.weights" in k)
