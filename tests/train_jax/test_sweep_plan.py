@@ -41,9 +41,6 @@ def test_a_free_sweep(axes, expected):
 def test_a_free_sweep_that_is_wrong(axis):
     with pytest.raises(UserError, match=re.escape(f"--over {axis!r} cannot be read; write it as optim.lr=1e-4,3e-4")):
         combinations([axis])
-
-
-def test_a_field_is_varied_once():
     with pytest.raises(UserError, match="a occurs 2 times in --over; give it once"):
         combinations(["a=1", "a,b=[[1, 2]]"])
 
