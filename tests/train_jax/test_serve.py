@@ -26,18 +26,12 @@ def run_dir(made_once):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--host", "0.0.0.0"],
-            "--host 0.0.0.0 is reached by others, and TRM_TOKEN is not set; set it to a secret token",
-        ),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 is reached by others, and TRM_TOKEN is not set; set it to a secret"),
         (["--host", "no.such.host.invalid", "--token-variable", "HOME"], "use another address or port"),
         (["--step", "8", "--port", "0"], "no checkpoint of step 8"),
         (["--queue", "-1"], "--queue is -1; use at least 0"),
         (["RUN", "--port", "0"], "is given twice; give each run once"),
-        (
-            ["other", "--port", "0", "--model-name", "mine"],
-            "--model-name mine is for one run, and 2 are given",
-        ),
+        (["other", "--port", "0", "--model-name", "mine"], "--model-name mine is for one run, and 2 are given"),
     ],
 )
 def test_a_mistake_is_one_line(run_dir, capsys, arguments, message):
@@ -67,17 +61,7 @@ def test_names_of_models_are_unique():
 
 
 @pytest.mark.slow
-def test_no_request_writes_a_file_or_starts_a_process(run_dir, made_once):
-    """The right ones read a checkpoint, a puzzle of the test set, and the page."""
-    *_, line = run_script("serve_audited", run_dir, made_once("sudokus", write_sudokus) / "run").splitlines()
-    said = json.loads(line)
-    assert set(said["right"]) == {200} and said["touched"] == []
-    assert sum(said["wrong"].values()) == 1000 and set(said["wrong"]) <= {"200", "400", "404", "405"}
-    assert said["wrong"]["400"] > 300
-
-
-@pytest.mark.slow
-def test_runs_are_served_until_the_server_is_told_to_end(run_dir, made_once):
+def test_two_runs_are_served_until_sigterm(run_dir, made_once):
     puzzles = str(made_once("sudokus", write_sudokus) / "run")  # both folders have the name "run"
     options = ["--port", "0", "--context-tokens", "32"]
     command = [sys.executable, "-m", "train_jax", "serve", run_dir, puzzles, *options]
@@ -91,9 +75,7 @@ def test_runs_are_served_until_the_server_is_told_to_end(run_dir, made_once):
             assert server.stdout.readline().startswith("page: http://127.0.0.1:")
             line = server.stdout.readline()
             base = line.split()[-1]
-            assert line == f"serving at {base}\n" and base.startswith("http://127.0.0.1:") and base.endswith("/v1"), (
-                line
-            )
+            assert line == f"serving at {base}\n" and base.startswith("http://127.0.0.1:") and base.endswith("/v1")
             headers = {"Authorization": "Bearer secret-token"}
             for model in (run_dir, f"{run_dir}@3"):
                 body = json.dumps({"prompt": "1", "temperature": 0, "model": model}).encode()

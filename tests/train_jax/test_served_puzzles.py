@@ -41,7 +41,7 @@ def write_sudokus(folder):
 
 @pytest.fixture(scope="module")
 def run(made_once):
-    """With weights that are not zero, so that all outputs differ."""
+    """A run whose weights are not zero, so that all outputs differ."""
     run, rng = restore(str(made_once("sudokus", write_sudokus) / "run")), np.random.default_rng(0)
     params = {name: array + 0.1 * rng.normal(size=array.shape) for name, array in run.state.eval_params.items()}
     params = {name: array.astype(np.float32) for name, array in params.items()}

@@ -4,11 +4,10 @@ import asyncio
 import dataclasses
 import json
 import logging
-import math
-import random
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import pytest
@@ -224,7 +223,6 @@ MISTAKES = [
     ("temperature", 10**400, "use at most 2"),
     ("top_p", 0, "top_p is 0; use a value above 0 to 1"),
     ("n", 17, "n is 17; use at most 16"),
-    ("n", 1.5, "use a whole number from 1 to 16"),
     ("n", True, "use a whole number"),
     ("seed", 2**64, "seed is"),
     ("max_tokens", 0, "max_tokens is 0; use at least 1"),
@@ -232,19 +230,18 @@ MISTAKES = [
     ("stream", "yes", "stream is 'yes'; use True or False"),
     ("stream_options", {"include_usage": 1}, 'use {"include_usage": true}'),
     ("stream_options", 5, 'use {"include_usage": true}'),
+    ("stop", {"a": 1}, "stop is a dict"),
     ("stop", ["a"] * 5, "use a text, or at most 4, each of 1 to 256 characters"),
     ("stop", "", "stop is ['']; use a text"),
-    ("stop", {"a": 1}, "stop is a dict"),
-    ("top_logprobs", 21, "top_logprobs is 21; use at most 20"),
-    ("top_logprobs", 2, "top_logprobs is 2 without logprobs; set logprobs to true"),
+    ("top_logprobs", 2, "top_logprobs is 2; use 0 (only the chosen token has a log-probability)"),
     ("presence_penalty", 1, "presence_penalty is 1; use 0 (there are no penalties)"),
     ("tools", [{"type": "function"}], "tools is not supported here; leave it out"),
     ("model", "gpt-4o", "the model 'gpt-4o' is not here; use 'toy', 'other'"),
     ("model", ["toy"], "'toy'"),
     ("messages", [], "messages: [] is no conversation"),
     ("messages", "hi", "is no conversation"),
-    ("messages", [{"role": "user"}], "the content None of a message from user is not text"),
     ("messages", [{"role": "king", "content": "hi"}], "is no message; expected a role"),
+    ("messages", [{"role": "user"}], "the content None of a message from user is not text"),
     ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "of a message from user is not text"),
     ("messages", [*HELLO["messages"], {"role": "assistant", "content": "a"}], "expected one from the user"),
     ("messages", [{"role": "user", "content": "\ud800"}], "is not valid UTF-8"),
@@ -252,9 +249,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"), MISTAKES, ids=[f"{each[0]}-{n}" for n, each in enumerate(MISTAKES)]
-)
+@pytest.mark.parametrize(("field", "value", "message"), MISTAKES, ids=range(len(MISTAKES)))
 def test_a_wrong_field_is_named(client, field, value, message):
     response = client.post(CHAT, content=json.dumps(HELLO | {field: value}))
     error = response.json()["error"]
@@ -268,11 +263,10 @@ def test_a_wrong_prompt(client, prompt):
     assert response.status_code == 400 and response.json()["error"]["param"] == "prompt"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[1]", b"\xff", b'{"n": NaN}', b"[" * 10**5, b'{"n": ' + b"9" * 5000 + b"}"],
-    ids=lambda content: content[:6].decode(errors="replace") + f"-{len(content)}",
-)
+BODIES = [b"", b"[1]", b"\xff", b'{"n": NaN}', b"[" * 10**5, b'{"n": ' + b"9" * 5000 + b"}"]
+
+
+@pytest.mark.parametrize("content", BODIES, ids=range(len(BODIES)))
 def test_a_body_that_is_no_object(client, content):
     response = client.post(CHAT, content=content)
     assert response.status_code == 400 and "the body is" in response.json()["error"]["message"]
@@ -322,80 +316,30 @@ def test_more_answers_than_wait(client, model, slow, monkeypatch):
 
 def test_pages_of_other_sites(client):
     fields = {"json": {"prompt": "a", "max_tokens": 1}}
-    statuses = {}
-    for name, headers in {
-        "no origin": {},
-        "own origin": {"Origin": HERE},
-        "origin": {"Origin": "http://evil.example"},
-        "null": {"Origin": "null"},
-        "host": {"Host": "evil.example"},
-        "no host": {"Host": "[::1"},
-        "ipv6": {"Host": "[::1]:80"},
-    }.items():
-        statuses[name] = client.post(TEXT, headers=headers, **fields).status_code
-    expected = {
-        "no origin": 200,
-        "own origin": 200,
-        "origin": 403,
-        "null": 403,
-        "host": 403,
-        "no host": 403,
-        "ipv6": 200,
-    }
-    assert statuses == expected
+    for headers, status in (
+        ({}, 200),
+        ({"Origin": HERE}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": "[::1]:80"}, 200),
+    ):
+        assert client.post(TEXT, headers=headers, **fields).status_code == status, headers
 
 
 def test_a_token(gate, client, monkeypatch):
     monkeypatch.setattr(gate, "token", "secret-ü")
-    given = {
-        "none": {},
-        "wrong": {"Authorization": b"Bearer x"},
-        "right": {"Authorization": "Bearer secret-ü".encode()},
-    }
-    for name, headers in given.items():
+    right = {"Authorization": "Bearer secret-ü".encode()}
+    for headers in ({}, {"Authorization": b"Bearer x"}, right):
         responses = [client.get(path, headers=headers) for path in ("/v1/models", "/metrics")]
         responses.append(client.post(TEXT, json={"prompt": "a", "max_tokens": 1}, headers=headers))
-        assert [each.status_code for each in responses] == [200 if name == "right" else 401] * 3
+        assert [each.status_code for each in responses] == [200 if headers == right else 401] * 3
         assert not any("secret" in each.text for each in responses)
     assert client.get("/health").status_code == 200
 
 
-@pytest.mark.slow
-def test_a_thousand_malformed_requests(client, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    values = [None, -1, 10**30, 1e308, "", "\ud800", "x" * 100, [], [[[]]], {}, {"a": []}, True, [None], [{}]]
-    rng = random.Random(0)
-    right = {name: 1 for name in ("n", "max_tokens", "temperature", "top_p", "seed")}
-    for number in range(1000):
-        body = HELLO | right | {"prompt": "a", "stop": "x", "stream": False}
-        wrong = "n" if number % 2 else "prompt"
-        for name in rng.sample(sorted(body), 3):
-            body[name] = rng.choice(values)
-        body |= {"n": rng.choice([0, "1", [], -(10**30)])} if wrong == "n" else {"stop": rng.choice([5, {}, [5], ""])}
-        content = json.dumps(body).encode()
-        content = content[: rng.randrange(len(content))] if number % 7 == 0 else content
-        response = client.post(rng.choice([CHAT, TEXT]), content=content)
-        assert 400 <= response.status_code < 500, (body, response.text)
-        assert response.json()["error"]["message"]
-    assert not list(tmp_path.iterdir())
-
-
 # ---- many clients
-
-
-def test_eight_clients_at_once_get_what_each_gets_alone(client):
-    bodies = [
-        {"prompt": "abc"[: 1 + n % 3] * (1 + n), "seed": n, "max_tokens": 20 + n, "temperature": n / 4, "top_p": 0.9}
-        for n in range(8)
-    ]
-
-    def text(body):
-        (choice,) = client.post(TEXT, json=body | {"logprobs": 0}).json()["choices"]
-        return choice["text"], choice["logprobs"]["tokens"]
-
-    alone = [text(body) for body in bodies]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(text, bodies)) == alone
 
 
 def test_no_request_compiles(client):
@@ -482,7 +426,7 @@ def test_a_client_that_never_reads_holds_no_other_up(client, model, monkeypatch)
     assert model.thread.engine.counts.tokens < before + 90, "the answer was cancelled"
 
 
-def test_an_engine_that_fails_is_said(monkeypatch, caplog):
+def test_an_engine_that_fails_is_logged_and_answered_with_503(monkeypatch, caplog):
     model = model_of()
     with TestClient(create_app(Gate(LIMITS), [TextService(Gate(LIMITS), [model])]), base_url=HERE) as client:
         monkeypatch.setattr(model.thread.engine, "step", lambda: 1 / 0)
@@ -493,35 +437,36 @@ def test_an_engine_that_fails_is_said(monkeypatch, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-HEADS = {"nothing": [], "a half": [GET], "a half after a request": [GET + b"\r\n", GET], "no request": [b"\0" * 99]}
+def received(sock):
+    return b"".join(iter(lambda: sock.recv(4096), b""))
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_a_request_that_does_not_begin_in_time_is_ended(client, slow, monkeypatch, name):
-    """An answer that takes longer is not. Nothing is logged."""
+def test_a_request_that_does_not_begin_in_time_is_ended(client, slow, monkeypatch):
+    """An answer that takes longer is not ended. Nothing is logged."""
     logged = []
     monkeypatch.setattr(logging.StreamHandler, "emit", lambda self, record: logged.append(record))
+    get = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     body = json.dumps(GREEDY | {"prompt": "a", "max_tokens": 90, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: "
     with listening(client.app, dataclasses.replace(LIMITS, body_seconds=0.2)) as port:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as waits:
-            for part in HEADS[name]:
-                waits.sendall(part)
-                time.sleep(0.02)
-            begun = time.monotonic()
-            while waits.recv(4096):
-                pass
-            assert time.monotonic() - begun < 2
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as answered:
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: "
+        connect = partial(socket.create_connection, ("127.0.0.1", port), timeout=10)
+        for parts in ([], [get], [get + b"\r\n", get], [b"\0" * 99]):
+            with connect() as waits:
+                for part in parts:
+                    waits.sendall(part)
+                    time.sleep(0.02)
+                begun = time.monotonic()
+                received(waits)
+                assert time.monotonic() - begun < 2
+        with connect() as answered:
             answered.sendall(head + f"{len(body)}\r\n\r\n".encode() + body)
-            text = b"".join(iter(lambda: answered.recv(4096), b""))
+            text = received(answered)
     assert text.count(b"data: ") > 10 and b"[DONE]" in text and not logged
 
 
 @pytest.fixture
 def port(client):
-    """Of the application behind a real server."""
+    """The port of the application behind a real server."""
     with listening(client.app) as port:
         yield port
 
@@ -550,7 +495,7 @@ def test_the_official_client(model, port):
 # ---- text
 
 
-def test_text_appears_when_it_is_known():
+def test_text_that_may_begin_a_stop_string_waits():
     def pieces(text, stop):
         stream = TextStream(BYTES, stop=stop)
         return [*(stream.feed([byte], [0.0]).text for byte in text.encode()), stream.finish().text]

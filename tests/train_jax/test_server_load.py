@@ -85,38 +85,24 @@ async def fifty_clients(port, seconds, statuses):
     return gaps
 
 
-def gaps_with_and_without(port, seconds, rounds):
-    """The times between parts without clients that never read, then with such, in rounds that alternate; statuses."""
+DURATIONS = [pytest.param(10, 3, marks=pytest.mark.slow), pytest.param(120, 6, marks=pytest.mark.campaign)]
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), DURATIONS)
+def test_clients_that_never_read_delay_no_other(port, seconds, rounds):
+    """The times between parts of a stream, in rounds without such clients and with some."""
     gaps, statuses = ([], []), []
     for number in range(2 * rounds):
         with contextlib.ExitStack() as stack:
             for _ in range(SILENT if number % 2 else 0):
                 stack.enter_context(silent_client(port))
             gaps[number % 2].extend(asyncio.run(fifty_clients(port, seconds / (2 * rounds), statuses)))
-    return gaps, statuses
-
-
-def check(port, seconds, rounds):
-    gaps, statuses = gaps_with_and_without(port, seconds, rounds)
     without, beside = (1000 * np.percentile(each, 95) for each in gaps)
-    answered = statuses.count(200)
-    print(
-        f"{answered} answers, {statuses.count(429)} refused; p95 {without:.1f} ms, {beside:.1f} ms beside silent ones"
-    )
-    assert {*statuses} == {200, 429} and answered > 10 * seconds
+    answered, refused = statuses.count(200), statuses.count(429)
+    print(f"{answered} answers, {refused} refused; p95 {without:.1f} ms, {beside:.1f} ms beside silent ones")
+    assert {*statuses} == {200, 429} and answered > 10 * seconds and beside / without <= 1.2
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
         ends = time.monotonic() + 40
         while 'trm_rows{model="toy"} 0\n' not in client.get("/metrics").text:
             assert time.monotonic() < ends, "rows of clients that went away are still computed"
             time.sleep(0.1)
-    return beside / without
-
-
-@pytest.mark.slow
-def test_fifty_clients_for_ten_seconds(port):
-    assert check(port, seconds=10, rounds=3) <= 1.2
-
-
-@pytest.mark.campaign
-def test_fifty_clients_for_two_minutes(port):
-    assert check(port, seconds=120, rounds=6) <= 1.2

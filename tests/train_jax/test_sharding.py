@@ -1,4 +1,4 @@
-"""A sharded optimizer learns what a replicated one learns; see also `test_step.py`, beside PyTorch."""
+"""A sharded optimizer learns the same as a replicated one; `test_step.py` compares with PyTorch."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from support.markers import slow_or_campaign
+from support.presets import with_fields
 from support.scripts import run_script
 from support.toy_language import write_tokens
 from support.toy_training import BAD, BASE, SHARDED, STEPS
@@ -14,7 +15,6 @@ from train_jax.core.sharding import Bucket, Sharded
 from train_jax.errors import UserError
 from train_jax.optim.chain import matrices_alike
 from train_jax.optim.config import ParameterGroup
-from train_jax.run.config import ComputeConfig
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
@@ -71,18 +71,13 @@ def test_a_bucket_has_matrices_of_one_group_and_shape_one_for_each_device():
     ids=["run", "group"],
 )
 def test_an_optimizer_of_the_user_is_refused(data_dir, fields):
-    config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir))
-    config = dataclasses.replace(
-        config,
-        optim=dataclasses.replace(config.optim, **fields),
-        compute=dataclasses.replace(config.compute, shard_optimizer=True),
-    )
+    config = with_fields(preset("tiny"), {"data_dir": str(data_dir), "shard_optimizer": True} | fields)
     with pytest.raises(UserError, match="shard_optimizer cannot be used with the optimizer optax:adam"):
         start(config, devices=Devices(1))
 
 
 def test_the_state_of_a_run_comes_back_from_its_shards(data_dir):
-    config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir), compute=ComputeConfig(shard_optimizer=True))
+    config = with_fields(preset("tiny"), {"data_dir": str(data_dir), "shard_optimizer": True})
     training = start(config, devices=Devices(1))
     state, placement = training.initial_state(), training.placement
     placed = placement.place(state)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.markers import slow_or_campaign
 from support.scripts import run_script
 
 NARROW = ["--arch.hidden-size", "16", "--arch.num-heads", "1", "--arch.puzzle-emb-ndim", "16"]
@@ -16,25 +17,12 @@ def programs(*stages):
 
 
 def puzzle_stages(folder):
-    """Those that build a set and train on it; both can be extended."""
+    """The commands that build a set and train on it, which can be extended, and the folder of the run."""
     data, run = str(folder / "set"), str(folder / "run")
     build = ["build-data", "sudoku", "--size", "4", "--num-train", "64", "--num-test", "16", "--output-dir", data]
     sizes = ["--arch.L-layers", "1", "--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]
-    train = [
-        "train",
-        "tiny",
-        "--data-dir",
-        data,
-        "--run-dir",
-        run,
-        "--wandb",
-        "disabled",
-        "--eval-batch-size",
-        "8",
-        *NARROW,
-        *sizes,
-    ]
-    return build, train, run
+    fields = ["--wandb", "disabled", "--eval-batch-size", "8", *NARROW, *sizes]
+    return build, ["train", "tiny", "--data-dir", data, "--run-dir", run, *fields], run
 
 
 @pytest.mark.campaign
@@ -61,39 +49,20 @@ def test_training_and_every_evaluation_of_puzzles(tmp_path):
     assert [halted, refilled, tried, solved] == [["queue_step"], ["queue_step"], ["trajectory_step"], ["eval_step"]]
 
 
-@pytest.fixture
-def text_set(tmp_path):
-    """The command that builds it, and the fields of the data and the run."""
+@pytest.mark.parametrize("preset", slow_or_campaign(["chat-tiny"], ["chat-tiny-2026"]))
+def test_a_language_model(tmp_path, preset):
     (tmp_path / "source").mkdir()
     for number in range(40):
         (tmp_path / "source" / f"{number}.txt").write_text(f"{number} + {number} = {2 * number}\n" * 20)
-    data, run = str(tmp_path / "set"), str(tmp_path / "run")
-    build = ["build-data", "text", "--source", str(tmp_path / "source"), "--vocab-size", "280", "--output-dir", data]
+    source, data, run = (str(tmp_path / name) for name in ("source", "set", "run"))
     lengths = ["--steps", "2", "--eval-batch-size", "8", "--global-batch-size", "8", "--wandb", "disabled"]
-    return [*build, "--test-share", "0.2"], ["--data-dir", data, "--run-dir", run, *lengths], run
-
-
-@pytest.mark.slow
-def test_a_language_model(text_set):
-    build, fields, run = text_set
-    sizes = ["--arch.seq-len", "16", "--arch.n-layer", "1", "--arch.n-embd", "32"]
-    heads = ["--arch.n-head", "1", "--arch.n-kv-head", "1"]
+    layers = "1" if preset == "chat-tiny" else "2"
+    sizes = ["--arch.seq-len", "24", "--arch.n-layer", layers, "--arch.n-embd", "48"]
+    heads = ["--arch.n-head", "1", "--arch.n-kv-head", "1", "--eval-every-steps", "0"]
     built, trained, evaluated = programs(
-        build, ["train", "chat-tiny", *fields, *sizes, *heads, "--eval-every-steps", "0"], ["evaluate", run]
+        ["build-data", "text", "--source", source, "--vocab-size", "280", "--output-dir", data, "--test-share", "0.2"],
+        ["train", preset, "--data-dir", data, "--run-dir", run, *lengths, *sizes, *heads],
+        ["evaluate", run],
     )
     assert not built and "with_key" in trained
     assert set(evaluated) == {"decode", "eval_step", "prefill"}, "an evaluation continues prompts, too"
-
-
-@pytest.mark.campaign
-def test_the_language_model_of_2026(text_set):
-    build, fields, run = text_set
-    sizes = ["--arch.seq-len", "24", "--arch.n-layer", "2", "--arch.n-embd", "48"]
-    built, trained, evaluated, generated = programs(
-        build,
-        ["train", "chat-tiny-2026", *fields, *sizes],
-        ["evaluate", run],
-        ["generate", run, "--prompt", "1 +", "--max-tokens", "3"],
-    )
-    assert not built and "with_key" in trained and "eval_step" in evaluated
-    assert set(generated) == {"decode", "prefill"}

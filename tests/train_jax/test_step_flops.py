@@ -72,7 +72,7 @@ def test_flops_of_the_train_step(mixer):
 
 @pytest.mark.parametrize("name", slow_unless("chat-tiny".__eq__, ["chat-tiny", "chat-tiny-2026"]))
 def test_flops_of_a_language_model(name):
-    """Those of the published formula, beside what is computed again and what the optimizer computes."""
+    """They are those of the published formula; recomputation and the optimizer are counted apart."""
     config = preset(name)
     assert isinstance(config.arch, GPTConfig)
     sizes: dict[str, Any] = {"seq_len": 16, "vocab_size": 64, "n_embd": 48, "n_layer": 2, "n_head": 1, "n_kv_head": 1}

@@ -1,4 +1,4 @@
-"""Files on disks and in storage: whole or not there, requests repeated up to a limit, one line for what is wrong."""
+"""Files on disks and in storage are whole or absent; requests are repeated up to a limit; an error is one line."""
 
 import contextlib
 import itertools
@@ -22,8 +22,6 @@ from train_jax.run.files import (
     write_text,
 )
 from train_jax.run.storage import is_remote, path_of
-
-FAULTS = ["503", "429", "reset", "lost"]
 
 
 def failing_twice(fault, requests=lambda method, path: True):
@@ -64,7 +62,7 @@ def test_a_file_is_written_whole_or_not_at_all(anywhere):
 
 
 def test_files_that_grow_are_written_where_lines_can_be_added(anywhere):
-    """On a disk in their place; for storage in the cache, with what was there, and uploaded whole."""
+    """A disk has them in their place; those of storage are continued in the cache and uploaded whole."""
     run = anywhere / "run"
     file, folder = run / "metrics.jsonl", run / "wandb"
     write_text(file, "one\n")
@@ -90,7 +88,7 @@ def test_files_that_grow_are_written_where_lines_can_be_added(anywhere):
 
 
 def test_two_writers_of_one_file(anywhere):
-    """As two sweepers that plan the same runs; the one that finishes last wins."""
+    """Two sweepers plan the same runs; the one that finishes last wins."""
     with whole_file(anywhere / "file") as first, whole_file(anywhere / "file") as second:
         first.write_bytes(b"first\r")
         second.write_bytes(b"second")
@@ -108,7 +106,7 @@ def test_large_objects_come_in_parts(remote, tmp_path):
             assert local.read_bytes() == content
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["503", "429", "reset", "lost"])
 def test_every_request_is_repeated(remote, emulator, monkeypatch, fault):
     monkeypatch.setattr("train_jax.run.requests.FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)
@@ -139,21 +137,15 @@ def test_the_limit_is_one_line_and_a_status(remote, emulator, impatient, capsys)
     )
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [
-        (
-            "401",
-            "there are no credentials; run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CRED",
-        ),
-        ("403", "the account needs the roles Storage Object Admin and Storage Legacy Bucket Reader on gs://tests"),
-    ],
-)
-def test_a_refused_request_names_the_remedy(remote, emulator, impatient, capsys, status, message):
+def test_a_refused_request_names_the_remedy(remote, emulator, impatient, capsys):
     write_text(path_of(remote) / "x", "")
-    with emulator.failing(lambda method, path: status):
-        assert main(["summary", remote]) == 2
-    assert message in capsys.readouterr().err
+    for status, message in (
+        ("401", "there are no credentials; run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_"),
+        ("403", "the account needs the roles Storage Object Admin and Storage Legacy Bucket Reader on gs://tests"),
+    ):
+        with emulator.failing(lambda method, path, status=status: status):
+            assert main(["summary", remote]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -161,13 +153,10 @@ def test_a_refused_request_names_the_remedy(remote, emulator, impatient, capsys,
     [
         (DefaultCredentialsError("none"), "gs://other: there are no credentials; run `gcloud auth application-default"),
         (Forbidden("storage.buckets.get"), r"gs://other: no permission \(403 storage.buckets.get\); the account needs"),
-        (
-            OSError("Project was not passed and"),
-            "there is no project; set GOOGLE_CLOUD_PROJECT to the project of gs://o",
-        ),
+        (OSError("Project was not passed and"), "there is no project; set GOOGLE_CLOUD_PROJECT to the project of gs"),
     ],
 )
-def test_what_is_missing_before_the_first_request(emulator, monkeypatch, raised, message):
+def test_missing_credentials_permissions_and_projects_are_named(emulator, monkeypatch, raised, message):
     def client():
         raise raised
 
@@ -190,7 +179,7 @@ def test_without_the_package(monkeypatch, capsys):
 
 
 def test_a_folder_that_is_moved_keeps_its_marker_only_while_it_is_complete(remote, emulator, impatient):
-    """However many requests reach the service before the process is killed."""
+    """This holds for any number of requests before the process is killed."""
     for count in itertools.count(1):
         source, target = path_of(remote) / f"{count}" / "7", path_of(remote) / f"{count}" / "aside"
         names = ["a/data", "b/data", "done"]

@@ -30,7 +30,7 @@ SMALL = ["--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", 
 
 @pytest.fixture
 def arguments(remote, data_dir):
-    """Of `trm train` into the folder of a name, on data in storage."""
+    """`arguments(name)`: the words after `trm` that train in the folder of that name, on data in storage."""
     upload_folder(data_dir, path_of(remote) / "data", last=["recipe.json"])
     data = ["--data-dir", f"{remote}/data"]
     return lambda name: ["train", "tiny", *data, "--run-dir", f"{remote}/{name}", *SMALL]
@@ -123,7 +123,7 @@ def test_killed_at_any_request(arguments, remote, emulator, undisturbed, seed):
 
 @pytest.mark.campaign
 def test_two_processes_write_one_run_in_storage(arguments, remote, emulator, tmp_path):
-    """Each with a cache of its own, as on two hosts."""
+    """Each process has a cache of its own, as on two hosts."""
     caches = [{"TRM_CACHE_DIR": str(tmp_path / f"cache{index}")} for index in range(2)]
     statuses, texts = run_processes([[sys.executable, "-m", "train_jax", *arguments("run")]] * 2, environments=caches)
     assert statuses == [0, 0], "\n".join(texts)
@@ -176,7 +176,7 @@ def test_a_data_set_is_built_in_storage_as_on_a_disk(remote, emulator, tmp_path,
     assert {method for method, _ in emulator.requests[before:]} == {"GET"}
 
 
-# ---- what a run in storage tells
+# ---- events and status of a run in storage
 
 
 class FakeTime:
@@ -187,7 +187,7 @@ class FakeTime:
 
 
 def test_the_events_in_storage_are_as_new_as_the_heartbeat(remote, monkeypatch):
-    """Otherwise the time before the last upload is missing after a kill."""
+    """After a kill, the time before the last upload is not missing."""
     monkeypatch.setattr("train_jax.run.events.REMOTE_HEARTBEAT_SECONDS", 0.02)
     folder, clock = RunFolder(path_of(remote)), FakeTime()
     killed = Events(folder, Clock(999.0, clock), total_steps=100)

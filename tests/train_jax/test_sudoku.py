@@ -1,20 +1,34 @@
-"""Sudokus: one solution each (against another solver), symmetries (against every symmetry), text."""
+"""Sudokus: one solution each (against another solver), symmetries (against every symmetry), difficulty, text."""
 
+import os
 from itertools import permutations
+from operator import eq
 
 import numpy as np
 import pytest
+from support.sudoku_tables import hash_of, sudoku_rows, write_tables
 
+from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
+from train_jax.report.terminal import grid_text
+from train_jax.stages.build_data import SudokuData, main
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.metadata import read_recipe
+from train_jax.tasks.puzzles.sudoku import generator as sudoku_generator
 from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
 from train_jax.tasks.puzzles.sudoku.grid import (
     GEOMETRIES,
+    Geometry,
+    geometry_of_size,
+    grids_of,
     is_solution,
     parse,
+    tokens_of,
 )
-from train_jax.tasks.puzzles.sudoku.solver import solve
+from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
+from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, ratings, solve
 from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints, line_orders
-from train_jax.tasks.puzzles.symmetries import first_of_each
 
 HARD_ONES = [
     "8..........36......7..9.2...5...7.......457.....1...3...1....68..85...1..9....4..",
@@ -31,45 +45,37 @@ def made(size: int, count: int, num_empty: int, seed: int = 0):
 
 
 def backtracked_solutions(puzzle, box_rows: int, box_cols: int, limit: int = 2) -> list[list[int]]:
-    """Another solver, on lists and sets, sharing nothing with the one under test."""
+    """Solves by lists and sets; shares nothing with the solver under test."""
     size = box_rows * box_cols
-    grid, solutions_so_far = [int(digit) for digit in puzzle], []
+    cells, solutions = range(size * size), []
+    grid = [int(digit) for digit in puzzle]
 
-    def free(cell: int) -> set[int]:
+    def units(cell: int) -> tuple[int, int, int]:
         row, col = divmod(cell, size)
-        top, left = row - row % box_rows, col - col % box_cols
-        seen = {grid[row * size + other] for other in range(size)} | {grid[other * size + col] for other in range(size)}
-        seen |= {grid[(top + i) * size + left + j] for i in range(box_rows) for j in range(box_cols)}
-        return set(range(1, size + 1)) - seen
+        return row, size + col, 2 * size + row // box_rows * box_rows + col // box_cols
 
-    def is_valid() -> bool:
-        """Whether the givens never contradicted each other, which the filling does not look at."""
-        for cell, digit in enumerate(grid):
-            grid[cell] = 0
-            fits = digit in free(cell)
-            grid[cell] = digit
-            if not fits:
-                return False
-        return True
+    peers = [[other for other in cells if other != cell and any(map(eq, units(cell), units(other)))] for cell in cells]
 
     def fill() -> None:
-        options = {cell: free(cell) for cell in range(size * size) if grid[cell] == 0}
-        if not options:
-            solutions_so_far.extend([list(grid)] if is_valid() else [])
+        options = {cell: set(range(1, size + 1)) - {grid[peer] for peer in peers[cell]} for cell in cells}
+        empty = [cell for cell in cells if not grid[cell]]
+        if not empty and all(grid[cell] in options[cell] for cell in cells):
+            solutions.append(list(grid))
+        if not empty:
             return
-        cell = min(options, key=lambda each: len(options[each]))
+        cell = min(empty, key=lambda each: len(options[each]))
         for digit in options[cell]:
             grid[cell] = digit
             fill()
             grid[cell] = 0
-            if len(solutions_so_far) == limit:
+            if len(solutions) == limit:
                 return
 
     fill()
-    return solutions_so_far
+    return solutions
 
 
-@pytest.mark.parametrize(("size", "count", "num_empty"), [(4, 60, 8), (6, 60, 18), (6, 20, 22), (9, 8, 50)])
+@pytest.mark.parametrize(("size", "count", "num_empty"), [(4, 60, 8), (6, 20, 22), (9, 8, 50)])
 def test_generated_puzzles_have_the_asked_empties_and_exactly_one_solution(size, count, num_empty):
     geometry = GEOMETRIES[size]
     originals = made(size, count, num_empty)
@@ -114,7 +120,7 @@ def test_random_grids_are_valid_and_of_more_than_one_class(size):
     assert len(relabelled) >= {4: 12, 6: 280, 9: 300}[size]
 
 
-def test_dig_stops_where_no_cell_may_go_and_says_how_far_it_came():
+def test_dig_stops_where_no_cell_may_go_and_counts_the_empty_cells():
     geometry = GEOMETRIES[6]
     rng = np.random.default_rng(0)
     puzzles, empties = dig(random_grids(12, geometry, rng), geometry.cells, geometry, rng)
@@ -126,12 +132,6 @@ def test_dig_stops_where_no_cell_may_go_and_says_how_far_it_came():
             assert len(backtracked_solutions(smaller, 2, 3)) == 2
 
 
-def test_generation_is_determined_by_the_seed():
-    first, again, other = made(6, 50, 18), made(6, 50, 18), made(6, 50, 18, seed=1)
-    assert (first.puzzles == again.puzzles).all()
-    assert not (first.puzzles == other.puzzles).all(axis=1).any()
-
-
 @pytest.mark.parametrize(
     ("size", "count", "num_empty", "message"),
     [
@@ -141,13 +141,13 @@ def test_generation_is_determined_by_the_seed():
         (4, 3000, 8, r"only \d+ of 3000 different 4x4 puzzles with 8 empty cells were generated.*use fewer"),
     ],
 )
-def test_what_cannot_be_generated_is_said_with_a_remedy(size, count, num_empty, message):
+def test_puzzles_that_cannot_be_generated_are_refused_with_a_remedy(size, count, num_empty, message):
     with pytest.raises(UserError, match=message):
         made(size, count, num_empty)
 
 
 def moved_by_hand(puzzle: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """A few elementary symmetries one after the other, each written out, sharing nothing with `augment`."""
+    """Applies a few elementary symmetries, each written out; shares nothing with `augment`."""
     box_rows, box_cols = {4: (2, 2), 6: (2, 3), 9: (3, 3)}[size]
     grid = puzzle.reshape(size, size)
     for _ in range(12):
@@ -202,19 +202,13 @@ def test_fingerprints_part_4x4_puzzles_exactly_as_all_their_symmetries_do():
     assert 100 < len(set(canonical)) == len(pairs) == len(set(marks)) < 400
 
 
-def test_rows_and_columns_are_told_apart_where_transposition_is_no_symmetry():
+def test_fingerprints_differ_under_transposition_where_it_is_no_symmetry():
     """Two givens in one row and two in one column: the same Sudoku for square boxes, not for boxes of 2 x 3."""
     for size, alike in ((4, True), (6, False), (9, True)):
         in_row, in_col = np.zeros((2, size, size), np.uint8)
         in_row[0, [0, size - 1]] = in_col[[0, size - 1], 0] = [1, 2]
         marks = fingerprints(np.stack([in_row.ravel(), in_col.ravel()]), GEOMETRIES[size])
         assert (marks[0] == marks[1]) == alike
-
-
-def test_first_of_each_keeps_one_of_equals_and_none_that_is_known():
-    values = np.array([5, 3, 5, 9, 3, 7], np.uint64)
-    keep = first_of_each(values, known=np.array([9], np.uint64))
-    assert keep.tolist() == [True, True, False, False, False, True]
 
 
 @pytest.mark.parametrize(("size", "num_empty"), [(4, 8), (6, 18), (9, 50)])
@@ -239,3 +233,206 @@ def test_augmentation_draws_every_symmetry_of_4x4():
     original = made(4, 1, 8)
     puzzles, _ = augment(*(np.repeat(array, 60_000, axis=0) for array in original), geometry, np.random.default_rng(6))
     assert len(np.unique(puzzles, axis=0)) == 2 * 8 * 8 * 24
+
+
+# ---- difficulty
+
+
+@pytest.fixture
+def public_rows() -> list[str]:
+    return list(sudoku_rows())
+
+
+def guesses_by_hand(puzzle: np.ndarray, geometry: Geometry) -> int:  # noqa: C901 (its two local functions are counted too)
+    """Returns the rating by its definition, on sets, one cell at a time; shares only the units with the solver."""
+
+    def singles(options: list[set[int]]) -> bool:
+        """Fills in until nothing changes; False for a contradiction."""
+        changed = True
+        while changed:
+            before = [set(each) for each in options]
+            for cells in geometry.units:
+                for cell in cells:
+                    if len(options[cell]) == 1:
+                        for other in cells:
+                            if other != cell:
+                                options[other] -= options[cell]
+                for digit in range(1, geometry.size + 1):
+                    places = [cell for cell in cells if digit in options[cell]]
+                    if not places:
+                        return False
+                    if len(places) == 1:
+                        options[places[0]] = {digit}
+            changed = before != options
+        return all(options)
+
+    def tree(options: list[set[int]]) -> int:
+        if not singles(options) or all(len(each) == 1 for each in options):
+            return 0
+        fewest = min(len(each) for each in options if len(each) > 1)
+        cell = next(cell for cell, each in enumerate(options) if len(each) == fewest)
+        lowest, both = min(options[cell]), 1
+        for digits in ({lowest}, options[cell] - {lowest}):
+            both += tree([set(each) if other != cell else set(digits) for other, each in enumerate(options)])
+        return both
+
+    return tree([{int(digit)} if digit else set(range(1, geometry.size + 1)) for digit in puzzle])
+
+
+@pytest.mark.parametrize(("size", "count"), [(9, 24), (6, 60)])
+def test_a_rating_is_the_number_of_guesses_of_its_definition(size, count):
+    geometry, rng = GEOMETRIES[size], np.random.default_rng(5)
+    puzzles, _ = dig(random_grids(count, geometry, rng), geometry.cells, geometry, rng)
+    found = ratings(puzzles, geometry)
+    assert found.max() > 0
+    assert found.tolist() == [guesses_by_hand(puzzle, geometry) for puzzle in puzzles]
+
+
+@pytest.mark.slow
+def test_easier_puzzles_are_left_out_and_the_distribution_is_shown(tmp_path, capsys):
+    main(SudokuData(output_dir=tmp_path / "set", size=6, num_train=30, num_test=10, min_difficulty=2, num_aug=1))
+    out = capsys.readouterr().out
+    facts = inspect(tmp_path / "set", silent)
+    for split, count in (("train", 30), ("test", 10)):
+        puzzles = load_split(tmp_path / "set", split)
+        grids = grids_of(puzzles.inputs[puzzles.group_indices[:-1]])
+        found = [guesses_by_hand(grid, GEOMETRIES[6]) for grid in grids]
+        assert len(found) == count and min(found) >= 2
+        words = f"{min(found)} to {max(found)} guesses, mean {np.mean(found):.1f}, median {np.median(found):g}, 100.0%"
+        assert f"{split} difficulty: {words} need one\n" in out
+        assert facts[split]["difficulty"].startswith(words)
+    assert facts["data set"]["recipe: min_difficulty"] == "2"
+
+
+@pytest.mark.slow
+def test_a_difficulty_that_cannot_be_reached_is_refused_with_a_remedy(tmp_path, capsys):
+    for arguments, message in (
+        (["--size", "4", "--min-difficulty", "1"], "--min-difficulty 1: 0 of 4096 random 4x4 puzzles are that hard"),
+        (["--size", "6", "--min-difficulty", "9", "--num-empty", "20"], "use a lower one or omit --num-empty"),
+        (["--size", "4", "--min-difficulty", "-1"], "--min-difficulty is -1; use at least 0"),
+        (["--min-difficulty", "-1", "--source", "x/y"], "--min-difficulty is -1; use at least 0"),
+        (["--min-difficulty", "5", "--num-empty", "70"], "70: a 9x9 Sudoku"),
+    ):
+        assert trm(["build-data", "sudoku", "--output-dir", str(tmp_path / "set"), *arguments]) == 2
+        said = capsys.readouterr().err
+        assert message in said and said.count("\n") == 1 and said.startswith("trm: ")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "content"),
+    [
+        ({"size": 9, "num_train": 20}, "c9e04a51f457cae66ae6a32e822a606e4695fcd227869cc750326e01b62e5cd2"),
+        ({"size": 6, "num_train": 20}, "e3e73be5b3d752281025366299d5216f35ff917d09983b586e24e73e2453e9fd"),
+    ],
+)
+def test_without_the_option_nothing_has_changed(tmp_path, options, content):
+    """The recipe and the bytes are those of an earlier version, so that its data sets are still known."""
+    main(SudokuData(output_dir=tmp_path / "set", num_test=5, num_aug=2, **options))
+    record = read_recipe(tmp_path / "set")
+    assert record is not None and record["content_sha256"] == content
+    assert list(record["recipe"]) == [
+        "maker", "maker_version", "size", "num_train", "num_test", "num_empty", "num_aug", "seed",
+    ]  # fmt: skip
+
+
+def test_both_ratings_of_a_table_are_shown(tmp_path, public_rows, capsys):
+    tables = write_tables(tmp_path / "csv", public_rows[:30], public_rows[30:])
+    main(SudokuData(output_dir=tmp_path / "set", source=str(tables), min_difficulty=4))
+    puzzles = grids_of(load_split(tmp_path / "set", "train").inputs)
+    found = [guesses_by_hand(puzzle, GEOMETRIES[9]) for puzzle in puzzles]
+    out = capsys.readouterr().out
+    assert f"train difficulty: {describe_guesses(np.array(found))}\n" in out
+    assert "train rating in the table: 4 to 29, mean 16.5, median 16.5\n" in out
+
+
+def ambiguous(row: str) -> str:
+    """The row without givens in its first three rows, which may then be exchanged at will within their columns."""
+    source, puzzle, answer, rating = row.split(",")
+    return ",".join([source, "." * 27 + puzzle[27:], answer, rating])
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_a_puzzle_with_two_solutions_is_named_by_its_line_and_nothing_is_written(tmp_path, public_rows, name):
+    rows = [*public_rows[:16], ambiguous(public_rows[16]), *public_rows[17:]]
+    tables = write_tables(tmp_path / "csv", *(rows if name == split else public_rows for split in ("train", "test")))
+    with pytest.raises(UserError) as caught:
+        main(SudokuData(output_dir=tmp_path / "set", source=str(tables)))
+    assert f"{tables / name}.csv line 18: the question has more than one solution; correct or" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["csv"]
+    # Rows that are not used are not solved: it takes minutes for the millions of the public tables.
+    main(SudokuData(output_dir=tmp_path / "set", source=str(tables), min_difficulty=17))
+    assert len(hash_of(tmp_path / "set")) == 64
+
+
+@pytest.mark.slow
+def test_the_number_of_processes_changes_no_hard_puzzle(monkeypatch):
+    runs = []
+    for count in (1, 3):
+        monkeypatch.setattr(sudoku_generator, "BATCH", 256)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=count: set(range(n)), raising=False)
+        rng = np.random.default_rng(5)
+        runs.append((generate(90, None, GEOMETRIES[6], rng, min_difficulty=1, progress=silent), rng.random()))
+    (one, after_one), (three, after_three) = runs
+    assert (one.puzzles == three.puzzles).all() and (one.solutions == three.solutions).all()
+    assert after_one == after_three, "what is drawn afterwards has changed"
+
+
+# ---- text and tokens
+
+
+EXAMPLE = """
+53. .7. ...  6.. 195 ...  .98 ... .6.
+8.. .6. ..3  4.. 8.3 ..1  7.. .2. ..6
+.6. ... 28.  ... 419 ..5  ... .8. .79
+"""
+
+EXAMPLE_SOLUTION = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+
+
+def drawn(grid, geometry):
+    """The grid as `trm solve` prints it."""
+    return grid_text(SudokuKind(geometry).drawing, grid).plain
+
+
+def test_parse_reads_what_is_drawn_and_what_people_type():
+    grid, geometry = parse(EXAMPLE)
+    assert geometry == GEOMETRIES[9]
+    assert grid[:5].tolist() == [5, 3, 0, 0, 7]
+    solved = solve(grid[None], geometry)
+    assert "".join(map(str, solved.grids[0])) == EXAMPLE_SOLUTION
+    for size, text in ((4, "1.......0.......\n"), (6, "." * 35 + "6")):
+        small, found = parse(text)
+        assert found.size == size
+        assert (parse(drawn(small, found))[0] == small).all()
+    assert (parse(drawn(grid, geometry))[0] == grid).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("." * 80, r"the Sudoku has 80 cells, expected one of 16 \(4x4\), 36 \(6x6\), 81 \(9x9\); write '\.'"),
+        ("", "the Sudoku has 0 cells"),
+        ("12x4" + "." * 12, "'x' at cell 3 of the Sudoku is neither a digit nor '.'"),
+        ("7" + "." * 35, "digit 7 in a 6x6 Sudoku; use digits 1 to 6"),
+        ("5...5" + "." * 76, "digit 5 more than once in row 1"),
+        ("." * 9 + ("." * 8 + "5") * 2 + "." * 54, "digit 5 more than once in column 9"),
+        ("1....1" + "." * 10, "digit 1 more than once in box 1"),
+    ],
+)
+def test_parse_names_the_mistake(text, message):
+    with pytest.raises(UserError, match=message):
+        parse(text)
+
+
+def test_tokens_are_the_published_ones():
+    grid = np.arange(10, dtype=np.uint8)
+    assert tokens_of(grid).tolist() == list(range(1, 11))
+    assert (grids_of(tokens_of(grid)) == grid).all()
+    assert grids_of(np.array([0, 1, 10])).tolist() == [0, 0, 9]
+    assert GEOMETRIES[9].vocab_size == 11
+
+
+def test_a_size_without_a_geometry_is_refused():
+    with pytest.raises(UserError, match="a Sudoku of size 5 is not supported; use one of 4, 6, 9"):
+        geometry_of_size(5)

@@ -41,9 +41,6 @@ def test_a_free_sweep(axes, expected):
 def test_a_free_sweep_that_is_wrong(axis):
     with pytest.raises(UserError, match=re.escape(f"--over {axis!r} cannot be read; write it as optim.lr=1e-4,3e-4")):
         combinations([axis])
-
-
-def test_a_field_is_varied_once():
     with pytest.raises(UserError, match="a occurs 2 times in --over; give it once"):
         combinations(["a=1", "a,b=[[1, 2]]"])
 
@@ -151,7 +148,7 @@ def test_the_flops_of_a_curriculum_are_those_of_its_depths():
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_flops_are_those_of_pytorch_with_its_backward_pass(name):
-    """On meta tensors, too: PyTorch's counter does not know the attention of CPUs."""
+    """The tensors are meta tensors, because PyTorch's counter does not know the attention of CPUs."""
     arch = dataclasses.replace(ARCHITECTURES[name].tiny_config, batch_size=1)
     with torch.device("meta"):
         module = build(name, arch)

@@ -1,4 +1,4 @@
-"""Sweepers: order, what is skipped, failures, sources, data sets, several sweepers in one root, and kills."""
+"""Sweepers: order, finished runs, failures, sources, data sets, several sweepers in one root, and kills."""
 
 import dataclasses
 import itertools
@@ -67,17 +67,14 @@ def test_runs_are_trained_in_order_and_finished_ones_skipped(sweep, works):
     assert sweep(longer[:1]) == (1, names_of(works)[:1]), "a run that has fewer steps than planned is not finished"
 
 
-def test_a_failure_ends_the_sweep_and_the_next_sweep_tries_again(sweep, works, tmp_path):
+def test_a_failure_ends_the_sweep_and_the_next_sweep_tries_again(sweep, works):
     first, second, third = names_of(works)
     assert sweep(works, failing={second: 1}) == (1, ["sudoku", first, second])
-    assert sweep(works) == (0, ["sudoku", second, third])
+    assert sweep(works, failing={second: 1}, continues_on_failure=True) == (1, ["sudoku", second, third])
+    assert sweep(works) == (0, ["sudoku", second])
 
 
-def test_a_sweep_can_continue_after_failures(sweep, works):
-    assert sweep(works, failing=names_of(works)[:2], continues_on_failure=True) == (1, ["sudoku", *names_of(works)])
-
-
-def test_sigterm_ends_the_sweep_without_a_failure(sweep, works, tmp_path):
+def test_sigterm_ends_the_sweep_without_a_failure(sweep, works):
     first = names_of(works)[0]
     assert sweep(works, failing={first: 75}) == (75, ["sudoku", first])
 
@@ -98,12 +95,8 @@ def test_a_run_with_the_configuration_of_another_is_copied(sweep, works, tmp_pat
         (source / name).write_text(to_json(preset("tiny")))
     assert sweep([copy, first]) == (0, ["sudoku", first.name]), "the copy waits for its source"
     config = json.loads((target / "config.json").read_text())
-    place = {
-        "run_dir": str(target),
-        "wandb_project": "trm-exp01",
-        "wandb_group": "exp01b",
-        "wandb_name": "exp01b/seed-0",
-    }
+    place = {"run_dir": str(target), "wandb_project": "trm-exp01"}
+    place |= {"wandb_group": "exp01b", "wandb_name": "exp01b/seed-0"}
     assert config == json.loads(to_json(preset("tiny"))) | place
     assert json.loads((target / "FINISHED").read_text())["copied_from"] == first.name
     assert {path.name for path in target.rglob("*") if path.is_file()} == {
@@ -142,35 +135,25 @@ def test_a_claimed_run_is_left_to_its_sweeper(sweep, works, tmp_path):
             assert sweep(works) == (0, ["sudoku", *names_of(works)[1:]])
 
 
-def test_a_run_whose_process_is_alive_is_not_started(works, tmp_path):
-    """The process of a sweeper that was killed still saves."""
-    with sole_writer(tmp_path / works[0].name):
+@pytest.mark.parametrize("held", ["exp01/exp01a/seed-0", "sweep/claims/data-four"], ids=["run", "data"])
+def test_a_run_waits_for_its_own_process_and_for_the_build_of_its_data(works, tmp_path, held):
+    """The process of a sweeper that was killed still saves; another sweeper builds the data."""
+    with sole_writer(tmp_path / held):
         files = SweepFiles(str(tmp_path))
-        assert Sweeper(files, works[:1], say=print, run=lambda words: 0)._try(works[0]) is None
-
-
-def test_a_run_waits_for_data_that_another_sweeper_builds(works, tmp_path):
-    files = SweepFiles(str(tmp_path))
-    with sole_writer(files.claim("data-four")):
         assert Sweeper(files, works[:1], say=print, run=lambda words: 0)._try(works[0]) is None
 
 
 def test_data_that_cannot_be_built_is_a_failure_of_the_run(works, tmp_path):
     lines = []
-    run = lambda words: 2  # noqa: E731
-    assert Sweeper(SweepFiles(str(tmp_path)), works, say=lines.append, run=run).sweep() == 1
+    assert Sweeper(SweepFiles(str(tmp_path)), works, say=lines.append, run=lambda words: 2).sweep() == 1
     assert lines == [f"{works[0].name}: failed with status 2"]
 
 
 def test_the_state_is_read_from_the_folders(sweep, works, tmp_path):
+    """A damaged FINISHED counts as none."""
     sweep(works, failing=names_of(works)[1:2])
     files = SweepFiles(str(tmp_path))
     assert [files.state(work.name, 10) for work in works] == ["finished", "waiting", "waiting"]
-
-
-def test_damaged_files_of_a_sweep_are_not_there(works, tmp_path):
-    files = SweepFiles(str(tmp_path))
-    (tmp_path / works[0].name).mkdir(parents=True)
     for content in ("[]", "{", '{"train_steps": "x"}'):
         (tmp_path / works[0].name / "FINISHED").write_text(content)
         assert files.state(works[0].name, 10) == "waiting"
@@ -209,7 +192,7 @@ def kill_at_random(folder, seed):
 
 @pytest.mark.slow
 def test_two_sweepers_of_which_one_is_killed_at_random(tmp_path):
-    for seed in range(10):
+    for seed in range(5):
         folder = tmp_path / str(seed)
         kill_at_random(folder, seed)
         assert len(list(folder.glob("group/*/*/FINISHED"))) == RUNS

@@ -1,10 +1,12 @@
-"""Text data sets: documents, splits, shards, batches as pure functions; beside the published loader.
+"""Text data sets: documents, splits, shards and parts, sources on the hub; batches beside the published loader.
 
 `NANOCHAT_DIR=/path/to/nanochat` compares with the loader of a checkout at 4a87a0d.
 """
 
 import hashlib
 import json
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from support.made_wordnet import make_wordnet
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.tasks.language import text_building
 from train_jax.tasks.language.batches import StreamRows, tokens_per_step
 from train_jax.tasks.language.documents import (
     GLOSSES,
@@ -30,6 +33,7 @@ from train_jax.tasks.language.documents import (
 )
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import TextSet, shard_name
+from train_jax.tasks.language.tokenizer import Tokenizer
 
 
 def texts(count=60):
@@ -47,10 +51,12 @@ def source(tmp_path):
     return folder
 
 
+def text_data(source, output, **options):
+    return TextData(source=(str(source),), output_dir=output, **{"vocab_size": 300, "test_share": 0.2} | options)
+
+
 def build(source, output, **options):
-    options = {"vocab_size": 300, "test_share": 0.2} | options
-    data = TextData(source=(str(source),), output_dir=output, **options)
-    assert data.build(lambda *_: None)
+    assert text_data(source, output, **options).build(lambda *_: None)
     return TextSet(output)
 
 
@@ -70,9 +76,8 @@ def read(*sources, column="text"):
 def test_documents_of_every_kind_of_file(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo")
     (tmp_path / "b.jsonl").write_text('{"text": "three"}\n\n{"text": "four \\ud83d\\ude00", "id": 1}\n')
-    pyarrow.parquet.write_table(
-        pyarrow.table({"text": ["five", None, "six"]}), tmp_path / "c.parquet", row_group_size=1
-    )
+    table = pyarrow.table({"text": ["five", None, "six"]})
+    pyarrow.parquet.write_table(table, tmp_path / "c.parquet", row_group_size=1)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "d.py").write_text("seven")
     (tmp_path / "image.png").write_bytes(b"\x89PNG")
@@ -102,11 +107,11 @@ def test_words_and_meanings_are_documents(tmp_path, monkeypatch):
         read(GLOSSES)
 
 
-def test_what_is_not_utf8_is_skipped_and_counted(tmp_path):
+def test_documents_that_are_empty_or_not_utf8_are_skipped_and_counted(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
-    (tmp_path / "b.jsonl").write_text('{"text": "\\ud800"}\n{"text": "good"}\n{"text": "  "}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "\\ud800"}\n{"text": "good"}\n{"text": "  "}\n{"text": null}\n')
     documents, skipped = read(tmp_path)
-    assert documents == ["good"] and (skipped.not_utf8, skipped.empty) == (2, 1)
+    assert documents == ["good"] and (skipped.not_utf8, skipped.empty, skipped.documents) == (2, 2, 5)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +183,9 @@ def test_the_same_options_give_the_same_bytes_whatever_the_shards(source, tmp_pa
     assert one.fingerprint == two.fingerprint != build(source, tmp_path / "three", seed=1).fingerprint
     given = build(source, tmp_path / "four", tokenizer=str(tmp_path / "one"))
     assert given.fingerprint == one.fingerprint
-    assert not TextData(source=(str(source),), output_dir=tmp_path / "one", vocab_size=300, test_share=0.2).build(
-        lambda *_: None
-    )
+    assert not text_data(source, tmp_path / "one").build(lambda *_: None)
     with pytest.raises(UserError, match=r"other options \(seed is 0, requested 5\); choose another"):
-        TextData(source=(str(source),), output_dir=tmp_path / "one", vocab_size=300, test_share=0.2, seed=5).build(
-            lambda *_: None
-        )
+        build(source, tmp_path / "one", seed=5)
 
 
 def test_a_failed_build_leaves_nothing(source, tmp_path):
@@ -195,10 +196,7 @@ def test_a_failed_build_leaves_nothing(source, tmp_path):
 
 DAMAGE = {
     "a shard is missing": (lambda folder: (folder / "train" / shard_name(0)).unlink(), "is missing; build it again"),
-    "a shard is shorter": (
-        lambda folder: save(folder, np.zeros(3, "<u2")),
-        r"has shape \(3,\) and dtype uint16, expected",
-    ),
+    "a shard is shorter": (lambda folder: save(folder, np.zeros(3, "<u2")), r"has shape \(3,\) and dtype uint16, exp"),
     "another type": (lambda folder: save(folder, np.zeros(3)), "dtype float64, expected"),
     "objects": (lambda folder: save(folder, np.array([{}]), allow_pickle=True), "is not a valid array"),
     "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; build one"),
@@ -243,7 +241,7 @@ def test_commands(source, tmp_path, capsys):
 
 @pytest.mark.usefixtures("nanochat")
 def test_two_hundred_batches_equal_those_of_the_published_loader(source, tmp_path, monkeypatch):
-    """In one pass over the data, because the published loader does not return from its second one."""
+    """They are of one pass over the data, because the published loader does not return from its second one."""
     from nanochat import dataloader, tokenizer
 
     for number, text in enumerate(texts(400)):
@@ -277,3 +275,117 @@ def published_tokenizer(module, ours):
 
     encoding = tiktoken.Encoding("o", pat_str=ours.pattern, mergeable_ranks=ours.ranks, special_tokens=ours.specials)
     return module.RustBPETokenizer(encoding, "<|bos|>")
+
+
+# ---- builds in parts
+
+
+@pytest.fixture
+def in_parts(source, monkeypatch):
+    """The source with a file that is not UTF-8, encoded in parts of a few documents."""
+    monkeypatch.setattr(text_building, "PART_BYTES", 600)
+    (source / "061.txt").write_bytes(b"caf\xe9")
+    return source
+
+
+def stops_at(part):
+    """A progress report that ends the build after so many parts, as a kill does."""
+    calls = []
+
+    def progress(what, *_):
+        calls.extend([what] * (what == "tokens"))
+        if len(calls) == part:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_a_build_that_was_interrupted_goes_on(in_parts, tmp_path, monkeypatch):
+    whole = build(in_parts, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        text_data(in_parts, tmp_path / "set").build(stops_at(4))
+    encoded = []
+    encode = text_building.Parts._encode
+    monkeypatch.setattr(text_building.Parts, "_encode", lambda *a: encoded.append(a[1]) or encode(*a))
+    again = build(in_parts, tmp_path / "set")
+    assert encoded == list(range(4, encoded[-1] + 1)) and len(encoded) > 3
+    assert again.fingerprint == whole.fingerprint and again.record == whole.record
+    assert again.record["findings"]["skipped_not_utf8"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set", "source", "whole"]
+
+
+def test_parts_of_another_source_are_not_used(in_parts, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        text_data(in_parts, tmp_path / "set").build(stops_at(4))
+    file = text_data(in_parts, tmp_path / "set").files()[0].path
+    file.write_text(file.read_text()[::-1])  # of the same size
+    assert build(in_parts, tmp_path / "set").fingerprint == build(in_parts, tmp_path / "other").fingerprint
+
+
+def test_several_machines_share_the_work(in_parts, tmp_path, capsys):
+    one = build(in_parts, tmp_path / "one")
+    options = {"tokenizer": str(tmp_path / "one"), "parts_dir": str(tmp_path / "parts")}
+    machines = [text_data(in_parts, tmp_path / "set", part=f"{number}/3", **options) for number in (1, 2, 3)]
+    lines = [machine.encode_part(lambda *_: None) for machine in machines]
+    counts = [int(line.split()[0]) for line in lines]
+    total = len(text_building.Parts(tmp_path, text_data(in_parts, tmp_path), Tokenizer.load(str(tmp_path / "one"))))
+    assert sum(counts) == total and min(counts) >= total // 3 > 1
+    for count, line in zip(counts, lines, strict=True):
+        assert f"of {total} parts are in {tmp_path / 'parts'}, {count} of them" in line
+    again = text_data(in_parts, tmp_path / "set", part="2/3", **options).encode_part(lambda *_: None)
+    assert ", 0 of them encoded now" in again and not (tmp_path / "set").exists()
+    assert build(in_parts, tmp_path / "set", **options).fingerprint == one.fingerprint
+    assert (tmp_path / "parts").exists()
+    words = ["--source", str(in_parts), "--output-dir", str(tmp_path / "set"), "--test-share", "0.2"]
+    words += ["--tokenizer", options["tokenizer"], "--parts-dir", options["parts_dir"], "--part", "1/1"]
+    assert main(["build-data", "text", *words]) == 0
+    assert "without --part makes the data set" in capsys.readouterr().out
+
+
+def test_damaged_parts_are_encoded_again_or_refused(in_parts, tmp_path):
+    options = {"parts_dir": str(tmp_path / "parts")}
+    one = build(in_parts, tmp_path / "one", **options)
+    (folder,) = (tmp_path / "parts").iterdir()
+    (folder / "00001.json").write_text("{")
+    assert build(in_parts, tmp_path / "two", **options).fingerprint == one.fingerprint
+    tokens = folder / "00002.train.bin"
+    tokens.write_bytes(bytes(reversed(tokens.read_bytes())))
+    with pytest.raises(UserError, match=r"00002\.train\.bin is damaged; remove it and 00002\.json, and run"):
+        build(in_parts, tmp_path / "three", **options)
+    assert folder.exists() and not (tmp_path / "three").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"part": "0/3"}, "--part 0/3: expected N/M with N from 1 to M, such as 1/8"),
+        ({"part": "2"}, "--part 2: expected N/M"),
+        ({"part": "1/2"}, "--part 1/2 needs --tokenizer and --parts-dir, which all machines share"),
+    ],
+)
+def test_mistakes_are_one_line(in_parts, tmp_path, options, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        text_data(in_parts, tmp_path / "set", **options).encode_part(lambda *_: None)
+
+
+def test_a_data_set_of_the_hub(in_parts, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match="--source hf://some/texts needs `pip install huggingface_hub`; or download it"):
+        build("hf://some/texts", tmp_path / "set")
+    asked = []
+
+    def download(name, *, repo_type, allow_patterns):
+        asked.append((name, repo_type, allow_patterns[0]))
+        return str(tmp_path)
+
+    client = types.ModuleType("huggingface_hub")
+    client.snapshot_download = download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+    hub, local = build("hf://some/texts/source", tmp_path / "set"), build(in_parts, tmp_path / "local")
+    assert asked and set(asked) == {("some/texts", "dataset", "source/*.txt")}
+    assert sorted(hub.splits.items()) == sorted(local.splits.items())
+    client.snapshot_download = lambda *_, **__: 1 / 0
+    with pytest.raises(UserError, match=r"hf://a/b could not be downloaded from the hub \(division by zero\); check"):
+        build("hf://a/b", tmp_path / "other")
+    with pytest.raises(UserError, match="hf://a: expected hf://OWNER/NAME, or hf://OWNER/NAME/FOLDER"):
+        build("hf://a", tmp_path / "other")

@@ -2,26 +2,31 @@
 
 import dataclasses
 import json
-import shutil
+from functools import partial
 
 import numpy as np
 import pytest
+from support.documents import Balanced, words
 from support.halting_toy import HALT, LENGTH, RIGHT_CELLS, STATE, STEPS, ToyObjective, make_puzzles
 from support.latent_toy import LatentToy, evaluate_trajectories
 from support.markers import slow_unless
 from support.scripts import run_script
+from support.untrained_run import write_run
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.report import puzzle_page as section
+from train_jax.report.answers import PuzzleResults
 from train_jax.run.config import with_model
-from train_jax.run.folder import RunFolder
+from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.presets import preset
+from train_jax.run.storage import path_of
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 from train_jax.tasks.puzzles.batches import load_mixture, mixture_of
 from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.scan import TrajectoryOptions
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, checked_results
 
 ALL = list(range(len(HALT)))
 
@@ -117,85 +122,65 @@ def test_a_model_without_latents_cannot_be_given_noise():
         evaluator(STATE)
 
 
-def test_what_is_kept_of_a_batch_must_fit_into_memory():
+def test_the_facts_of_a_batch_must_fit_into_memory():
     with pytest.raises(UserError, match=r"need \d+ GiB of memory; use --batch-size \d+ or less"):
         evaluate_trajectories(ALL, 2**20, Devices(1), TrajectoryOptions(4096, 0.1, 4096))
 
 
 @pytest.mark.parametrize("model", slow_unless("trm".__eq__, ["trm", "hrm", "trm_hier6", "trm_singlez", "transformer"]))
 def test_without_noise_the_figures_are_those_of_the_ordinary_evaluation(data_dir, model):
+    """A model continues beyond the steps of its training as one with a later limit does."""
     config = with_model(preset("tiny"), model)
     cycles = {name: 1 for name in ("H_cycles", "L_cycles") if hasattr(config.arch, name)}
-    limits = {"short": 2, "long": 4}
-    answers = {}
-    for name, limit in limits.items():
+
+    def evaluated(limit, make):
         arch = dataclasses.replace(config.arch, halt_max_steps=limit, **cycles)
         training = start(dataclasses.replace(config, arch=arch, data_dir=str(data_dir)), devices=Devices(1))
         # A new halting head has the same output for all inputs.
         state = training.initial_state()
         head = {name: 9 * np.sin(np.arange(p.size)).reshape(p.shape) for name, p in state.ema.items() if "q_" in name}
         state = state._replace(ema=state.ema | head)
-        objective, puzzles = training.objective, load_mixture(str(data_dir), "test")
-        answers[name] = Evaluator(objective, puzzles, Devices(1), max_steps=limit, batch_size=8)(state)
-        if name == "short":
-            options = TrajectoryOptions(1, 0.0, limits["long"])
-            evaluator = TrajectoryEvaluator(objective, puzzles, Devices(1), options, batch_size=8)
-            deeper = evaluator(state)
-            same = TrajectoryEvaluator(objective, puzzles, Devices(1), TrajectoryOptions(1, 0.0, limit), batch_size=8)(
-                state
-            )
-            noisy = TrajectoryEvaluator(objective, puzzles, Devices(1), TrajectoryOptions(2, 0.5, limit), batch_size=8)(
-                state
-            )
-    short, long = answers["short"], answers["long"]
-    logits = short.q_halt_logits
-    at_limit = logits.argmax(axis=0) == len(logits) - 1
-    assert same.exact_accuracy("halting/last") == short.metrics["exact_accuracy"]
+        return make(training.objective, load_mixture(str(data_dir), "test"), Devices(1), batch_size=8)(state)
+
+    def with_trajectories(*options):
+        return partial(TrajectoryEvaluator, options=TrajectoryOptions(*options))
+
+    whole = evaluated(4, partial(Evaluator, max_steps=4))
+    same, noisy = (evaluated(2, with_trajectories(*options)) for options in ((1, 0.0, 4), (2, 0.5, 4)))
+    assert same.exact_accuracy("halting/last") == whole.metrics["exact_accuracy"]
     if not getattr(config.arch, "no_ACT_continue", True):
         return  # the logit that is compared is not the one that is kept
-    kept = logits.argmax(axis=0), np.arange(logits.shape[1])
-    assert (same.evaluation.q_halt_logits[0] == logits[kept]).all()
-    assert (same.evaluation.predictions[0] == short.predictions[kept]).all()
-    assert same.evaluation.metrics["steps"] == short.metrics["steps"]
-    # Beyond the limit, the model continues as one with a later limit does.
-    assert at_limit.shape == (8,)
-    kept = long.q_halt_logits.argmax(axis=0), np.arange(8)
-    assert deeper.evaluation.q_halt_logits[0] == pytest.approx(long.q_halt_logits[kept], abs=1e-5)
-    assert (deeper.evaluation.predictions[0] == long.predictions[kept]).all()
+    kept = whole.q_halt_logits.argmax(axis=0), np.arange(8)
+    assert same.evaluation.q_halt_logits[0] == pytest.approx(whole.q_halt_logits[kept], abs=1e-5)
+    assert (same.evaluation.predictions[0] == whole.predictions[kept]).all()
+    assert same.evaluation.metrics["steps"] == whole.metrics["steps"]
     assert (noisy.evaluation.q_halt_logits != same.evaluation.q_halt_logits).any()
 
 
 # ---- the command
 
 
-@pytest.fixture
-def run(tmp_path, finished_run):
-    """A copy of the finished run."""
-    return RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, data_dir):
+    """An untrained run whose ordinary evaluation has a file already."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    run = RunFolder(path_of(write_run(path, data_dir, act_steps=2, step=1, eval_batch_size=8)))
+    write_text(run.evaluation("test"), "{}")
+    return run
 
 
 def test_the_command_writes_results_and_shows_the_loss_of_the_chooser(capsys, run, tmp_path):
-    before = {path: path.read_bytes() for path in run.evaluation("test").parent.iterdir()}
     line = [str(run.path), "--trajectories", "3", "--noise", "0.3", "--depth", "5", "--choose", "vote"]
     file = tmp_path / "results.json"
     assert main(["evaluate", *line, "--results", str(file), "--predictions", str(tmp_path / "answers.npz")]) == 0
     output = capsys.readouterr().out
     assert "3 trajectories of 5 ACT steps with noise 0.3, chosen by vote" in output and "pass@3" in output
-    assert before and all(path.read_bytes() == content for path, content in before.items())
+    assert run.evaluation("test").read_text() == "{}"
     values = json.loads(run.trajectories("test").read_text())
     assert json.loads(file.read_text()) == values
     assert (values["trajectories"], values["depth"], values["noise"], values["chooser"]) == (3, 5, 0.3, "vote")
     assert values["metrics"]["steps"] == values["points"][-1]["act_steps"] == 15
     assert values["metrics"]["exact_accuracy"] == values["points"][-1]["exact_accuracy"]["vote/best"]
-
-
-def test_one_trajectory_without_noise_is_the_ordinary_evaluation(capsys, run):
-    assert main(["evaluate", str(run.path)]) == 0
-    files = {path: path.read_bytes() for path in run.evaluation("test").parent.glob("*.json")}
-    output = capsys.readouterr().out
-    assert main(["evaluate", str(run.path), "--trajectories", "1", "--noise", "0"]) == 0
-    assert capsys.readouterr().out == output
-    assert files == {path: path.read_bytes() for path in run.evaluation("test").parent.glob("*.json")}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +195,43 @@ def test_one_trajectory_without_noise_is_the_ordinary_evaluation(capsys, run):
         (["--depth", "0"], "--depth is 0; use at least 1"),
     ],
 )
-def test_options_that_do_not_go_together(capsys, finished_run, options, message):
-    assert main(["evaluate", str(finished_run), *options]) == 2
+def test_options_that_do_not_go_together(capsys, run, options, message):
+    assert main(["evaluate", str(run.path), *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith("trm: ") and error.count("\n") == 1 and message in error
+
+
+# ---- the section of the report
+
+
+NAMES = [f"{chooser}/{keep}" for chooser in ("halting", "vote", "both", "pass") for keep in ("best", "last")]
+POINTS = [
+    {
+        "trajectories": count,
+        "depth": depth,
+        "act_steps": count * depth,
+        "exact_accuracy": {name: count * depth / 8 for name in NAMES} | {"any_step": 0.875},
+    }
+    for count in (1, 2)
+    for depth in (1, 2, 3)
+]
+VALUES = {"step": 1200, "trajectories": 2, "noise": 0.25, "depth": 3, "chooser": "halting", "seed": 0}
+VALUES |= {"metrics": {}, "points": POINTS}
+
+
+def test_the_section_shows_the_curve_and_the_loss_of_the_choice():
+    shown = section.trajectory_section(PuzzleResults(trajectories=checked_results(VALUES)))
+    assert shown is not None
+    Balanced(shown)
+    text = words(shown)
+    assert "2 trajectories of 3 ACT steps with noise 0.25, chosen by halting: 75.00% of the puzzles are solved" in text
+    assert "Some trajectory is right for 75.00% (pass@2), and some ACT step of some trajectory for 87.50%" in text
+    assert "1 x 2 2 25.00% 25.00% 25.00%" in text and "2 x 3 6 75.00% 75.00% 75.00%" in text
+    assert "2 x 1" not in text
+    assert section.trajectory_section(PuzzleResults()) is None
+
+
+@pytest.mark.parametrize("change", [{"points": []}, {"points": 3}, {"noise": "x"}, {"chooser": "other"}])
+def test_damaged_results_are_refused(change):
+    with pytest.raises(ValueError, match=r"."):
+        checked_results(VALUES | change)

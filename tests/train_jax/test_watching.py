@@ -1,15 +1,15 @@
-"""What a run's folder says of it: `trm status`, goodput, events and metrics that survive kills."""
+"""The state of a run as its folder has it: `trm status`, goodput, events and metrics that survive kills."""
 
+import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
-from support.markers import slow_or_campaign
 from support.scripts import ENVIRONMENT, ROOT
 
 from train_jax.__main__ import main
@@ -60,11 +60,9 @@ def test_metrics_have_every_step_once_after_a_kill(folder):
     """The kill tears a line; the run continues from step 20, so that later lines come again."""
     lines = [json.dumps({"step": step, "train/lm_loss": 1 / step}) for step in (10, 20, 30)]
     folder.metrics.write_text("\n".join([*lines, '{"step": 40, "train/lm_l']))
-    config = preset("tiny")
+    config = dataclasses.replace(preset("tiny"), wandb="disabled")
     for _ in range(2):
-        tracker = Tracker(
-            config.__class__(**{**vars(config), "wandb": "disabled"}), folder, start_step=20, total_steps=40
-        )
+        tracker = Tracker(config, folder, start_step=20, total_steps=40)
         tracker.log(30, {"train/lm_loss": 0.5})
         tracker.close()
     assert [(r["step"], r["train/lm_loss"]) for r in read_metrics(folder)] == [(10, 0.1), (20, 0.05), (30, 0.5)]
@@ -85,11 +83,8 @@ def test_a_timeline_has_no_gaps():
         with line.doing("compile"):
             clock.time += 5
     clock.time += 0.5
-    assert line.spent(take=True) == (
-        1009.5,
-        "steps",
-        {"start": 10, "restore": 3, "data": 1, "compile": 5, "steps": 0.5},
-    )
+    spent = {"start": 10, "restore": 3, "data": 1, "compile": 5, "steps": 0.5}
+    assert line.spent(take=True) == (1009.5, "steps", spent)
     clock.time += 2
     assert line.spent() == line.spent() == (1011.5, "steps", {"steps": 2})
     assert time.time() - 3600 * 24 < process_start() <= time.time()
@@ -130,14 +125,13 @@ def test_goodput_of_a_run_that_was_killed():
     )  # fmt: skip
     assert sum(goodput.seconds.values()) == pytest.approx(goodput.wall_seconds) == 116
     assert (goodput.sessions, goodput.lost_steps) == (4, 10 + 5)
-    assert goodput.line().startswith(
-        "goodput 34.5 % of 116 s: down 17.2 %, compile 15.5 %, start 14.7 %, lost steps 14.2"
-    )
+    shares = "down 17.2 %, compile 15.5 %, start 14.7 %, lost steps 14.2"
+    assert goodput.line().startswith(f"goodput 34.5 % of 116 s: {shares}")
     assert goodput_of([]) is None
 
 
 def test_a_killed_session_is_completed_from_its_heartbeat(folder):
-    """By the next one, once."""
+    """The next session does it, and only once."""
     clock = FakeTime()
     killed = Events(folder, Clock(999.0, clock), total_steps=100)
     killed.continues(0)
@@ -147,13 +141,8 @@ def test_a_killed_session_is_completed_from_its_heartbeat(folder):
     killed._ended.set()  # SIGKILL: no further event
     killed._thread.join()
     folder.heartbeat.write_text(json.dumps(killed._beat_now()))
-    assert read_events(folder)[-1] == {
-        "event": "killed",
-        "session": 1,
-        "time": 1004,
-        "step": 3,
-        "seconds": {"steps": 4},
-    }
+    completed = {"event": "killed", "session": 1, "time": 1004, "step": 3, "seconds": {"steps": 4}}
+    assert read_events(folder)[-1] == completed
     for number in (2, 3):
         later = Events(folder, Clock(1010.0, FakeTime(1010.0)), total_steps=100)
         with pytest.raises(PreemptedError), later.recorded():
@@ -206,7 +195,7 @@ def test_health(folder, reason, heartbeat, health, why):
 
 
 def test_status_of_runs(folder, tmp_path, finished_run, capsys):
-    """Of a run in training, of a finished one, and of a folder with both."""
+    """One run is in training and one is finished; a folder has both."""
     shutil.copytree(finished_run, tmp_path / "runs" / "a-run-with-a-name-that-is-longer-than-the-others")
     running = shutil.copytree(finished_run, tmp_path / "runs" / "b")
     folder = RunFolder(running)
@@ -234,7 +223,7 @@ def test_status_of_runs(folder, tmp_path, finished_run, capsys):
             find_runs(paths)
 
 
-@pytest.mark.parametrize("width", [72, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [72, 100, 120])
 def test_the_table_fits_the_terminal(width):
     run = RunStatus(
         "runs/sudoku-extreme-" + "x" * 60, "not started", "why " * 80, 123_456, 1_234_567, 12.3456, 0.98765, 512_345.0,
@@ -253,43 +242,29 @@ print({{'torch', 'jax', 'numpy', 'orbax', 'wandb'}} & set(sys.modules))"""
     assert output.splitlines()[-1] == "set()" and "finished" in output
 
 
-@pytest.mark.parametrize("kills", slow_or_campaign([(60,)], [(60, 150, 230)]))
-def test_goodput_adds_up_over_a_run_that_is_killed(tmp_path, data_dir, kills):
-    """To 1 % of the wall time between the first start and the last line, measured outside of the run."""
+@pytest.mark.slow
+def test_goodput_adds_up_over_a_run_that_is_killed(tmp_path, data_dir):
+    """The sum is within 1 % of the wall time from the first start to the last line, measured outside of the run."""
     fields = {"--data-dir": data_dir, "--run-dir": tmp_path / "run", "--steps": 2000, "--eval-batch-size": 8,
               "--eval-every-steps": 500, "--checkpoint-every-steps": 50, "--log-every-steps": 10,
               "--wandb": "disabled"}  # fmt: skip
     words = [str(word) for pair in fields.items() for word in pair]
     command = [sys.executable, "-m", "train_jax", "train", "tiny", *words]
-    first, down, killed_at = time.time(), 0.0, None
-    folder = RunFolder(tmp_path / "run")
-    for after in (*kills, None):
-        if killed_at is not None:
-            down += time.time() - killed_at
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        if after is None:
-            shown = []
-            for line in process.stdout:
-                shown.append(line)
-                last = time.time()
-                if line.startswith("goodput"):
-                    break
-            process.communicate()
-            assert process.returncode == 0, "".join(shown)
-            break
-        while max((record["step"] for record in read_metrics(folder)), default=0) < after:
+    options = {"cwd": ROOT, "env": os.environ | ENVIRONMENT, "stdout": subprocess.PIPE, "text": True}
+    start = partial(subprocess.Popen, command, **options)
+    folder, first = RunFolder(tmp_path / "run"), time.time()
+    with start() as killed:
+        while max((record["step"] for record in read_metrics(folder)), default=0) < 60:
+            assert killed.poll() is None
             time.sleep(0.05)
-            assert process.poll() is None, process.stdout.read()
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        killed_at = time.time()
+        killed.kill()
+    with start() as process:
+        next(line for line in process.stdout if line.startswith("goodput"))
+        wall = time.time() - first
     goodput = read_goodput(folder)
-    wall = last - first
-    assert goodput.sessions == len(kills) + 1 and goodput.lost_steps > 0 and goodput.seconds[LOST] > 0
+    assert goodput.sessions == 2 and goodput.lost_steps > 0 and goodput.seconds[LOST] > 0
     assert sum(goodput.seconds.values()) == pytest.approx(goodput.wall_seconds, rel=0.01)
     assert goodput.wall_seconds == pytest.approx(wall, rel=0.01)
-    assert goodput.seconds[DOWN] == pytest.approx(down, abs=len(kills) * 1.5), "a heartbeat is a second old at most"
+    assert goodput.seconds[DOWN] < 1.5, "a heartbeat is a second old at most"
     steps = [(record["step"], "eval/count" in record) for record in read_metrics(folder)]
     assert len(steps) == len(set(steps)) and steps == sorted(steps, key=lambda each: each[0])
