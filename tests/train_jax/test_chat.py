@@ -2,16 +2,12 @@
 
 import io
 import signal
-import subprocess
-import sys
 
 import pytest
 from support.scripted_model import BYTES, Scripted
-from support.scripts import ROOT
 from support.small_gpt import engine_of
 
 from train_jax.__main__ import main as trm
-from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
 from train_jax.stages import chat
 from train_jax.stages.chat import Chat, Session

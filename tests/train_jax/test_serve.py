@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 
 import pytest
-from support.scripts import run_script
 from support.untrained_run import write_language_run
 from test_served_puzzles import write_sudokus
 
