@@ -54,7 +54,7 @@ class Chat:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the random numbers."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Number of cycles of an HRM-Text model, which may differ from that of the training; 0 for the same number."""
+    """Number of cycles of HRM-Text; 0 for that of the training."""
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     platform: Platform = "auto"

@@ -65,7 +65,7 @@ class ChatEval:
     batch_size: Annotated[int, Range(1, 10**6)] = 32
     """Answers that are computed at the same time, on all devices together, at most."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Number of cycles of an HRM-Text model, which may differ from that of the training; 0 for the same number."""
+    """Number of cycles of HRM-Text; 0 for that of the training."""
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     allow_code: bool = False

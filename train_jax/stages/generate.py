@@ -48,7 +48,7 @@ class Generate:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the random numbers."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Number of cycles of an HRM-Text model, which may differ from that of the training; 0 for the same number."""
+    """Number of cycles of HRM-Text; 0 for that of the training."""
     batch_size: Annotated[int, Range(1, 10**6)] = 32
     """Largest number of samples that are computed at the same time, on all devices together."""
     devices: Annotated[int, Range(0, 10**6)] = 1

@@ -31,8 +31,8 @@ class Serve(Limits):
     """Serve language models and puzzle models: a web page at /, OpenAI's interface at /v1, /health and /metrics.
 
     Only this machine reaches the server, unless --host is another address; then requests need a token, which is the
-    value of an environment variable. The calculator answers the calls of language models, and a call of `sudoku("…")`
-    is answered by the first Sudoku model for puzzles of its size. Nothing is written to disk.
+    value of an environment variable. Language models may call the calculator and, as `sudoku("…")`, the first Sudoku
+    model for puzzles of that size. Nothing is written to disk.
     """
 
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -54,7 +54,7 @@ class Serve(Limits):
     context_tokens: Annotated[int, Range(16, 2**24)] = 10240
     """Tokens of a prompt and its answer, at most; no more than the model has positions."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Number of cycles of an HRM-Text model, which may differ from that of the training; 0 for the same number."""
+    """Number of cycles of HRM-Text; 0 for that of the training."""
     devices: Annotated[int, Range(0, 10**6)] = 1
     """Number of devices of this machine; 0 for all."""
     data_dir: str | None = None
