@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.records import record_of
 
+from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.stages.build_data import MazeData, main
 from train_jax.tasks.puzzles.format import load_split
@@ -18,7 +19,8 @@ SIZE = 8
 
 @pytest.mark.parametrize("kind", ["corridors", "perfect", "walls"])
 def test_a_generated_set_is_whole_and_its_splits_share_no_maze(tmp_path, kind, capsys):
-    main(MazeData(output_dir=tmp_path / "set", size=SIZE, kind=kind, num_train=60, num_test=30, augment=True))
+    sizes = ["--size", str(SIZE), "--num-train", "60", "--num-test", "30", "--augment"]
+    assert trm(["build-data", "maze", "--kind", kind, *sizes, "--output-dir", str(tmp_path / "set")]) == 0
     train, test = (load_split(tmp_path / "set", split) for split in ("train", "test"))
     assert (train.num_groups, train.num_examples, test.num_groups, test.num_examples) == (60, 480, 30, 30)
     for split in (train, test):

@@ -169,5 +169,3 @@ def test_a_run_on_two_data_sets_trains_and_is_scored_on_one(two_dirs, tmp_path, 
     assert "count            8" in capsys.readouterr().out
     assert main(["evaluate", run, "--data-dir", "elsewhere"]) == 2
     assert "is not a data set that the run was trained on" in capsys.readouterr().err
-    assert main([*command[:5], "1,1", *command[6:], *small, "--steps", "2"]) == 2
-    assert "data_weights 3,1 there, 1,1 requested" in capsys.readouterr().err
