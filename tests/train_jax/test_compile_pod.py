@@ -118,7 +118,8 @@ def test_a_search(tmp_path):
         (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
         (["tiny", "--step", "decode", "--topology", "v4:2x2x1"], "has no cache of keys and values"),
         (["d20", "--step", "decode", "--capacity", "99999"], "--capacity is 99999, the model has 20480 positions"),
-        (["tiny", "--search", "--text", "a"], "leave out --step, --text and --save"),
+        (["tiny", "--search", "--text", "a"], "leave out --step, --text, --save and --fill-cache"),
+        (["tiny", "--search", "--fill-cache", "a"], "leave out --step, --text, --save and --fill-cache"),
         (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
     ],
 )
