@@ -108,7 +108,34 @@ def test_a_search_sorts_the_variants_by_their_estimate(tmp_path):
     assert "estimated fastest in the" in text
 
 
-def test_a_missing_compiler_is_named(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "needs a preset or an experiment"),
+        (["tiny", "--topology", "v3:2x2"], "unknown topology 'v3:2x2'; use a chip and its axes"),
+        (["tiny", "--topology", "v5e:2x2x2"], "v5e has 2 axes, such as 2x4"),
+        (["tiny", "--topology", "v4:3x5x7"], "topology 'v4:3x5x7'"),
+        (["tiny", "--topology", "v4:2x2x1", "--global-batch-size", "6"], "6"),
+        (["tiny", "--data-dir", "elsewhere/mine"], "is not built, and does not name its kind; use --kind"),
+        (["tiny", "--kind", "chess"], "unknown kind 'chess'"),
+        (["nothing"], "unknown preset 'nothing'"),
+        (["tiny", "--search-batch-sizes", "8,many"], "'8,many' is not a list of batch sizes"),
+        (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
+        (["tiny", "--step", "decode", "--topology", "v4:2x2x1"], "has no cache of keys and values"),
+        (["d20", "--step", "decode", "--capacity", "99999"], "--capacity is 99999, the model has 20480 positions"),
+        (["tiny", "--search", "--text", "a"], "leave out --step, --text, --save and --fill-cache"),
+        (["tiny", "--search", "--fill-cache", "a"], "leave out --step, --text, --save and --fill-cache"),
+        (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
+    ],
+)
+def test_what_is_refused(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compile-pod", *argv]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("trm: ") and message in error
+
+
+def test_without_the_compiler(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -257,7 +257,7 @@ def test_another_machine_begins_anew(monkeypatch, tmp_path, data_dir):
 
 
 def test_choices_of_another_platform_are_not_timed(monkeypatch, tmp_path, data_dir):
-    def refused(_):
+    def refused(*_):
         raise UserError("not compiled here")
 
     config = with_fields(preset("tiny"), {"data_dir": str(data_dir)})

@@ -151,6 +151,14 @@ def test_a_program_in_storage_is_named_as_such(pretending, context):
     assert "gs:// names no bucket" in row.measured
 
 
+@pytest.mark.slow
+def test_a_program_is_saved_before_its_first_step_and_a_run_loads_it(context):
+    training = context.training("shard_map", attention="plain", mlp="plain", choices="")
+    assert [row.status for row in steps.Stepper(training, context.program).saved] == ["PASS"]
+    (row,) = Runs(context, time.monotonic() + 120, 100, first=True).rows("program, loaded")
+    assert row.status == "PASS" and "s after the restore" in row.measured, row.measured
+
+
 HANGS = """
 import sys, time
 from pathlib import Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,7 +35,8 @@ _INPUT_STEPS = 12
 class Stepper:
     """The compiled train step of a run with its state, which every call replaces."""
 
-    def __init__(self, training: Training):
+    def __init__(self, training: Training, file: Path | None = None):
+        """The program is saved in `file` before its first step: after that, XLA for CPUs cannot write it."""
         self.training, devices = training, training.devices
         state = training.initial_state()
         batch = training.batches.from_step(0)
@@ -46,8 +48,11 @@ class Stepper:
         begin = time.perf_counter()
         self.lowered = training.parallel_step().lower(*shapes)
         self.program = training.parallel_step() if devices.compiles_for_arrays else self.lowered.compile()
-        self.first_loss = _loss(self(self.batch))
         self.compile_seconds = time.perf_counter() - begin
+        self.saved = [] if file is None else [_saved(file, self)]
+        begin = time.perf_counter()
+        self.first_loss = _loss(self(self.batch))
+        self.compile_seconds += time.perf_counter() - begin
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Runs one step; returns its metrics."""
@@ -100,15 +105,14 @@ def step_rows(context: Context) -> list[Row]:
         for runner in runners:
             training = context.training(runner, **fields)
             name = f"{variant}, {runner}"
+            saves = (variant, runner) == ("plain", "shard_map") and place()[1] == 1
             try:
-                stepper = Stepper(training)
+                stepper = Stepper(training, context.program if saves else None)
             except (UserError, jax.errors.JaxRuntimeError) as error:
                 rows.append(passed(f"step, {name}", first_line(error)[:300], fail=True))
                 continue
             first = stepper.first_loss if first is None else first
-            rows += _rows_of(name, stepper, first)
-            if (variant, runner) == ("plain", "shard_map") and place()[1] == 1:
-                rows.append(_saved(context, stepper))
+            rows += _rows_of(name, stepper, first) + stepper.saved
             del stepper  # its state, before that of the next one is made
     return rows
 
@@ -143,14 +147,14 @@ def _rows_of(name: str, stepper: Stepper, loss: float) -> list[Row]:
     return [*rows, passed(f"MFU, {name}", text, fail=share > 1, limit="at most 100%", mfu=share)]
 
 
-def _saved(context: Context, stepper: Stepper) -> Row:
+def _saved(file: Path, stepper: Stepper) -> Row:
     begin = time.perf_counter()
     try:
-        save_program(context.program, stepper.lowered, stepper.program, stepper.training.devices.local)
+        save_program(file, stepper.lowered, stepper.program, stepper.training.devices.local)
     except UserError as error:  # of XLA for CPUs, which cannot write every operation
         return absent("program, saved", str(error))
     seconds = time.perf_counter() - begin
-    size = context.program.stat().st_size
+    size = file.stat().st_size
     return passed("program, saved", f"{size / 1e6:.1f} MB in {seconds:.1f} s", seconds=seconds)
 
 
