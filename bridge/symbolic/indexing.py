@@ -472,7 +472,8 @@ def _only_writes(frame: types.FrameType, rows: Rows) -> bool:
         held = frame.f_locals.get(argument) if name == "LOAD_FAST" else None
         if type(held) in (list, dict, set) or (name == "LOAD_FAST" and argument in names - stored):
             return False
-        if name.startswith(_KEEPS) or "_FAST_" in name or ("JUMP" in name and not start <= places[argument] < end):
+        left = "JUMP" in name and not start <= places[argument] < end
+        if left or name.startswith(_KEEPS) or name.endswith(("_APPEND", "_ADD")) or "_FAST_" in name:
             return False
         if name == "STORE_FAST":
             stored.add(argument)
@@ -480,8 +481,8 @@ def _only_writes(frame: types.FrameType, rows: Rows) -> bool:
     return not stored & outside
 
 
-_KEEPS = tuple("RETURN YIELD RAISE DELETE STORE_ATTR STORE_DEREF STORE_GLOBAL LIST_APPEND SET_ADD MAP_ADD".split())
-"""How the names of instructions begin that leave something, or end a loop."""
+_KEEPS = ("RETURN", "YIELD", "RAISE", "DELETE", "STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL")
+"""How the names of instructions begin that leave something or end a loop, beside `LIST_APPEND` and `SET_ADD`."""
 
 
 class _ElementwiseOnly(UncompiledDispatchMode):
