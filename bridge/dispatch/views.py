@@ -245,6 +245,10 @@ def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict
         there, here = storage_offsets(meta_of_strided(*args, **kwargs)), storage_offsets(target._meta)
         if there.shape != here.shape or (there != here).any():
             raise NotImplementedError("PyTorch's gradient of it is wrong once the memory is written; use as_strided")
+    if context.condition is not None:
+        raise NotImplementedError(
+            "a turn of a loop over selected rows changes a shape, which PyTorch may leave as it is"
+        )
     _refuse_write(target, [])
     if name in ("resize_", "resize_as_"):
         size = args[1] if isinstance(args[1], (list, tuple)) else args[1].shape

@@ -456,7 +456,7 @@ def _only_writes(frame: types.FrameType, rows: Rows) -> bool:
 
     No name that a turn stores is read by another turn or after the loop, and the loop holds no list, set or dict.
     """
-    code, places = list[dis.Instruction](), dict[int, int]()
+    code, places, stored = list[dis.Instruction](), dict[int, int](), set[str]()
     for each in dis.get_instructions(frame.f_code):
         places[each.offset] = len(code)
         code += [each] * (each.opname != "EXTENDED_ARG")
@@ -465,13 +465,15 @@ def _only_writes(frame: types.FrameType, rows: Rows) -> bool:
     over_rows = of.argval == 0 if of.opname == "CALL" else frame.f_locals.get(of.argval) is rows
     if code[start].opname != "FOR_ITER" or "JUMP" not in code[end - 1].opname or not over_rows:
         return False
-    body, stored = code[start + 1 : end], set[str]()
+    body = code[start + 1 : end]
     names = {each.argval for each in body if each.opname == "STORE_FAST"}
     for each in body:
         name, argument = each.opname, each.argval
-        if name == "LOAD_FAST" and (type(frame.f_locals.get(argument)) in _PLAIN or argument in names - stored):
+        held = frame.f_locals.get(argument) if name == "LOAD_FAST" else None
+        if type(held) in (list, dict, set) or (name == "LOAD_FAST" and argument in names - stored):
             return False
-        if name.startswith(_KEEPS) or "_FAST_" in name or ("JUMP" in name and not start <= places[argument] < end):
+        left = "JUMP" in name and not start <= places[argument] < end
+        if left or name.startswith(_KEEPS) or name.endswith(("_APPEND", "_ADD")) or "_FAST_" in name:
             return False
         if name == "STORE_FAST":
             stored.add(argument)
@@ -479,12 +481,8 @@ def _only_writes(frame: types.FrameType, rows: Rows) -> bool:
     return not stored & outside
 
 
-_PLAIN = (list, dict, set)
-_KEEPS = (
-    *("RETURN", "YIELD", "RAISE", "DELETE", "STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"),
-    *("LIST_APPEND", "SET_ADD", "MAP_ADD"),
-)
-"""How the names of instructions begin that leave something, or end a loop."""
+_KEEPS = ("RETURN", "YIELD", "RAISE", "DELETE", "STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL")
+"""How the names of instructions begin that leave something or end a loop, beside `LIST_APPEND` and `SET_ADD`."""
 
 
 class _ElementwiseOnly(UncompiledDispatchMode):

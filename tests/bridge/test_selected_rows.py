@@ -363,6 +363,15 @@ LOOPS = (
 )
 
 
+def test_a_turn_that_changes_a_shape_is_refused():
+    def transposed(x, hit):
+        for _ in hit:
+            x.t_()
+        return x
+
+    raises("a turn of a loop over selected rows changes a shape", lambda x: transposed(x, (x > 0)[0].nonzero()), X)
+
+
 @pytest.mark.parametrize("function", LOOPS)
 def test_a_loop_that_leaves_anything_else_is_refused(function):
     raises("a loop that does anything else than write into tensors", lambda x: function(x, (x[:, 0] > 0).nonzero()), X)
