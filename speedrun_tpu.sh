@@ -81,7 +81,7 @@ text-tiny)
 chat)
     preset=chat-tiny
     data=(text --source package:docstrings package:glosses --vocab-size 512)
-    sft_tasks=(identity:600 spelling:5000 calculator:2000 arithmetic,operations=3,digits=1,operators=+-,steps=50:12000)
+    sft_tasks=(identity:300 spelling:5000 calculator:2000 arithmetic,operations=3,digits=1,operators=+-,steps=45:14000)
     sft_tasks+=(counting:300 glosses:300 smalltalk)
     questions=(spelling:469 calculator:500 arithmetic,operations=3,digits=1,operators=+-:2000 identity)
     ;;
