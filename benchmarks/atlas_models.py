@@ -31,7 +31,7 @@ def entries(every: int, seed: int, zoo: Path | None) -> dict[str, Entry]:
     if zoo is not None:
         sys.path.insert(0, str(zoo))
         for name, (family, build) in importlib.import_module("build").builders().items():
-            entries[name] = Entry(family, build)
+            entries[name] = Entry(f"zoo, {family}", build)
     return entries
 
 

@@ -23,11 +23,11 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, TraceContext
-from bridge.dispatch.checks import check_under_way
 from bridge.dispatch.compute import with_named_tensors, with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
+from bridge.symbolic.bytecode import check_under_way
 from bridge.symbolic.indexing import (
     ROW_WISE,
     SIZED,

@@ -7,12 +7,9 @@ loop over rows takes all of them in turn.
 
 from __future__ import annotations
 
-import dis
 import functools
 import math
-import re
 import sys
-import types
 from collections.abc import Callable, Iterator
 from math import inf, isinf
 from typing import Any
@@ -22,10 +19,11 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 
-from bridge._compat.jax import Tracer, depends_on, same_values
+from bridge._compat.jax import Tracer, same_values
 from bridge._compat.torch import UncompiledDispatchMode, in_transform, schema_name
 from bridge.context import current
-from bridge.errors import BridgeError, refusal
+from bridge.errors import BridgeError, as_constant, refusal
+from bridge.symbolic.bytecode import only_writes
 from bridge.symbolic.ranges import distance, range_of
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor, View, as_view, empty_meta
@@ -172,33 +170,9 @@ _LOOP_REMEDY = "loop over all places, with torch.where(mask[i]) for the rows of 
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
 
 
-_KNOWN_REMEDY = (
-    "integer inputs that stay the same, such as the edges of a graph, may be NumPy arrays that the compiled function "
-    'encloses: `jax.jit(lambda p, x: fn(p, {}, x, edges))`, `bridge.verify(…, known_inputs="1")`'
-)
-
-
 def refused(what: str, remedy: str = SHAPE_REMEDY, rows: str = "x[mask]") -> BridgeError:
     """Returns the error for `what`, which needs the number of rows."""
     return refusal(f"`{rows}` makes a shape that depends on data, which {what} needs", remedy)
-
-
-def as_constant(value: Any, otherwise: str) -> str:
-    """Returns the remedy for what has to know a value: constants by `static=` if it is computed of buffers alone."""
-    call = current()
-    if call is None:
-        return otherwise
-    buffers = depends_on(value, call.buffers)
-    if not buffers:
-        whole = {str(i): t.value for i, t in enumerate(call.inputs) if t.dtype in (*_INTEGERS, torch.bool)}
-        known = depends_on(value, {**call.buffers, **whole})
-        return f"{_KNOWN_REMEDY}; otherwise {otherwise}" if known else otherwise
-    # Those of all layers, which have a number in their names.
-    patterns = dict.fromkeys(re.sub(r"\b\d+\b", r"\\d+", name.replace(".", r"\.")) for name in buffers)
-    option = f'bridge.export(module, static=r"{"|".join(patterns)}")'
-    return (
-        f"{option} makes constants of the buffers that it is computed of, if no call writes them; otherwise {otherwise}"
-    )
 
 
 class Rows:
@@ -271,7 +245,7 @@ class Rows:
     def __iter__(self) -> Iterator[torch.Tensor]:
         """All rows in turn; a turn of one that is not selected writes nothing."""
         call = current()
-        if call is None or self._mask.dim() != 1 or self._first or not _only_writes(sys._getframe(1), self):
+        if call is None or self._mask.dim() != 1 or self._first or not only_writes(sys._getframe(1), self):
             raise self._refused("a loop that does anything else than write into tensors", _LOOP_REMEDY)
         outer = call.condition
         for row, selected in zip(self.whole.unbind(), self._mask.unbind(), strict=True):
@@ -449,40 +423,6 @@ class Rows:
         place = torch.where(result.values == fill, mask.to(torch.uint8).argmax(), result.indices)
         found = rows.gather(dim, place), (mask.cumsum(0) - 1)[place]
         return type(result)(found if keepdim else [each.squeeze(dim) for each in found])
-
-
-def _only_writes(frame: types.FrameType, rows: Rows) -> bool:
-    """True if the code is a loop over the rows that leaves what it writes into tensors, and nothing else.
-
-    No name that a turn stores is read by another turn or after the loop, and the loop holds no list, set or dict.
-    """
-    code, places, stored = list[dis.Instruction](), dict[int, int](), set[str]()
-    for each in dis.get_instructions(frame.f_code):
-        places[each.offset] = len(code)
-        code += [each] * (each.opname != "EXTENDED_ARG")
-    start = places[frame.f_lasti]
-    end, of = places.get(code[start].argval, 0), code[start - 2]  # a name, or a call such as `mask.nonzero()`
-    over_rows = of.argval == 0 if of.opname == "CALL" else frame.f_locals.get(of.argval) is rows
-    if code[start].opname != "FOR_ITER" or "JUMP" not in code[end - 1].opname or not over_rows:
-        return False
-    body = code[start + 1 : end]
-    names = {each.argval for each in body if each.opname == "STORE_FAST"}
-    for each in body:
-        name, argument = each.opname, each.argval
-        held = frame.f_locals.get(argument) if name == "LOAD_FAST" else None
-        if type(held) in (list, dict, set) or (name == "LOAD_FAST" and argument in names - stored):
-            return False
-        left = "JUMP" in name and not start <= places[argument] < end
-        if left or name.startswith(_KEEPS) or name.endswith(("_APPEND", "_ADD")) or "_FAST_" in name:
-            return False
-        if name == "STORE_FAST":
-            stored.add(argument)
-    outside = {each.argval for each in (*code[:start], *code[end:]) if each.opname.startswith("LOAD_")}
-    return not stored & outside
-
-
-_KEEPS = ("RETURN", "YIELD", "RAISE", "DELETE", "STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL")
-"""How the names of instructions begin that leave something or end a loop, beside `LIST_APPEND` and `SET_ADD`."""
 
 
 class _ElementwiseOnly(UncompiledDispatchMode):

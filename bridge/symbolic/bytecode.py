@@ -1,7 +1,7 @@
-"""Checks of values in Python code: an `assert`, or a branch that does nothing but raise.
+"""What becomes of a value in Python code, by its bytecode: checks, and loops that only write into tensors.
 
-The bytecode says what becomes of a value: a check is a jump of which one side raises without any further jump. What
-the value is does not matter where the check is taken for passed, so nothing else of the program changes.
+A check is an `assert`, or a branch that does nothing but raise: a jump of which one side raises without any further
+jump. What the value is does not matter where the check is taken for passed, so nothing else of the program changes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dis
 import functools
 import sys
 import types
+from typing import Any
 
 from bridge.errors import HERE
 
@@ -69,3 +70,37 @@ def _raises(instructions: list[dis.Instruction], places: dict[int, int], i: int)
             return False
         else:
             i += 1
+
+
+def only_writes(frame: types.FrameType, rows: Any) -> bool:
+    """True if the code is a loop over the rows that leaves what it writes into tensors, and nothing else.
+
+    No name that a turn stores is read by another turn or after the loop, and the loop holds no list, set or dict.
+    """
+    code, places, stored = list[dis.Instruction](), dict[int, int](), set[str]()
+    for each in dis.get_instructions(frame.f_code):
+        places[each.offset] = len(code)
+        code += [each] * (each.opname != "EXTENDED_ARG")
+    start = places[frame.f_lasti]
+    end, of = places.get(code[start].argval, 0), code[start - 2]  # a name, or a call such as `mask.nonzero()`
+    over_rows = of.argval == 0 if of.opname == "CALL" else frame.f_locals.get(of.argval) is rows
+    if code[start].opname != "FOR_ITER" or "JUMP" not in code[end - 1].opname or not over_rows:
+        return False
+    body = code[start + 1 : end]
+    names = {each.argval for each in body if each.opname == "STORE_FAST"}
+    for each in body:
+        name, argument = each.opname, each.argval
+        held = frame.f_locals.get(argument) if name == "LOAD_FAST" else None
+        if type(held) in (list, dict, set) or (name == "LOAD_FAST" and argument in names - stored):
+            return False
+        left = "JUMP" in name and not start <= places[argument] < end
+        if left or name.startswith(_KEEPS) or name.endswith(("_APPEND", "_ADD")) or "_FAST_" in name:
+            return False
+        if name == "STORE_FAST":
+            stored.add(argument)
+    outside = {each.argval for each in (*code[:start], *code[end:]) if each.opname.startswith("LOAD_")}
+    return not stored & outside
+
+
+_KEEPS = ("RETURN", "YIELD", "RAISE", "DELETE", "STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL")
+"""How the names of instructions begin that leave something or end a loop, beside `LIST_APPEND` and `SET_ADD`."""
