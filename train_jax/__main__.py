@@ -81,7 +81,6 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    _open_closed_streams()
     _accept_every_character()
     try:
         status = _run(argv)
@@ -112,13 +111,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"trm: {line}", file=sys.stderr)
         return 1
     return status
-
-
-def _open_closed_streams() -> None:
-    """Whoever starts a program may have closed its standard streams, in the place of which Python has None."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open until the process ends)
 
 
 def _accept_every_character() -> None:

@@ -6,8 +6,10 @@ import signal
 import pytest
 from support.scripted_model import BYTES, Scripted
 from support.small_gpt import engine_of
+from test_served_puzzles import write_sudokus
 
 from train_jax.__main__ import main as trm
+from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
 from train_jax.stages import chat
 from train_jax.stages.chat import Chat, Session
@@ -61,6 +63,22 @@ def test_lines_of_a_pipe_are_answered(model, say, monkeypatch):
     assert length == "trm: the conversation has 66 tokens, the model reads 64; use a shorter message"
     assert text == "trm: '\\ud800' is not valid UTF-8; correct it"
     assert blank == "trm: a text has more than 500,000 blank characters in a row; remove some"
+
+
+def test_a_run_of_puzzles_is_one_line(made_once, say):
+    path = str(made_once("sudokus", write_sudokus) / "run")
+    status, _, err = say(path)
+    assert (status, err) == (2, f"trm: {path} is a run of task puzzles, expected language; give a language run\n")
+
+
+def test_a_conversation_that_is_too_long_and_a_message_that_is(model):
+    session = Session(model, Chat("run", temperature=0.0))
+    assert "".join(session.answer("hi")) == "[6*7][= 42]OK."
+    with pytest.raises(UserError, match="begin another by /clear"):
+        next(session.answer("a" * 50))
+    session.clear()
+    with pytest.raises(UserError, match="use a shorter message"):
+        next(session.answer("a" * 90))
 
 
 def test_calls_are_shown_and_a_turn_computes_only_what_is_new(model):

@@ -62,6 +62,7 @@ MISTAKES = {
     "core none none": "no run at",
     "chat LANGUAGE_RUN --step 8": "no checkpoint of step 8",
     "chat LANGUAGE_RUN --data-dir nowhere": "nowhere/tokenizer.json does not exist",
+    "chat LANGUAGE_RUN --cycles 2": "--cycles 2 is an option of HRM-Text, not of --model gpt; omit it",
     "chat LANGUAGE_RUN --top-p 0": "--top-p is 0.0; use a value above 0 to 1",
     "generate LANGUAGE_RUN": "no prompt; give --prompt TEXT or --prompts-file FILE; --prompt '' is an empty one",
     "generate LANGUAGE_RUN --prompts-file no.txt": "no.txt does not exist; give a text or .jsonl file with prompts",
@@ -101,7 +102,7 @@ MISTAKES = {
     "compile-pod tiny --search-batch-sizes 8,many": "'8,many' is not a list of batch sizes",
     "compile-pod tiny --search-batch-sizes 7,9": "no batch size of 7, 9 is a multiple of 32 devices",
     "compile-pod tiny --search --step evaluate": "--search is for the train step",
-    "compile-pod tiny --search --text a": "leave out --step, --text and --save",
+    "compile-pod tiny --search --text a": "leave out --step, --text, --save and --fill-cache",
     "compile-pod tiny --step decode --topology v4:2x2x1": "has no cache of keys and values",
     "compile-pod d20 --step decode --capacity 99999": "--capacity is 99999, the model has 20480 positions",
 }

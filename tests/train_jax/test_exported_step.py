@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from support.scripts import ROOT, run_script
 
-ELSEWHERE = """
+from train_jax.__main__ import main
+from train_jax.exported_step import PLATFORMS, platforms_for
+from train_jax.run.config import ComputeConfig
+
+BEFORE = """
 import sys
 sys.modules |= dict.fromkeys(("torch", "torchax", "bridge", "models_torch", "train_jax", "optax"))  # an import raises
 import numpy as np
@@ -35,8 +39,7 @@ def elsewhere(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices):
-    """They are equal bit for bit on two devices. On one, XLA rounds 20 steps of the two programs differently (6e-8)."""
-    pytest.importorskip("flatbuffers")  # which `serialize` imports
+    """State, carry and metrics are those of its jitted step bit for bit."""
     run_script("exported_steps", data_dir, tmp_path, devices)
     flags = f"--xla_force_host_platform_device_count={devices}"
     environment = {"PATH": os.environ["PATH"], "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
@@ -53,3 +56,28 @@ def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices
         f"step.{name}.program" for name in PLATFORMS
     }
     assert set(convention["arrays"]) | {"key"} == set(before.files)
+
+
+@pytest.mark.parametrize(
+    ("platform", "fields", "platforms"),
+    [
+        ("cpu", {}, PLATFORMS),
+        ("tpu", {}, PLATFORMS),
+        ("gpu", {}, ("cuda",)),
+        ("tpu", {"mlp": "fused"}, ("tpu",)),
+        ("cpu", {"attention": "fused"}, PLATFORMS),  # there are no such kernels on a CPU
+        ("cpu", {"choices": "cpu/trm::mix_positions=joined"}, ("cpu",)),
+        ("cpu", {"choices": "tpu/trm::mix_positions=fused"}, PLATFORMS),
+    ],
+)
+def test_a_step_with_kernels_is_for_their_platform(platform, fields, platforms, monkeypatch):
+    """So is one that was traced on a GPU, where attention in half precision may be cuDNN's."""
+    own = {"gpu": "cuda"}.get(platform, platform)
+    monkeypatch.setattr("jax.export.default_export_platform", lambda: own)
+    assert platforms_for(ComputeConfig(**fields), platform) == platforms
+
+
+@pytest.mark.parametrize("words", [["--average-last", "2"], ["--format", "huggingface"]])
+def test_it_is_of_one_checkpoint(words, capsys):
+    assert main(["export", "runs/absent", "--train-step", *words]) == 2
+    assert "--train-step is of one checkpoint" in capsys.readouterr().err

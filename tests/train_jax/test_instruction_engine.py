@@ -214,7 +214,7 @@ def text_of(stream, tokens):
 
 
 @pytest.mark.slow
-def test_all_commands_answer_an_instruction_alike(run_dir, run, model, capsys, monkeypatch):
+def test_all_commands_answer_an_instruction_alike(run_dir, run, model, capsys, monkeypatch, tmp_path):
     module, tokenizer, texts = module_of(run), model.tokenizer, ["3 + 1 =", "4 + 1 ="]
     shown_as = {number: _SHOWN_AS.get(name, "") for name, number in tokenizer.specials.items()}
     expected = []

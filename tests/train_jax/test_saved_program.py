@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import pickle
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +15,19 @@ import numpy as np
 import pytest
 from support.presets import with_fields
 from support.processes import run_processes
-from support.scripts import script
+from support.scripts import ROOT, run_script, script
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
-from train_jax.runtime.compilation import ProgramKey, load_program, save_program
+from train_jax.runtime.compilation import (
+    ProgramKey,
+    compile_lowered,
+    entries_apart,
+    load_program,
+    save_program,
+    ship,
+)
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 

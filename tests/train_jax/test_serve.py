@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from support.scripts import run_script
 from support.untrained_run import write_language_run
 from test_served_puzzles import write_sudokus
 
@@ -57,6 +58,16 @@ def test_names_of_models_are_unique():
     assert _names(Serve(("runs/a", "runs/b/"))) == {"a": "runs/a", "b": "runs/b/"}
     assert _names(Serve(("x/run", "y/run", "z"))) == {"x/run": "x/run", "y/run": "y/run", "z": "z"}
     assert _names(Serve(("x/run",), model_name="mine")) == {"mine": "x/run"}
+
+
+@pytest.mark.slow
+def test_no_request_writes_a_file_or_starts_a_process(run_dir, made_once):
+    """The right ones read a checkpoint, a puzzle of the test set, and the page."""
+    *_, line = run_script("serve_audited", run_dir, made_once("sudokus", write_sudokus) / "run").splitlines()
+    said = json.loads(line)
+    assert set(said["right"]) == {200} and said["touched"] == []
+    assert sum(said["wrong"].values()) == 1000 and set(said["wrong"]) <= {"200", "400", "404", "405"}
+    assert said["wrong"]["400"] > 300
 
 
 @pytest.mark.slow

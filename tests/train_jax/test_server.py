@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import math
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -233,7 +234,8 @@ MISTAKES = [
     ("stop", {"a": 1}, "stop is a dict"),
     ("stop", ["a"] * 5, "use a text, or at most 4, each of 1 to 256 characters"),
     ("stop", "", "stop is ['']; use a text"),
-    ("top_logprobs", 2, "top_logprobs is 2; use 0 (only the chosen token has a log-probability)"),
+    ("top_logprobs", 21, "top_logprobs is 21; use at most 20"),
+    ("top_logprobs", 2, "top_logprobs is 2 without logprobs; set logprobs to true"),
     ("presence_penalty", 1, "presence_penalty is 1; use 0 (there are no penalties)"),
     ("tools", [{"type": "function"}], "tools is not supported here; leave it out"),
     ("model", "gpt-4o", "the model 'gpt-4o' is not here; use 'toy', 'other'"),
