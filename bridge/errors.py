@@ -4,17 +4,14 @@ import contextlib
 import importlib.util
 import linecache
 import os
-import re
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax
 import torch
 
-from bridge._compat.jax import depends_on
 from bridge.context import RUNNING, current
 
 _TORCHAX = importlib.util.find_spec("torchax")
@@ -50,29 +47,6 @@ def refusal(what: str, remedy: str) -> BridgeError:
     call = current()
     errors = [each.error(what, remedy) for each in ([call] if call is not None else tuple(RUNNING))]
     return errors[-1] if errors else BridgeError(f"{what} {where_in_module({})}. Remedy: {remedy}.")
-
-
-_KNOWN_REMEDY = (
-    "integer inputs that stay the same, such as the edges of a graph, may be NumPy arrays that the compiled function "
-    'encloses: `jax.jit(lambda p, x: fn(p, {}, x, edges))`, `bridge.verify(…, known_inputs="1")`'
-)
-
-
-def as_constant(value: Any, otherwise: str) -> str:
-    """Returns the remedy for what has to know a value: constants by `static=` if it is computed of buffers alone."""
-    call = current()
-    if call is None:
-        return otherwise
-    buffers = depends_on(value, call.buffers)
-    if not buffers:
-        whole = {str(i): t.value for i, t in enumerate(call.inputs) if not t.dtype.is_floating_point}
-        known = depends_on(value, {**call.buffers, **whole})
-        return f"{_KNOWN_REMEDY}; otherwise {otherwise}" if known else otherwise
-    # Those of all layers, which have a number in their names.
-    patterns = dict.fromkeys(re.sub(r"\b\d+\b", r"\\d+", name.replace(".", r"\.")) for name in buffers)
-    option = f'bridge.export(module, static=r"{"|".join(patterns)}")'
-    makes = "makes constants of the buffers that it is computed of, if no call writes them"
-    return f"{option} {makes}; otherwise {otherwise}"
 
 
 def is_framework(path: str) -> bool:

@@ -20,8 +20,9 @@ from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
 from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
-from bridge.errors import as_constant, is_framework
+from bridge.errors import is_framework
 from bridge.symbolic.bytecode import check_under_way
+from bridge.symbolic.constants import as_constant
 from bridge.symbolic.indexing import SHAPE_REMEDY
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype, tensor_of

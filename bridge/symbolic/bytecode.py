@@ -1,7 +1,6 @@
 """What becomes of a value in Python code, by its bytecode: checks, and loops that only write into tensors.
 
-A check is an `assert`, or a branch that does nothing but raise: a jump of which one side raises without any further
-jump. What the value is does not matter where the check is taken for passed, so nothing else of the program changes.
+A check is an `assert`, or a branch of which one side raises without any further jump.
 """
 
 from __future__ import annotations

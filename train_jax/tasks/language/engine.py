@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 import bridge
 from models_torch.cached_attention import attention_with_cache
@@ -29,7 +29,15 @@ from train_jax.core.reduction import AXIS
 from train_jax.core.state import Arrays, TrainState
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.sampling import Sampling, Settings, choose_tokens, most_probable, stream_key
+from train_jax.tasks.language.engine_records import (
+    MOST_STOP_TOKENS,
+    Decoded,
+    columns_of,
+    control_fields,
+    control_of,
+    words_of,
+)
+from train_jax.tasks.language.sampling import Sampling, choose_tokens, most_probable, stream_key
 
 # The published modules of 2026 call this function, which without FlashAttention reads the position from a tensor.
 bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kvcache", attention_with_cache)
@@ -37,7 +45,6 @@ bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kv
 _SHORTEST_PREFILL = 16
 _PREFILL_TOKENS = 64
 """Most tokens of short prompts that are computed together: 16 prompts of 16 tokens take half of the time."""
-_MOST_STOP_TOKENS = 8
 _CONTINUED_TOKENS = 64
 """Largest number of tokens by which a prompt may continue a slot; longer ones are computed from their beginning."""
 
@@ -129,34 +136,6 @@ class _Slot:
     """The number of the last dispatch with a row."""
 
 
-class Control(NamedTuple):
-    """The input of `decode` for each row of a device; on the host, a row is one record of `_control_fields`."""
-
-    position: Int[Array, " slots"]
-    """The number of tokens of the row, in the cache."""
-    remaining: Int[Array, " slots"]
-    """The largest number of further tokens; 0 for a slot without a row."""
-    most_probable: Int[Array, " slots"]
-    """The number of most probable tokens that are returned; the program computes all or none."""
-    settings: Settings
-    stop: Int[Array, "slots stop_tokens"]
-    forced: Int[Array, "slots dispatch"]
-    """The next tokens, if they are known; -1 otherwise."""
-
-
-class Decoded(NamedTuple):
-    """The next token of each row; on the host, several tokens of one row."""
-
-    token: Int[Array, " slots"]
-    log_prob: Float[Array, " slots"]
-    sampling_log_prob: Float[Array, " slots"]
-    valid: Bool[Array, " slots"]
-    """True if the row had not ended before the token."""
-    top_token: Int[Array, "slots most"]
-    top_log_prob: Float[Array, "slots most"]
-    """The most probable tokens."""
-
-
 class State(NamedTuple):
     """The rows of a device."""
 
@@ -242,8 +221,8 @@ class Engine:
                 f"a prompt of {len(request.prompt)} tokens and {request.max_tokens} after it; use at least one of each "
                 f"and at most {self._capacity + 1} together"
             )
-        if len(request.stop) > _MOST_STOP_TOKENS:
-            raise ValueError(f"{len(request.stop)} stop tokens; use at most {_MOST_STOP_TOKENS}")
+        if len(request.stop) > MOST_STOP_TOKENS:
+            raise ValueError(f"{len(request.stop)} stop tokens; use at most {MOST_STOP_TOKENS}")
         row = Generation(request)
         self._queue.append(row)
         return row
@@ -317,7 +296,7 @@ class Engine:
         self.counts.places += len(self._slots) * self._dispatch
         control = self._own(self._control())
         self._state, words = self._decode(*self._weights, self._state, self._devices.shard(control))
-        decoded = _columns_of(self._devices.to_host(words))
+        decoded = columns_of(self._devices.to_host(words))
         new = [self._advance(slot, Decoded(*each)) for slot, *each in zip(self._slots, *decoded, strict=True)]
         return [row for row, has_new in zip(rows, new, strict=True) if row is not None and has_new]
 
@@ -386,7 +365,7 @@ class Engine:
 
     def _control(self) -> np.ndarray:
         """Returns the input of `decode` as one array of words, with leading axes for devices and slots."""
-        rows = np.zeros(len(self._slots), _control_fields(self._dispatch))
+        rows = np.zeros(len(self._slots), control_fields(self._dispatch))
         rows["top_p"] = 1.0
         for number, slot in enumerate(self._slots):
             position = rows["position"][number] = min(len(slot.kept), self._capacity)
@@ -401,7 +380,7 @@ class Engine:
                 request.sampling.top_k,
                 request.sampling.top_p,
                 slot.stream,
-                _filled(request.stop, _MOST_STOP_TOKENS),
+                _filled(request.stop, MOST_STOP_TOKENS),
                 _filled(forced, self._dispatch),
             )
         return rows.view(np.int32).reshape(self._devices.count, self._local_slots, -1)
@@ -466,7 +445,7 @@ class Engine:
     @cached_property
     def _decode(self) -> Any:
         def decode(params: Arrays, buffers: Arrays, state: State, words: Array) -> tuple[State, Array]:
-            control = _control_of(words, self._dispatch)
+            control = control_of(words, self._dispatch)
 
             def step(carry: tuple[State, Array, Array], forced: Array) -> tuple[tuple[State, Array, Array], Array]:
                 state, position, remaining = carry
@@ -479,7 +458,7 @@ class Engine:
                 state = State(cache._replace(previous=previous), _where(active)(logits, state.logits))
                 ended = (forced < 0) & jnp.any(control.stop == token[:, None], axis=-1)
                 remaining = jnp.where(ended, 0, jnp.maximum(remaining - 1, 0))
-                return (state, position + active, remaining), _words_of(Decoded(*choice, active, *top))
+                return (state, position + active, remaining), words_of(Decoded(*choice, active, *top))
 
             carry = state, control.position, control.remaining
             (state, _, _), decoded = jax.lax.scan(step, carry, control.forced.T)
@@ -544,51 +523,6 @@ class Engine:
 def weights_of(objective: Objective, state: TrainState) -> tuple[Arrays, Arrays]:
     """Returns the averaged parameters and the buffers of a state, by the names of the module, for `Engine.load`."""
     return objective.params | state.eval_params, objective.buffers | state.buffers
-
-
-@lru_cache
-def _control_fields(dispatch: int) -> np.dtype:
-    """Returns the type of a record of 32-bit words for each row, which is one transfer to the device."""
-    return np.dtype(
-        [
-            ("position", np.int32),
-            ("remaining", np.int32),
-            ("most_probable", np.int32),
-            ("temperature", np.float32),
-            ("top_k", np.int32),
-            ("top_p", np.float32),
-            ("stream", np.uint32, 2),
-            ("stop", np.int32, _MOST_STOP_TOKENS),
-            ("forced", np.int32, dispatch),
-        ]
-    )
-
-
-def _control_of(words: Int[Array, "slots words"], dispatch: int) -> Control:
-    fields, columns, first = _control_fields(dispatch), [], 0
-    for each in (fields[name] for name in fields.names or ()):
-        last = first + each.itemsize // 4
-        column = jax.lax.bitcast_convert_type(words[:, first:last], each.base)
-        columns.append(column.reshape(len(words), *each.shape))
-        first = last
-    position, remaining, most, *settings, stop, forced = columns
-    return Control(position, remaining, most, Settings(*settings), stop, forced)
-
-
-def _words_of(decoded: Decoded) -> Int[Array, "fields slots"]:
-    token, log_prob, sampling_log_prob, valid, top_token, top_log_prob = decoded
-    log_probs = jnp.concatenate([jnp.stack([log_prob, sampling_log_prob]), top_log_prob.T])
-    words = jnp.stack([token, valid.astype(jnp.int32)]), top_token.T, jax.lax.bitcast_convert_type(log_probs, jnp.int32)
-    return jnp.concatenate(words)
-
-
-def _columns_of(words: Int[np.ndarray, "devices dispatch fields slots"]) -> Decoded:
-    """Returns the fields of `Decoded`, each as an array (slots of all devices, dispatch), most probable tokens last."""
-    columns: Any = words.transpose(0, 3, 1, 2).reshape(-1, words.shape[1], words.shape[2])
-    most = columns.shape[-1] // 2 - 2
-    log_probs: Any = np.ascontiguousarray(columns[..., 2 + most :]).view(np.float32)
-    valid, top_token = columns[..., 1].astype(bool), columns[..., 2 : 2 + most]
-    return Decoded(columns[..., 0], log_probs[..., 0], log_probs[..., 1], valid, top_token, log_probs[..., 2:])
 
 
 def _filled(tokens: Sequence[int], size: int) -> list[int]:
