@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from support.scripts import ROOT, run_script
 
-from train_jax.__main__ import main
 from train_jax.exported_step import PLATFORMS, platforms_for
 from train_jax.run.config import ComputeConfig
 
@@ -75,9 +74,3 @@ def test_a_step_with_kernels_is_for_their_platform(platform, fields, platforms, 
     own = {"gpu": "cuda"}.get(platform, platform)
     monkeypatch.setattr("jax.export.default_export_platform", lambda: own)
     assert platforms_for(ComputeConfig(**fields), platform) == platforms
-
-
-@pytest.mark.parametrize("words", [["--average-last", "2"], ["--format", "huggingface"]])
-def test_it_is_of_one_checkpoint(words, capsys):
-    assert main(["export", "runs/absent", "--train-step", *words]) == 2
-    assert "--train-step is of one checkpoint" in capsys.readouterr().err

@@ -154,10 +154,10 @@ def ship(entries: Path, folder: Path, lowered: Any, devices: Sequence[Any]) -> s
     if not written:
         raise UserError("JAX wrote no entry of its compilation cache for this program; leave out --fill-cache")
     folder.mkdir(parents=True, exist_ok=True)
-    shipped = shipped_programs(folder)
+    key = dataclasses.asdict(ProgramKey.of(lowered, devices))
     for path in written:
         (folder / path.name).write_bytes(path.read_bytes())
-        shipped[path.name] = dataclasses.asdict(ProgramKey.of(lowered, devices))
+    shipped = shipped_programs(folder) | {path.name: key for path in written}
     (folder / SHIPPED).write_text(json.dumps(shipped, indent=1))
     return written[0].name
 
