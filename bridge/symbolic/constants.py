@@ -18,7 +18,8 @@ def as_constant(value: Any, otherwise: str) -> str:
     if call is None:
         return otherwise
     if not (buffers := depends_on(value, call.buffers)):
-        whole = {str(i): t.value for i, t in enumerate(call.inputs) if not t.dtype.is_floating_point}
+        inputs = {str(i): t for i, t in enumerate(call.inputs)}
+        whole = {i: t.value for i, t in inputs.items() if not (t.is_floating_point() or t.is_complex())}
         known = depends_on(value, {**call.buffers, **whole})
         return f"{_KNOWN_REMEDY}; otherwise {otherwise}" if known else otherwise
     patterns = dict.fromkeys(re.sub(r"\b\d+\b", r"\\d+", name.replace(".", r"\.")) for name in buffers)  # all layers
