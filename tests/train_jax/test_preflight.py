@@ -35,7 +35,7 @@ def failed(rows):
 
 def preflight(fault, devices, *options):
     """Runs the command in a process of its own; returns the rows by name."""
-    command = script("preflight_process", fault, devices, "tiny", "--json", *options)
+    command = script("faulty_machine", fault, devices, "preflight", "tiny", "--json", *options)
     done = subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
     assert done.stdout.startswith("{"), done.stderr[-2000:]
     rows = rows_of(done.stdout)
@@ -48,8 +48,8 @@ def on_hosts(folders, run_dir, *options, of_second=(), fault="none", **more):
 
     Returns the rows that process 0 prints, and what the last process prints.
     """
-    arguments = [fault, 2, "tiny", "--data-dir", "data", "--run-dir", run_dir, "--json", "--quick", *options]
-    command = script("preflight_process", *arguments)
+    arguments = ["preflight", "tiny", "--data-dir", "data", "--run-dir", run_dir, "--json", "--quick", *options]
+    command = script("faulty_machine", fault, 2, *arguments)
     statuses, texts = run_processes([command, [*command, *of_second]][: len(folders)], folders, **more)
     assert "{" in texts[0], texts[0][-3000:]
     rows = rows_of(texts[0])

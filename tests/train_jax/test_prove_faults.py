@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
-from support.scripts import ROOT
+from support.processes import run_processes
+from support.scripts import ROOT, script
 
 from train_jax.pod.prove import runs as proof_runs
 from train_jax.pod.prove import steps
@@ -178,3 +180,43 @@ def test_a_part_that_hangs(tmp_path):
     statuses = [subprocess.run(command, cwd=ROOT, timeout=50).returncode for _ in range(2)]
     rows = Record(tmp_path, {"identity": "one"}).rows
     assert statuses == [86, 0] and [(row.name, row.status) for row in rows] == [("hangs", "FAIL"), ("rest", "PASS")]
+
+
+def proof(folder, data_dir, fault, *options, processes=1, **more):
+    """Runs the parts of a proof on the devices of a faulty machine; returns its rows and what each process prints."""
+    arguments = ["prove", "tiny", "--data-dir", data_dir, "--output", folder / "proof", *options, "--worker"]
+    commands = [script("faulty_machine", fault, 1, *arguments)] * processes
+    statuses, texts = run_processes(commands, **more)
+    assert not any(statuses), texts
+    return Record(folder / "proof").rows, texts
+
+
+@pytest.mark.slow
+def test_a_device_that_rounds_products(tmp_path, data_dir):
+    """Its kernels are wrong, too: they multiply bfloat16 matrices."""
+    rows, _ = proof(tmp_path, data_dir, "few+product")
+    kernels = {row.name for row in rows if row.part == "Pallas kernels"}
+    assert kernels and failed(rows) - kernels == {"matrix product"}
+
+
+@pytest.mark.slow
+def test_a_host_with_other_code(tmp_path, data_dir):
+    for name in ("bridge", "models_torch", "train_jax", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "copy" / "train_jax" / "loop.py").open("a") as file:
+        file.write("# older\n")
+    environments = {}, {"PYTHONPATH": f"{tmp_path / 'copy'}:{tmp_path / 'copy' / 'tests'}"}
+    rows, _ = proof(tmp_path, data_dir, "few:0,1", processes=2, environments=environments, folders=(tmp_path, tmp_path))
+    assert failed(rows) == {"code"}
+    assert any(row.part == "Pallas kernels" and row.status == "PASS" for row in rows), "the rest runs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "choice"), [("timings:0,1", "joined"), ("show_choices:0,1+wrong:1", "plain")])
+def test_two_processes_choose_the_same(tmp_path, data_dir, fault, choice):
+    """Their times contradict each other, or a kernel is wrong in one of them alone."""
+    rows, texts = proof(tmp_path, data_dir, fault, "--choose", processes=2)
+    assert all(f"chosen: trm::mix_positions {choice}" in text for text in texts), texts
+    choices = json.loads((tmp_path / "proof" / "choices.json").read_text())["choices"]
+    assert choices.get("trm::mix_positions", "plain") == choice
+    assert bool(failed(rows)) == ("wrong" in fault)
