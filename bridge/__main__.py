@@ -12,7 +12,6 @@ import importlib
 import io
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,13 +35,11 @@ class Verify:
     steps: int = 2  # Calls in a row, each with other numbers of the same shapes; buffers go from one to the next.
     train: bool | None = None  # Mode of every submodule; each one's own if not given.
     seed: int = 0  # Seeds PyTorch before the factory is called and before the first step.
-    jitter: float = 0.0  # Size of the noise added to all parameters, so that leaves that start at zero are proved.
-    known_zero: str = ""  # Regular expression over `gradient layers.0.bias`-like names: leaves that are zero in truth.
+    jitter: float = 0.0  # Size of the noise added to all parameters from the first step on.
     method: str = "forward"  # Method of the module to call.
     input_gradients: bool = True  # Compare the gradients of floating inputs, too.
     static: str = ""  # Regular expression over names of buffers that are constants.
     json: bool = False  # Print the report as JSON.
-    html: str = ""  # Also write the report as one HTML page, to this file.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +53,10 @@ class Inspect:
 
 def verify(config: Verify) -> int:
     options = dataclasses.asdict(config)
-    factory, seed, as_json, page = (options.pop(name) for name in ("factory", "seed", "json", "html"))
+    factory, seed, as_json = (options.pop(name) for name in ("factory", "seed", "json"))
     module, args, kwargs = made_by(factory, seed)
     torch.manual_seed(seed)
     report = bridge.verify(module, *args, **options, **kwargs)
-    if page:
-        try:
-            Path(page).write_text(report.to_html(factory), "utf-8")
-        except OSError as error:
-            raise bridge.BridgeError(f"--html {page} cannot be written: {error.strerror}") from error
     print(report.to_json() if as_json else report)
     return 0 if report.ok else 1
 
@@ -110,12 +102,8 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
     parts = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, ())
     module, args, kwargs = (*parts, {})[:3]
     if not isinstance(module, torch.nn.Module) or not isinstance(kwargs, dict):
-        found = f"a {type(made).__name__}"
-        if isinstance(made, tuple):
-            found = f"({', '.join(type(part).__name__ for part in made)})"
-        raise bridge.BridgeError(
-            f"{factory} returned {found}; it must return (module, inputs) or (module, inputs, keywords)"
-        )
+        wanted = "it must return (module, inputs) or (module, inputs, keywords)"
+        raise bridge.BridgeError(f"{factory} returned {made!s:.60}; {wanted}")
     return module, tuple(args) if isinstance(args, (tuple, list)) else (args,), kwargs
 
 

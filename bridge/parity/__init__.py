@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import math
 import re
@@ -16,7 +18,7 @@ from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
 from bridge.module.copy import state_of
 from bridge.parity.arbiter import Arbiter
-from bridge.parity.report import Again, Environment, ParityReport, Row, compare
+from bridge.parity.report import Again, Environment, ParityReport, Row, compare, proved
 from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, in_float64, named_inputs, projection, widened
 from bridge.symbolic.ranges import Int64, check_values, checked
 from bridge.tensor.arrays import check_kinds
@@ -36,7 +38,6 @@ def verify(
     double: nn.Module | None = None,
     jit: bool = True,
     jitter: float = 0.0,
-    known_zero: str = "",
     input_gradients: bool = True,
     known_inputs: str = "",
     int64: Int64 = "refuse",
@@ -54,19 +55,18 @@ def verify(
     Where a leaf is beyond `tolerance`, the steps run in PyTorch again in float64, and the leaf may differ by 8 times
     what PyTorch's own float32 differs from that, where this is small enough to be rounding. `double` is the module in
     float64, for one that `.double()` does not make so, and what it computes is believed. Where it still is beyond, both
-    sides run in float64, and finite differences of PyTorch's objective say in the row's note which gradient is right.
+    sides in float64, or finite differences of PyTorch's objective, say in the row's note which gradient is right.
 
-    A float leaf that is zero on both sides is unproved and the report then not `ok`, unless it is a parameter to which
-    PyTorch gives no gradient at all. `jitter` adds noise of this size to all parameters, and `known_zero`, a regular
-    expression over names like `gradient layers.0.bias`, says which leaves are zero in truth. Floating inputs require
-    grad unless `input_gradients` is False. `known_inputs` is a regular expression over names of inputs (`1`,
-    `edge_index`) that stay the same in each call and that JAX knows while tracing, as arrays that a function encloses.
-    `int64` and `static` are as for `export`; PyTorch's integers have 64 bits in any case. The report names the constant
-    buffers, and the checks that were not made.
+    Where a lost gradient is zero, the right one may be zero as well, behind a gate that starts at zero, say. So a float
+    leaf that is zero on both sides is compared again at perturbed parameters; where these cannot be run it is unproved,
+    and the report is not `ok`. `jitter` adds noise of this size to all parameters from the first step on. Floating
+    inputs require grad unless `input_gradients` is False. `known_inputs` is a regular expression over names of inputs
+    (`1`, `edge_index`) that stay the same in each call and that JAX knows while tracing. `int64` and `static` are those
+    of `export`; PyTorch's integers have 64 bits in any case. The report names constant buffers and checks not made.
 
     Raises `BridgeError` for what cannot be translated, and where PyTorch itself or the exported call fails.
     """
-    _check(tolerance, steps, jitter, known_zero, known_inputs)
+    _check(tolerance, steps, jitter, known_inputs)
     check_method(module, method)
     call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients, known_inputs)
     original = copied(module, jitter)
@@ -96,7 +96,7 @@ def verify(
         draws.append(torch_side.draws)
         arbiter.draws.append(torch_side.draws)
         arbiter.leaves.append((ours, theirs))
-        rows += compare(step, ours, theirs, again, tolerance, known_zero)
+        rows += compare(step, ours, theirs, again, tolerance)
     if jax_side.asked and any("gradient" in row.kind and row.verdict == "beyond tolerance" for row in rows):
         text = (
             f"{jax_side.asked[0]} asks an input whether it requires grad: it does in PyTorch here, and does not in the "
@@ -105,7 +105,37 @@ def verify(
         warnings.warn(BridgeWarning(text), stacklevel=2)
     granted = [f"constant: {name}" for name in fn.options.static]
     granted += [f"check not made: {place}" for place in fn.options.assumed]
-    return ParityReport.of(arbiter.decide(rows), granted)
+    rows = proved(arbiter.decide(rows))
+    if wanted := {(row.kind, row.name) for row in rows if row.zero}:
+        rows = proved(rows + _perturbed(original, wide, wanted, call, jax_side, tolerance))
+    return ParityReport.of(rows, granted)
+
+
+_NOISES = (0.1, 0.1, 0.01)
+"""Noise of the parameters at which leaves that are zero are compared again."""
+
+
+def _perturbed(
+    module: nn.Module, double: nn.Module | None, wanted: set[Any], call: Call, jax_side: JaxSide, tolerance: float
+) -> list[Row]:
+    """Returns a row for each wanted leaf, (kind, name), at the first perturbed parameters where it is not zero.
+
+    A leaf without such parameters is zero in truth. There are no rows where a side fails at all of them.
+    """
+    found, zero, note = dict[Any, Row](), list[Row](), "zero at perturbed parameters, too"
+    for seed, noise in enumerate(_NOISES, 1):
+        if wanted <= found.keys():
+            break
+        with contextlib.suppress(Exception):  # as where the noise makes a matrix singular
+            state, wide = copied(module, noise, seed), None if double is None else copied(double, noise, seed)
+            side = TorchSide(copied(state), call)
+            ours, theirs = side.next(), jax_side.at(state).next(side.draws)
+            for row in compare(0, ours, theirs, _again(state, wide, call, [side.draws]), tolerance):
+                if not row.zero and ((row.kind, row.name) in wanted or row.verdict == "beyond tolerance"):
+                    remark = "; ".join(filter(None, (f"at parameters with noise of {noise}", row.note)))
+                    found.setdefault((row.kind, row.name), dataclasses.replace(row, note=remark))
+            zero = [Row(kind, name, 0, 0.0, 0.0, tolerance, note=note) for kind, name in wanted]
+    return [*found.values(), *(row for row in zero if (row.kind, row.name) not in found)]
 
 
 def _remedy(call: Call, step: int) -> str:
@@ -147,7 +177,7 @@ def _again(
         yield from itertools.repeat(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
 
 
-def _check(tolerance: float, steps: int, jitter: float, known_zero: str, known_inputs: str) -> None:
+def _check(tolerance: float, steps: int, jitter: float, known_inputs: str) -> None:
     for option, right, wanted in (
         (f"tolerance is {tolerance}", 0 < tolerance < math.inf, "a number above 0, such as 1e-4"),
         (f"steps is {steps}", steps >= 1, "at least 1"),
@@ -155,6 +185,5 @@ def _check(tolerance: float, steps: int, jitter: float, known_zero: str, known_i
     ):
         if not right:
             raise BridgeError(f"{option}; it must be {wanted}")
-    for option, pattern in (("known_zero", known_zero), ("known_inputs", known_inputs)):
-        with named_failure(f"{option} is {pattern!r}, which is no regular expression"):
-            re.compile(pattern)
+    with named_failure(f"known_inputs is {known_inputs!r}, which is no regular expression"):
+        re.compile(known_inputs)

@@ -1,17 +1,17 @@
 """Which side is right where a leaf is beyond tolerance: both sides in float64, and finite differences of PyTorch's.
 
-The two gradients of a leaf are compared along the direction in which they differ. There the finite difference of the
-objective, which PyTorch computes in float64 and in which no rule of autograd has a part, agrees with one of them at
-most. Other leaves are decided where both sides agree in float64. What stays undecided may be a corner, such as a ReLU
-at 0, which roundings decide: then noise of the size of a few roundings moves PyTorch's own number, too.
+A leaf is decided where both sides agree in float64. Where two gradients do not, they are compared along the direction
+in which they differ: there the finite difference of the objective, which PyTorch computes in float64 and in which no
+rule of autograd has a part, agrees with one of them at most. What stays undecided may be a corner, such as a ReLU at
+0, which roundings decide: then noise of the size of a few roundings moves PyTorch's own number, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
@@ -95,19 +95,17 @@ class Arbiter:
         ours, theirs = sides
         near = _NEAR * abs(theirs - ours)
         wides = [number(side[row.step][row.kind][row.name].values) if side else math.nan for side in wide]
-        if "gradient" in row.kind:
-            judges, name = (partial(self._finite_difference, row, direction, s) for s in _STEPS), "finite difference"
-        else:
-            judges, name = [lambda: wides[0] if abs(wides[1] - wides[0]) <= near else math.nan], "both in float64"
-        decision, judge = "undecided", math.nan
-        for ask in judges:
-            judge = ask()
+        decision, judged = "undecided", ""
+        agreed = wides[0] if abs(wides[1] - wides[0]) <= near else math.nan
+        steps = _STEPS if "gradient" in row.kind else ()
+        differences = (("finite difference", self._finite_difference(row, direction, step)) for step in steps)
+        for name, judge in itertools.chain([("both in float64", agreed)], differences):
+            judged = f"{name} {judge:.7g}"
             if (abs(ours - judge) <= near) != (abs(theirs - judge) <= near):
                 decision = "JAX is off" if abs(ours - judge) <= near else "PyTorch is off"
                 break
         return decision, (
-            f"{name} {judge:.7g}, PyTorch {ours:.7g}, JAX {theirs:.7g}; "
-            f"in float64 PyTorch {wides[0]:.7g}, JAX {wides[1]:.7g}"
+            f"{judged}, PyTorch {ours:.7g}, JAX {theirs:.7g}; in float64 PyTorch {wides[0]:.7g}, JAX {wides[1]:.7g}"
         )
 
     def _moved(self, row: Row) -> Iterator[np.ndarray]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import importlib.metadata
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -42,7 +40,7 @@ class Row:
     tolerance: float
     """The tolerance given, or a larger one where PyTorch's own float32 differs from float64 by more."""
     zero: bool = False
-    """Zero on both sides at every step, and nothing says that it has to be: equal, but no proof."""
+    """Zero on both sides at every step, and nothing shows that it has to be: equal, but no proof."""
     note: str = ""
     """A remark: a missing leaf, another dtype, why a leaf is zero."""
 
@@ -85,14 +83,14 @@ class Environment:
 
 
 UNPROVED = (
-    "unproved: zero on both sides, where a lost value would not be seen; `jitter` (--jitter 0.1) perturbs all "
-    "parameters, and `known_zero` names what is zero in truth"
+    "unproved: zero on both sides, where a lost value would not be seen, and a side fails at perturbed parameters; "
+    "`jitter` (--jitter 0.001) perturbs them by less"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class ParityReport:
-    """The result of `verify`. `str()` is the table, worst leaf first; `to_json` and `to_html` are for programs."""
+    """The result of `verify`. `str()` is the table, worst leaf first; `to_json` is for programs."""
 
     rows: tuple[Row, ...]
     environment: Environment = dataclasses.field(default_factory=Environment.here)
@@ -101,10 +99,7 @@ class ParityReport:
 
     @classmethod
     def of(cls, rows: Iterable[Row], granted: Iterable[str] = ()) -> ParityReport:
-        """Sorted, worst first. A leaf that is zero at one step is proved by another step where it is not."""
-        rows = list(rows)
-        proved = {(r.kind, r.name) for r in rows if not r.zero}
-        rows = [dataclasses.replace(r, zero=r.zero and (r.kind, r.name) not in proved) for r in rows]
+        """Sorted, worst first."""
         order = list(_MARKS)
         ordered = sorted(rows, key=lambda r: (order.index(r.verdict), r.tolerance - r.error))
         return cls(tuple(ordered), granted=tuple(granted))
@@ -144,27 +139,15 @@ class ParityReport:
         }
         return json.dumps(whole, indent=1, allow_nan=False)
 
-    def to_html(self, title: str = "Parity with PyTorch") -> str:
-        """The table as one page that needs nothing else."""
-        verdict = "Equal" if self.ok else "Not equal" if self.count("beyond tolerance") else "Unproved"
-        title, summary, environment = map(html.escape, (title, self.summary, str(self.environment)))
-        table = [("verdict", _COLUMNS), *((row.verdict, str(row)) for row in self.rows)]
-        lines = [
-            '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
-            f"<title>{title}</title>\n<h1>{title}</h1>",
-            f"<p><strong>{verdict}.</strong> {summary}.</p>",
-            f"<p>{environment}.</p>",
-            "<table>",
-            *(f"<tr><td>{first}</td><td><pre>{html.escape(line)}</pre></td></tr>" for first, line in table),
-            "</table>",
-            f"<p>{html.escape(UNPROVED)}.</p>" if self.count("unproved") else "",
-            *(f"<p>{html.escape(each)}</p>" for each in self.granted),
-            "</html>\n",
-        ]
-        return "\n".join(lines)
-
 
 # ---- the comparison
+
+
+def proved(rows: Iterable[Row]) -> list[Row]:
+    """The rows. A leaf that is zero at one step is proved by another step where it is not."""
+    rows = list(rows)
+    spoke = {(r.kind, r.name) for r in rows if not r.zero}
+    return [dataclasses.replace(r, zero=r.zero and (r.kind, r.name) not in spoke) for r in rows]
 
 
 class Leaf(NamedTuple):
@@ -222,12 +205,12 @@ def leaf_of(value: Any, reason: str = "") -> Leaf:
 
 
 def compare(
-    step: int, ours: Leaves, theirs: Leaves, again: Iterator[Again | str] | None, tolerance: float, known_zero: str = ""
+    step: int, ours: Leaves, theirs: Leaves, again: Iterator[Again | str] | None, tolerance: float
 ) -> Iterator[Row]:
     """One row for each leaf of PyTorch's (`ours`) or JAX's (`theirs`), also for one that a side lacks.
 
     `again` gives PyTorch's leaves of this step again, at most once, where a leaf is beyond `tolerance`; or a text that
-    says why there are none to judge by. `known_zero`: a regular expression over "kind name".
+    says why there are none to judge by.
     """
     gradients = [leaf for kind in ("gradient", "input gradient") for leaf in ours.get(kind, {}).values()]
     second: Again | str | None = None
@@ -241,8 +224,6 @@ def compare(
             if again and expected is not None and row.verdict == "beyond tolerance" and math.isfinite(row.error):
                 second = second or next(again)
                 row = _beside_rounding(row, largest, expected, second)
-            if row.zero and known_zero and re.search(known_zero, f"{kind} {name}"):
-                row = dataclasses.replace(row, zero=False, note="declared zero")
             if kind != "parameter" or row.error:
                 yield row
 

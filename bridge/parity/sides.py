@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import re
@@ -23,7 +24,7 @@ from bridge.errors import is_framework, named_failure
 from bridge.export import Functional
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.module.call import method_of, refuse_gradient_hooks
-from bridge.module.copy import independent
+from bridge.module.copy import independent, state_of
 from bridge.parity.report import ARRAYS, Leaf, Leaves, leaf_of, named, path_name
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert, is_number
@@ -264,6 +265,13 @@ class JaxSide:
             "parameter": {n: leaf_of(a) for n, a in self._params.items()},
         }
 
+    def at(self, module: nn.Module) -> JaxSide:
+        """Returns a side with the state of `module` and the program of this one, before its first step."""
+        side, state = copy.copy(self), {name: to_jax(tensor) for name, tensor in state_of(module).items()}
+        side._inputs, side._outputs = inputs_of(self._call, to_jax), None
+        side._params, side._buffers = ({n: state[n] for n in each} for each in (self._fn.params, self._fn.buffers))
+        return side
+
     def _gradient(self, structure: Any, rest: dict[str, Any]) -> Callable:
         """The gradient of one call by its parameters and `free`; `rest` holds the inputs that are no arrays."""
         call = self._call
@@ -345,14 +353,14 @@ def projection(outputs: Any) -> Any:
     return total
 
 
-def copied(module: nn.Module, noise: float = 0.0) -> nn.Module:
-    """A copy to work on, with noise of this size added to every parameter, the same numbers in each copy.
+def copied(module: nn.Module, noise: float = 0.0, seed: int = 0) -> nn.Module:
+    """A copy to work on, with noise of this size added to every parameter, the same numbers in each copy of a seed.
 
     Raises `BridgeError` for a module with hooks of gradients, which a copy would not have.
     """
     refuse_gradient_hooks(module)
     copy = independent(module)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(copy.named_parameters()) if noise else ():
             if differentiable(parameter.dtype):

@@ -65,6 +65,17 @@ def test_an_output_is_decided_where_both_agree_in_float64(side):
     assert notes(Call(forward), randn(5))["output value"].startswith(f"{side} is off: both in float64 ")
 
 
+def test_a_corner_beside_the_parameters_does_not_decide_against_both_in_float64():
+    """The finite difference is across the corner; JAX has a gradient that is 10 % too large, in float32."""
+
+    def forward(x):
+        slope = 1.1 if isinstance(x, BridgeTensor) and x.dtype == torch.float32 else 1.0
+        return slope * torch.relu(x) + 9 * torch.relu(x - 1e-7)
+
+    [note] = [note for name, note in notes(Call(forward), torch.full((3,), 5e-8)).items() if "gradient" in name]
+    assert note.startswith("JAX is off: both in float64 ")
+
+
 def test_no_decision_where_nothing_agrees():
     module = Call(lambda x: x + 0.5 * isinstance(x, BridgeTensor))
     assert notes(module, randn(5))["output value"].startswith("undecided: both in float64 nan, PyTorch ")

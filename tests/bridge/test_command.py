@@ -1,4 +1,4 @@
-"""`python -m bridge verify|inspect`: tables, JSON, HTML, exit status."""
+"""`python -m bridge verify|inspect`: tables, JSON, exit status."""
 
 import json
 
@@ -21,14 +21,15 @@ def unsupported():
 
 def gated():
     class Gated(nn.Module):
-        """Nothing comes through at initialisation."""
+        """No gradient reaches the trunk, and a perturbed `scale` has no Cholesky factor."""
 
         def __init__(self):
             super().__init__()
             self.trunk, self.gate = nn.Linear(3, 3), nn.Parameter(torch.zeros(()))
+            self.scale = nn.Parameter(1e-6 * torch.eye(3))
 
         def forward(self, x):
-            return x + self.gate * self.trunk(x)
+            return x + self.gate * self.trunk(x) + torch.linalg.cholesky(self.scale).sum()
 
         def half(self, x):
             return self(x) / 2
@@ -82,16 +83,11 @@ def test_verify(here, capsys):
     assert "4 leaves compared, 2 beyond tolerance" in shown and "1  output value" in shown.splitlines()[2]
 
 
-def test_unproved_is_not_ok(here, capsys, tmp_path):
-    page = tmp_path / "report.html"
-    assert main(["verify", "test_command:gated", "--html", str(page)]) == 1
+def test_unproved_is_not_ok(here, capsys):
+    assert main(["verify", "test_command:gated"]) == 1
     shown = capsys.readouterr().out
-    assert "0 beyond tolerance, 4 unproved" in shown and "--jitter" in shown
-    text = page.read_text()
-    assert text.count("<td>unproved</td>") == 4 and "<strong>Unproved.</strong>" in text
-    assert "http" not in text and "<script" not in text
-    assert main(["verify", "test_command:gated", "--jitter", "0.1", "--method", "half", "--steps", "1"]) == 0
-    assert main(["verify", "test_command:gated", "--known-zero", "gradient trunk"]) == 0
+    assert "0 beyond tolerance, 4 unproved" in shown and "--jitter" in shown, shown
+    assert main(["verify", "test_command:gated", "--jitter", "1e-8", "--method", "half", "--steps", "1"]) == 0
 
 
 def test_inspect(here, capsys):
@@ -109,16 +105,14 @@ def test_inspect(here, capsys):
     [
         (["test_command"], "names no function"),
         (["no_such_module:x"], "cannot be found"),
-        (["test_command:nonsense"], "returned a int; it must return (module, inputs)"),
-        (["test_command:misnamed"], "returned (Linear, tuple, list); it must return"),
+        (["test_command:nonsense"], "returned 3; it must return (module, inputs)"),
+        (["test_command:misnamed"], "returned (Linear("),
         (["test_command:failing"], "test_command:failing failed: ValueError: no such checkpoint"),
         (["test_command:too_wide"], "PyTorch itself fails, in step 0: RuntimeError: mat1 and mat2"),
         (["test_command:good", "--tolerance", "small"], "--tolerance"),
         (["test_command:good", "--tolerance", "-1"], "tolerance is -1.0; it must be a number above 0"),
         (["test_command:good", "--steps", "0"], "steps is 0; it must be at least 1"),
         (["test_command:good", "--jitter", "inf"], "jitter is inf"),
-        (["test_command:good", "--known-zero", "("], "known_zero is '('"),
-        (["test_command:good", "--html", "/no/such/folder/x.html"], "cannot be written: No such file"),
         (["test_command:gated", "--method", "halve"], "the module has no method halve; close to it: half"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -157,7 +157,6 @@ FAULTS = {
         replacing(aten.relu.default, lambda f, x: stop(f(x))),
         lambda m, x: x + torch.relu(x @ m.w) * m.gate,
         GRADIENTS,
-        settings={"jitter": 0.1},
     ),
     # values
     "gelu by tanh": Fault(
