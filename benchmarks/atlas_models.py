@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,18 +87,48 @@ def _transformers() -> dict[str, Entry]:
     return entries
 
 
+_OWN: dict[str, dict[str, Any]] = {
+    "deepseek_v32": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_head_dim": 16},
+    "longcat_flash": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "head_dim": 8},
+    "mamba2": {"num_heads": 8},
+    "mllama": {"cross_attention_layers": [1], "pad_token_id": 0},
+    "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (2, 4)},
+    "siglip2": {
+        "vision_config": {
+            "hidden_size": 32,
+            "patch_size": 8,
+            "num_patches": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+        }
+    },
+    "swinv2": {"embed_dim": 24, "patch_size": 2, "window_size": 2},
+}
+"""What a kind of model needs beside `_SMALL`."""
+
+
 def _of_transformers(kind: str, name: str, task: str) -> Model:
     import transformers
 
-    default = transformers.AutoConfig.for_model(kind)
-    config = type(default)(**{key: value for key, value in _SMALL.items() if hasattr(default, key)})
-    module = getattr(transformers, name)(config)
+    model = getattr(transformers, name)
+    default = model.config_class() if task == "causal" else transformers.AutoConfig.for_model(kind)
+    numbers = {key: value for key, value in _SMALL.items() if isinstance(getattr(default, key, ()), (int, type(None)))}
+    module = model(type(default)(**numbers | _OWN.get(kind, {})))
+    config = module.config
+    if hasattr(module, "set_default_language"):
+        module.set_default_language(config.languages[0])
+    if kind == "siglip2":
+        patches = {"pixel_values": torch.randn(2, 16, 8 * 8 * 3), "spatial_shapes": torch.tensor([[4, 4], [2, 8]])}
+        return module, (), {**patches, "pixel_attention_mask": torch.ones(2, 16, dtype=torch.int64)}
     if task == "image":
         size = config.image_size if isinstance(getattr(config, "image_size", None), int) else 32
         channels = getattr(config, "num_channels", 3)
         return module, (), {"pixel_values": torch.randn(2, channels, size, size), "labels": torch.tensor([0, 1])}
     ids = torch.randint(3, 60, (2, 8))
-    labels = torch.tensor([0, 1]) if task == "text" else ids[:, :6] if task == "seq2seq" else ids.clone()
+    labels = torch.tensor([0, 1]) if task == "text" else ids.clone()
+    if task == "seq2seq" and kind != "fsmt":  # which takes its inputs for those of the decoder
+        labels = ids[:, :6].contiguous()
     if task == "text":
         ids[:, -1] = 2  # the end, by which some models find the place to classify
     return module, (), {"input_ids": ids, "labels": labels}
@@ -106,8 +137,11 @@ def _of_transformers(kind: str, name: str, task: str) -> Model:
 # ---- timm
 
 
-_LARGEST = 12_000_000
-"""Parameters of a model of timm that is tried: its sizes are not made smaller."""
+_LARGEST = 60_000_000
+"""Parameters of a model of timm that is tried. Its widths are not made smaller; its depth is, where it has more."""
+_SHALLOWER: tuple[dict[str, Any], ...] = (
+    {}, {"depth": 2}, {"depths": (1, 1, 1, 1)}, {"layers": (1, 1, 1, 1)}, {"depths": (1, 1, 1)}, {"layers": (1, 1)},
+)  # fmt: skip
 
 
 def _timm() -> dict[str, Entry]:
@@ -118,19 +152,22 @@ def _timm() -> dict[str, Entry]:
 def _of_timm(name: str) -> Model:
     timm = importlib.import_module("timm")
     size = timm.models.get_pretrained_cfg(name).input_size if timm.models.is_model_pretrained(name) else (3, 224, 224)
-    side = min(size[-1], 64)
-    try:
-        with torch.device("meta"):
-            model = timm.create_model(name, num_classes=10, img_size=side)
-        settings = {"img_size": side}
-    except (TypeError, RuntimeError, AssertionError, ValueError):
-        with torch.device("meta"):
-            model = timm.create_model(name, num_classes=10)
-        settings, side = {}, side if not hasattr(model, "patch_embed") else size[-1]
-    count = sum(p.numel() for p in model.parameters())
-    if count > _LARGEST:
-        raise ValueError(f"{count / 1e6:.0f} million parameters, more than {_LARGEST / 1e6:.0f} million")
-    return timm.create_model(name, num_classes=10, **settings), (torch.randn(2, size[0], side, side),), {}
+    patch = re.search(r"patch(\d+)", name)
+    small, count = min(size[-1], 4 * int(patch[1]) if patch else 64), 0
+    for depth in _SHALLOWER:
+        for settings in ({"img_size": small, **depth}, depth):
+            try:
+                with torch.device("meta"):
+                    model = timm.create_model(name, num_classes=10, **settings)
+            except (TypeError, RuntimeError, AssertionError, ValueError, IndexError):
+                continue
+            count = sum(p.numel() for p in model.parameters())
+            if count > _LARGEST:
+                break
+            fixed = "img_size" not in settings and hasattr(model, "patch_embed")
+            side = size[-1] if fixed else small
+            return timm.create_model(name, num_classes=10, **settings), (torch.randn(2, size[0], side, side),), {}
+    raise ValueError(f"{count / 1e6:.0f} million parameters, more than {_LARGEST / 1e6:.0f} million")
 
 
 # ---- diffusers
