@@ -35,6 +35,8 @@ NOISE = 0.05
 """Of weights, so that none is zero."""
 OUTPUT, GRADIENT = 1e-4, 1e-3
 """Tolerances."""
+MEMORY = 10 * 2**30
+"""Bytes that a model may take."""
 WALL = 10
 """Seconds of wall time for each CPU second of the limit, on a machine that other work shares."""
 
@@ -116,6 +118,7 @@ def in_process(function: Callable[[], dict[str, Any]], limit: int) -> dict[str, 
 
     def send() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))  # of the process alone: a fork starts at 0
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sender.send(function())
 
