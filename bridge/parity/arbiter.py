@@ -1,9 +1,8 @@
 """Which side is right where a leaf is beyond tolerance: both sides in float64, and finite differences of PyTorch's.
 
-A leaf is decided where both sides agree in float64. Where two gradients do not, they are compared along the direction
-in which they differ: there the finite difference of the objective, which PyTorch computes in float64 and in which no
-rule of autograd has a part, agrees with one of them at most. What stays undecided may be a corner, such as a ReLU at
-0, which roundings decide: then noise of the size of a few roundings moves PyTorch's own number, too.
+A leaf is decided where both sides agree in float64. Two gradients that do not are compared along their difference with
+the finite difference of the objective in PyTorch and float64, in which no rule of autograd has a part. Roundings decide
+at a ReLU at 0, or in a BatchNorm of two images: there noise of their size moves PyTorch's own number as well.
 """
 
 from __future__ import annotations
@@ -85,7 +84,8 @@ class Arbiter:
         decision, text, near = "undecided", "", _NEAR * abs(theirs - ours)
         if wide:
             decision, text = self._by_float64(row, wide, number, direction, (ours, theirs))
-        if decision == "undecided" and (moved := max(abs(number(v) - ours) for v in self._moved(row))) >= near:
+        unsure = decision == "undecided" or text.startswith("both")
+        if unsure and (moved := max(abs(number(v) - ours) for v in self._moved(row))) >= near:
             noise = f"noise of {_NOISE:g} in the parameters changes PyTorch's by {moved:.2g}"
             decision, text = "rounding", "; ".join(filter(None, (noise, text)))
         return f"{decision}: {text}" if text else ""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from eager import Call, randn
+from eager import Call, Calls, randn
 from torch import nn
 
 import bridge
@@ -99,6 +99,17 @@ def test_a_corner_is_rounding_where_noise_moves_what_pytorch_computes():
     assert notes(Corner(), randn(3))["gradient w"].startswith("rounding: noise of 1e-06 in the parameters changes ")
     note = notes(Corner((torch.float32,)), randn(3))["gradient w"]
     assert note.startswith("rounding: ") and "PyTorch fails in float64" in note
+
+
+def test_what_agrees_in_float64_is_rounding_where_noise_moves_it():
+    """The square root beside 0, as in a BatchNorm of two images that are nearly equal; JAX rounds otherwise."""
+
+    def forward(m, x):
+        off = 1e-7 if isinstance(x, BridgeTensor) and x.dtype == torch.float32 else 0.0
+        return x + ((m.w - 0.5).square() + 1e-14 + off**2).rsqrt().clamp(max=1e8)[0, 0]
+
+    note = notes(Calls(forward), randn(3))["output value"]
+    assert note.startswith("rounding: noise of 1e-06 in the parameters changes ") and "both in float64" in note
 
 
 def test_no_decision_where_pytorch_fails_in_float64():
