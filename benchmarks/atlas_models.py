@@ -189,6 +189,87 @@ _INPUTS: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
+_OF_DIFFUSERS: dict[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
+    "AutoencoderKLKVAEVideo": (
+        {"ch": 32, "ch_mult": (1, 2), "num_res_blocks": 1, "z_channels": 4, "temporal_compress_times": 2},
+        lambda: {"sample": torch.randn(1, 3, 5, 16, 16)},
+    ),
+    "AutoencoderRAE": (
+        {
+            "encoder_hidden_size": 64, "encoder_num_hidden_layers": 1, "decoder_hidden_size": 32,
+            "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2, "decoder_intermediate_size": 64,
+            "encoder_input_size": 28, "patch_size": 14, "image_size": 28,
+        },
+        lambda: {"sample": torch.randn(2, 3, 28, 28)},
+    ),
+    "ConsistencyDecoderVAE": (
+        {"encoder_block_out_channels": (32,) * 4, "decoder_block_out_channels": (32,) * 4}
+        | {"encoder_layers_per_block": 1, "decoder_layers_per_block": 1},
+        lambda: {"sample": torch.randn(2, 3, 32, 32)},
+    ),
+    "ErnieImageTransformer2DModel": (
+        {"hidden_size": 32, "num_attention_heads": 2, "num_layers": 1, "ffn_hidden_size": 64, "in_channels": 4}
+        | {"out_channels": 4, "text_in_dim": 32, "rope_axes_dim": (4, 6, 6)},
+        lambda: {
+            "hidden_states": torch.randn(2, 4, 8, 8), "timestep": torch.tensor([3, 7]),
+            "text_bth": torch.randn(2, 5, 32), "text_lens": torch.tensor([5, 3]),
+        },
+    ),
+    "HunyuanVideo15Transformer3DModel": (
+        {
+            "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1,
+            "num_refiner_layers": 1, "text_embed_dim": 32, "text_embed_2_dim": 16, "image_embed_dim": 16,
+            "rope_axes_dim": (4, 6, 6), "target_size": 16, "task_type": "t2v",
+        },
+        lambda: {
+            "hidden_states": torch.randn(1, 4, 2, 4, 4), "timestep": torch.tensor([3.0]),
+            "encoder_hidden_states": torch.randn(1, 5, 32), "encoder_attention_mask": torch.ones(1, 5),
+            "encoder_hidden_states_2": torch.randn(1, 4, 16), "encoder_attention_mask_2": torch.ones(1, 4),
+            "image_embeds": torch.randn(1, 3, 16),
+        },
+    ),
+    "Kandinsky6Transformer3DModel": (
+        {
+            "in_visual_dim": 4, "out_visual_dim": 4, "in_text_dim": 32, "in_text_dim2": 16, "time_dim": 32,
+            "model_dim": 32, "ff_dim": 64, "num_text_blocks": 1, "num_visual_blocks": 1, "axes_dims": (4, 6, 6),
+            "visual_cond": False,
+        },
+        lambda: {
+            "hidden_states": torch.randn(1, 2, 4, 4, 4), "encoder_hidden_states": torch.randn(1, 5, 32),
+            "pooled_projections": torch.randn(1, 16), "timestep": torch.tensor([3.0]),
+        },
+    ),
+    "OmniGenTransformer2DModel": (
+        {
+            "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64,
+            "num_layers": 1, "pad_token_id": 0, "vocab_size": 64, "max_position_embeddings": 64, "time_step_dim": 32,
+            "original_max_position_embeddings": 64, "pos_embed_max_size": 16,
+            "rope_scaling": {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8},
+        },
+        lambda: {
+            "hidden_states": torch.randn(2, 4, 8, 8), "timestep": torch.tensor([3.0, 7.0]),
+            "input_ids": torch.randint(0, 64, (2, 5)), "input_img_latents": [], "input_image_sizes": {},
+            "attention_mask": torch.ones(2, 22, 22), "position_ids": torch.arange(22)[None].repeat(2, 1),
+        },
+    ),
+    "Transformer2DModel": (
+        {"num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 32, "norm_num_groups": 8},
+        lambda: {"hidden_states": torch.randn(2, 32, 8, 8)},
+    ),
+    "WanTransformer3DModel": (
+        {
+            "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 32,
+            "freq_dim": 32, "ffn_dim": 64, "num_layers": 1, "rope_max_seq_len": 32,
+        },
+        lambda: {
+            "hidden_states": torch.randn(1, 4, 2, 8, 8), "timestep": torch.tensor([3]),
+            "encoder_hidden_states": torch.randn(1, 5, 32),
+        },
+    ),
+}  # fmt: skip
+"""Settings and inputs of classes for which `_SMALL_DIFFUSION` and `_INPUTS` do not do."""
+
+
 def _diffusers() -> dict[str, Entry]:
     models: Any = importlib.import_module("diffusers.models")
     names = [name for group in models._import_structure.values() for name in group]
@@ -201,6 +282,9 @@ def _diffusers() -> dict[str, Entry]:
 
 
 def _of_diffusers(kind: Any) -> Model:
+    if kind.__name__ in _OF_DIFFUSERS:
+        settings, inputs = _OF_DIFFUSERS[kind.__name__]
+        return kind(**settings), (), inputs()
     known = inspect.signature(kind.__init__).parameters
     settings = {key: value for key, value in _SMALL_DIFFUSION.items() if key in known}
     if "block_out_channels" in known:
