@@ -35,7 +35,7 @@ class Verify:
     steps: int = 2  # Calls in a row, each with other numbers of the same shapes; buffers go from one to the next.
     train: bool | None = None  # Mode of every submodule; each one's own if not given.
     seed: int = 0  # Seeds PyTorch before the factory is called and before the first step.
-    jitter: float = 0.0  # Size of the noise added to all parameters from the first step on.
+    jitter: float = 0.0  # Relative size of the noise that is added to all parameters before the first step.
     method: str = "forward"  # Method of the module to call.
     input_gradients: bool = True  # Compare the gradients of floating inputs, too.
     static: str = ""  # Regular expression over names of buffers that are constants.

@@ -354,7 +354,7 @@ def projection(outputs: Any) -> Any:
 
 
 def copied(module: nn.Module, noise: float = 0.0, seed: int = 0) -> nn.Module:
-    """A copy to work on, with noise of this size added to every parameter, the same numbers in each copy of a seed.
+    """A copy to work on, with noise of this size, relative to each parameter that is not zero, the same for each seed.
 
     Raises `BridgeError` for a module with hooks of gradients, which a copy would not have.
     """
@@ -365,6 +365,7 @@ def copied(module: nn.Module, noise: float = 0.0, seed: int = 0) -> nn.Module:
         for _, parameter in sorted(copy.named_parameters()) if noise else ():
             if differentiable(parameter.dtype):
                 wide = torch.promote_types(parameter.dtype, torch.float64)
-                drawn = noise * torch.randn(parameter.shape, generator=generator, dtype=wide)
-                parameter.add_(drawn.to(parameter.dtype))
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=wide)
+                size = parameter.to(wide).abs().square().mean().sqrt().item() or 1.0
+                parameter.add_((noise * size * drawn).to(parameter.dtype))
     return copy

@@ -93,9 +93,9 @@ def test_what_is_zero_at_perturbed_parameters_too_is_zero():
 
 def test_what_is_zero_is_unproved_where_perturbed_parameters_cannot_be_run():
     def gated(m, x):
-        return x + x.detach() @ m.w * m.gate + torch.linalg.cholesky(m.scale)[0]
+        return x + x.detach() @ m.w * m.gate + torch.linalg.cholesky(m.scale)[0, :3]
 
-    scale = nn.Parameter(1e-6 * torch.eye(3))
+    scale = nn.Parameter(torch.ones(9, 9) + 1e-5 * torch.eye(9))
     report = bridge.verify(Calls(gated, scale=scale, gate=nn.Parameter(torch.zeros(()))), X)
     assert not report.ok and report.count("beyond tolerance") == 0
     assert [(r.kind, r.name) for r in report.rows if r.verdict == "unproved"] == 2 * [("gradient", "w")]
