@@ -61,6 +61,9 @@ HELP: dict[str, Help] = {
     "pyg/GCN const edges": Help({"static": "e"}),
     "hf/encodec": Help({"static": r".*(padding_total|kernel_size|stride)"}),
     "hf/qwen2_vl": Help({"known_inputs": "image_grid_thw|input_ids|mm_token_type_ids|attention_mask"}),
+    "transformers/FSMTForConditionalGeneration": Help({"known_inputs": "input_ids"}),
+    "diffusers/HunyuanVideo15Transformer3DModel": Help({"known_inputs": "image_embeds", "input_gradients": False}),
+    "diffusers/OmniGenTransformer2DModel": Help({"known_inputs": "position_ids"}),
     "hf/levit": Help(called=True),
     "timm/levit_128s": Help(called=True),
     "hf/dbrx": Help(functions={_OF_TRANSFORMERS("dbrx", "DbrxExperts"): dbrx_experts}),
@@ -71,4 +74,4 @@ HELP: dict[str, Help] = {
         }
     ),
 }
-"""By the names of the folder of `--zoo`."""
+"""By the names of the registries, and of the folder of `--zoo`."""
