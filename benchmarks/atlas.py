@@ -32,7 +32,7 @@ from benchmarks.atlas_help import HELP, Help
 from benchmarks.atlas_models import Entry, entries, import_torchvision, names_of
 
 NOISE = 0.05
-"""Of weights, so that none is zero."""
+"""Size of the noise added to all weights, so that none is zero."""
 OUTPUT, GRADIENT = 1e-4, 1e-3
 """Tolerances."""
 MEMORY = 10 * 2**30
@@ -56,7 +56,7 @@ class Options:
     names: str = ""
     """A regular expression: try these alone."""
     train: bool = False
-    """In training mode, with PyTorch's draws replayed."""
+    """Run the models in training mode, with PyTorch's draws replayed."""
     with_help: bool = False
     """Try those again that were refused and have help in `atlas_help.py`."""
     limit: int = 300
@@ -100,7 +100,7 @@ def attempt(entry: Entry, train: bool, help_with: Help | None = None) -> dict[st
 
 
 def _status(notes: list[str]) -> str:
-    """What the arbiter says about the leaves that differ."""
+    """Returns the status that follows from the arbiter's notes on the leaves that differ."""
     if not notes or (any("rounding:" in note for note in notes) and not any(" is off:" in note for note in notes)):
         return "right"
     off = [any(f"{side} is off:" in note for note in notes) for side in ("PyTorch", "JAX")]

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 
 @dataclasses.dataclass(frozen=True)
 class Help:
-    """What a user would give."""
+    """Help that a user would give."""
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Of `bridge.verify`."""
+    """Options of `bridge.verify`."""
     called: bool = False
     """The module is called once before, in its mode and without gradients, and fills its tables."""
     functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
-    """For `bridge.register_function`."""
+    """Functions for `bridge.register_function`."""
 
     def __str__(self) -> str:
         words = [
@@ -74,4 +74,4 @@ HELP: dict[str, Help] = {
         }
     ),
 }
-"""By the names of the registries, and of the folder of `--zoo`."""
+"""Help by the names of the registries, and of the folder of `--zoo`."""

@@ -105,7 +105,7 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "swinv2": {"embed_dim": 24, "patch_size": 2, "window_size": 2},
 }
-"""What a kind of model needs beside `_SMALL`."""
+"""Settings that a kind of model needs besides `_SMALL`."""
 
 
 def _of_transformers(kind: str, name: str, task: str) -> Model:

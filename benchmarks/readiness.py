@@ -36,7 +36,7 @@ class Row:
     needs: str = ""
     """The part that only a TPU, a bucket or an account can show."""
     proved_by: str = ""
-    """What answers it on the hardware: parts of `trm prove`, or `part / row`, where the name of a row may go on."""
+    """The rows that answer it on the hardware: parts of `trm prove`, or `part / row`, the beginning of a row's name."""
     compiled: bool = False
     """True if the tests compile for a TPU without having one."""
 

@@ -63,7 +63,7 @@ class Disturbed(Fault):
     step: int = 0
     """The last step that the run had begun since its start, 0 for none."""
     ending: str = ""
-    """How the hosts ended, as `trm launch` says it."""
+    """The end of the hosts, in the words of `trm launch`."""
 
 
 def fault_of(number: int, hosts: int, seed: int) -> tuple[Disturbed, random.Random]:

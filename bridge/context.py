@@ -38,7 +38,7 @@ class TraceContext(Protocol):
     rng: Any
     """A key, a `ShardedKey`, draws made elsewhere, or None."""
     draws: int
-    """How many draws have been made."""
+    """The number of draws so far."""
     recording: int
     """The graph that PyTorch records of the call: `engine.NO_GRAPH`, `GRAPH` or `GRAPH_FROM_INPUTS`."""
     is_backward: bool
@@ -71,7 +71,7 @@ class TraceContext(Protocol):
         """Returns the traced tensor for any tensor: itself, that of a state tensor, or a constant."""
 
     def materialize(self, real: torch.Tensor) -> Any:
-        """As `wrap`; from here on `real` and whatever shares its memory is traced."""
+        """Like `wrap`; from here on `real` and whatever shares its memory is traced."""
 
     def may_write(self, real: torch.Tensor) -> bool:
         """True if the memory of the real tensor is the call's own."""

@@ -73,7 +73,7 @@ class Functional(Exported):
         overrides: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Result:
-        """As calling it, and also returns the parameters with what the module wrote into them."""
+        """Calls it, and also returns the parameters with what the module wrote into them."""
         return self._run(Request(params, buffers, args, kwargs, rng, train, method, overrides or {}))[0]
 
     def survey(

@@ -24,7 +24,7 @@ from train_jax.start import Training, start
 
 PROGRAM, ARRAYS, CONVENTION = "step.{platform}.program", "state.npz", "convention.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""With their names in `jax.export`."""
+"""Platforms, and their names in `jax.export`."""
 
 
 @dataclasses.dataclass(frozen=True)

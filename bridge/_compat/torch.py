@@ -45,7 +45,7 @@ def below_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def below_dispatch() -> Iterator[None]:
-    """As `below_modes`, for code that calls operations and no Python functions, on tensors without tangents.
+    """Like `below_modes`, for code that calls operations and no Python functions, on tensors without tangents.
 
     Where it looks for an overload, PyTorch may print the arguments, and then asks for their tangents.
     """
@@ -78,7 +78,7 @@ NO_MEMORY = (
     "Cannot access data pointer of Tensor",
     "The tensor has a non-zero number of elements, but its data is not allocated yet",
 )
-"""How PyTorch's `RuntimeError` begins."""
+"""The beginning of PyTorch's `RuntimeError`."""
 
 
 def in_transform() -> bool:

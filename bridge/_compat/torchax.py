@@ -145,7 +145,7 @@ def torchax_lowering(op: Any) -> Callable | None:
 
 @functools.cache
 def decomposition(op: Any) -> Callable | None:
-    """How torchax or PyTorch make the operation of others."""
+    """The decomposition of an operation by torchax or PyTorch."""
     known = _torchax()._decomps.get(op) or _torchax()._decomps.get(op.overloadpacket)
     return known.func if known is not None else _DECOMPOSITIONS.get(op)
 

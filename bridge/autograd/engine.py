@@ -30,7 +30,7 @@ from bridge.tensor.tensor import BridgeTensor, View, differentiable
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
-"""How much PyTorch records: nothing; operations on parameters; also those on inputs, which then require grad."""
+"""What PyTorch records: nothing; operations on parameters; also those on inputs, which then require grad."""
 
 T = TypeVar("T")
 

@@ -180,7 +180,7 @@ def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def with_named_tensors(values: dict, traced: Callable[[torch.Tensor], torch.Tensor]) -> dict:
-    """As `with_tensors`, of keyword arguments."""
+    """Like `with_tensors`, for keyword arguments."""
     return dict(zip(values, with_tensors([*values.values()], traced), strict=True))
 
 
@@ -189,7 +189,7 @@ def listed(values: Any) -> tuple | list:
 
 
 def metas_of(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """As `meta_of`, of traced tensors, once for each kind. Raises `BridgeError` for a dtype that JAX lacks."""
+    """Like `meta_of`, for traced tensors, once for each kind. Raises `BridgeError` for a dtype that JAX lacks."""
     key = func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None, torch.get_default_dtype()
     try:
         return context.metas[key]
@@ -372,7 +372,7 @@ def arrays_of(values: Any, seen: list[BridgeTensor], of: Callable[[BridgeTensor]
 def named_arrays_of(
     values: dict, seen: list[BridgeTensor], of: Callable[[BridgeTensor], jax.Array] | None = None
 ) -> dict:
-    """As `arrays_of`, of keyword arguments."""
+    """Like `arrays_of`, for keyword arguments."""
     return dict(zip(values, arrays_of([*values.values()], seen, of), strict=True))
 
 
@@ -453,7 +453,7 @@ def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: l
 def _as_pytorch(
     func: Any, args: tuple, inputs: list[BridgeTensor], outs: Any
 ) -> Callable[[BridgeTensor], jax.Array] | None:
-    """How the inputs of a pointwise operation are converted before it, if JAX would do it otherwise."""
+    """The conversion of the inputs of a pointwise operation, if JAX would convert them otherwise."""
     pointwise = torch.Tag.pointwise in func.tags
     if pointwise and inputs and outs[0].dtype in _FLOATS and not any(differentiable(t.dtype) for t in inputs):
         dtype = jax_dtype(outs[0].dtype)  # as PyTorch computes functions of integers and booleans

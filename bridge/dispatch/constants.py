@@ -60,9 +60,9 @@ class _Made:
     args: tuple
     kwargs: dict
     index: int
-    """Which of the operation's results it is."""
+    """Its number among the operation's results."""
     versions: tuple
-    """How often each tensor among the arguments had been written, and the result itself."""
+    """The number of writes to each tensor among the arguments, and to the result itself."""
     differentiable: bool
     """True if gradients were on."""
 

@@ -110,7 +110,7 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs) if by_number else _dropout_by_traced_number(*args, **kwargs)
 
     def _by_other_classes(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-        """By a class that is no tensor and has a `__torch_function__`, or by PyTorch's error if none of them knows."""
+        """The result of a class that is no tensor and has a `__torch_function__`, or PyTorch's error if none knows."""
         op = FUNCTIONS.get(func)
         if Rows in types:
             self._refuse_forgotten(func)

@@ -128,7 +128,7 @@ class Dispatch(UncompiledDispatchMode):
         self._names = names
         self._said: set[str] = set()
         self._nested = 0
-        """In how many decompositions the operation at hand is: PyTorch has no part in what those are made of."""
+        """The depth of decompositions at the operation at hand: PyTorch has no part in what those are made of."""
         self._constants = table = constants or ConstantTable()
         self.bind, self.real_of = table.bind, table.real_of
         self.is_traced, self.may_write = table.is_traced, table.may_write
@@ -153,7 +153,7 @@ class Dispatch(UncompiledDispatchMode):
         return tensor
 
     def materialize(self, real: torch.Tensor) -> BridgeTensor:
-        """As `wrap`; from here on `real` and whatever shares its memory is traced."""
+        """Like `wrap`; from here on `real` and whatever shares its memory is traced."""
         return self._constants.materialize(self, real)
 
     def _traced_only(self, tensor: torch.Tensor) -> torch.Tensor:

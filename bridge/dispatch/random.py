@@ -151,9 +151,9 @@ class ShardedKey:
 
     key: jax.Array
     index: jax.Array | int
-    """Which replica this is."""
+    """The index of this replica."""
     count: int
-    """How many replicas share the batch."""
+    """The number of replicas that share the batch."""
     rows: int
     """Rows of the batch on one replica."""
 
@@ -277,7 +277,7 @@ def _each(sampler: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def _dirichlet(source: Source, meta: torch.Tensor, concentration: jax.Array, **_: Any) -> jax.Array:
-    """By logarithms: all gammas of small concentrations would be zero."""
+    """Draws through logarithms, because all gammas of small concentrations would be zero."""
     return jax.nn.softmax(_each(jax.random.loggamma)(source, meta, concentration), -1)
 
 

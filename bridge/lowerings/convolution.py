@@ -240,7 +240,7 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: An
 
 
 def _elementwise(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """In the layout of a sum of the same tensors, whose meta kernel is that of the CPU."""
+    """Returns it in the layout of a sum of the same tensors, whose meta kernel is that of the CPU."""
     out = func(*args, **kwargs)
     tensors = [t for t in args if isinstance(t, torch.Tensor)]
     if all(t.is_contiguous() for t in tensors):

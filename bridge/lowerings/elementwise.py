@@ -516,7 +516,7 @@ def power(x, exponent):
 
 
 def _integer_power(x, exponent):
-    """With a negative exponent the result is 0, except for the bases 1 and -1."""
+    """A negative exponent gives 0, except for the bases 1 and -1."""
     inverse = jnp.where(jnp.abs(x) == 1, jnp.where(exponent % 2 == 0, 1, x), 0)
     return jnp.where(exponent < 0, inverse, x ** jnp.maximum(exponent, 0))
 

@@ -71,7 +71,7 @@ def _along(index: jax.Array, dim: int) -> Place:
 
 
 _METHODS = {"prod": "multiply", "amax": "max", "amin": "min"}
-"""By PyTorch's name of a reduction, the method of `x.at[…]`."""
+"""Methods of `x.at[…]` by PyTorch's name of a reduction."""
 
 
 def _neutral(reduce: str, dtype: Any) -> Any:

@@ -309,7 +309,7 @@ def cholesky_inverse(factor, upper=False):
 # ---- Fourier transforms
 
 _NORMS = ("forward", "ortho", "backward")
-"""By PyTorch's number: no factor, one over the root of the length, one over the length."""
+"""Normalizations by PyTorch's number: no factor, one over the root of the length, one over the length."""
 
 
 @lowers(aten._fft_c2r.default)

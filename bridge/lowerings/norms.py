@@ -45,7 +45,7 @@ def _standardize(x: jax.Array, axes: tuple[int, ...], eps: float) -> tuple[jax.A
 
 @_standardize.defjvp
 def _standardize_jvp(axes, eps, primals, tangents):
-    """In terms of the result, as PyTorch's backward.
+    """Written in terms of the result, as PyTorch's backward is.
 
     JAX's own derivative goes through the cube of the inverse deviation, which is zero in float32 for inputs beyond
     1e13: the part of the gradient that comes from the variance is then lost while the values are still right.

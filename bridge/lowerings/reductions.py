@@ -38,7 +38,7 @@ def _place_of(reduce: Callable, x: jax.Array, axes: tuple[int, ...]) -> jax.Arra
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 def extreme(x: jax.Array, reduce: Callable, axes: tuple[int, ...], nan: bool) -> jax.Array:
-    """With the reduced dimensions kept."""
+    """Keeps the reduced dimensions."""
     return reduce(x, axes, keepdims=True)
 
 
@@ -131,7 +131,7 @@ def mode(x, dim=-1, keepdim=False):
 
 @lowers(aten.sort.default, aten.sort.stable)
 def sort(x, dim=-1, descending=False, *, stable=None):
-    """Where `stable`, equals keep their order, in a descending sort, too; nan is larger than all."""
+    """If `stable`, equals keep their order, in a descending sort, too; nan is larger than all."""
     order = jnp.argsort(jax.lax.stop_gradient(x), dim, stable=bool(stable), descending=bool(descending))
     return _picked(x, order, dim, keepdim=True)
 
@@ -165,7 +165,7 @@ lowers(aten.cummin.default)(functools.partial(_running, scan=jax.lax.cummin))
 
 
 def _accumulated(x, dim, *, dtype=None, scan):
-    """In float32: in a narrow dtype the rounding of every step adds up."""
+    """Computes in float32, since the roundings of all steps add up in a narrow dtype."""
     x = x if dtype is None else x.astype(jax_dtype(dtype))
     if not x.ndim:
         return x
@@ -204,7 +204,7 @@ def logcumsumexp(x, dim):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _variance(x: jax.Array, axes: tuple[int, ...], ddof: float) -> jax.Array:
-    """With the reduced dimensions kept. No degrees of freedom make it infinite."""
+    """Keeps the reduced dimensions. No degrees of freedom make it infinite."""
     squares = jnp.sum(jnp.square(x - jnp.mean(x, axes, keepdims=True)), axes, keepdims=True)
     return squares / jnp.asarray(max(_count(x, axes) - ddof, 0), x.dtype)
 
@@ -273,7 +273,7 @@ lowers(aten.dist.default)(lambda x, y, p=2: vector_norm(x - y, p))
 
 @lowers(aten._cdist_forward.default)
 def cdist(x, y, p, _compute_mode):
-    """By differences: exact for close points, where PyTorch's product of large sets is not."""
+    """Computes by differences, exact for close points, where PyTorch's product of large sets is not."""
     return vector_norm(x[..., :, None, :] - y[..., None, :, :], p, (-1,))
 
 

@@ -51,7 +51,7 @@ def widened(x: jax.Array) -> jax.Array:
 
 
 _KEPT = 1024
-"""How many traces of a function are kept, so that numbers that change from call to call do not add up."""
+"""The number of traces of a function that are kept, so that numbers that change from call to call do not add up."""
 _ARRAY = (jax.Array, jax.Array)
 """An array in the key of a trace, where another argument has its type and its value."""
 _flatten = jax.tree_util.default_registry.flatten

@@ -126,7 +126,7 @@ FUNCTIONS[torch.take_along_dim] = FUNCTIONS[torch.Tensor.take_along_dim] = aten.
 
 DECOMPOSITIONS[aten._is_any_true.default] = torch.any
 DECOMPOSITIONS[aten._assert_async.default] = DECOMPOSITIONS[aten._assert_async.msg] = lambda *_: None
-"""As PyTorch's compiler: a check of a traced value is taken for passed."""
+"""A check of a traced value is taken for passed, as by PyTorch's compiler."""
 
 
 @decomposes(aten._new_zeros_with_same_feature_meta.default)

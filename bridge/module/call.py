@@ -150,7 +150,7 @@ class Result(NamedTuple):
     outputs: Any
     buffers: dict[str, jax.Array]
     params: dict[str, jax.Array]
-    """With what the module wrote into its own parameters (a leaf filled under `no_grad`, a renormalised embedding)."""
+    """The parameters with what the module wrote into them (a leaf filled under `no_grad`, a renormalised embedding)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -359,10 +359,10 @@ Place = tuple[str, Any]
 """(path of a container from the module, key or position in it)"""
 
 GONE = object()
-"""In place of a value: there is none any more."""
+"""Stands for a value that is gone."""
 
 KEPT = object()
-"""In place of a value: the same tensor as before, which would be another one in a later call."""
+"""Stands for the same tensor as before, which would be another one in a later call."""
 
 ORDER = "the order of the keys"
 
@@ -377,7 +377,7 @@ _LISTS_OF_STATE = frozenset({"_flat_weights", "_flat_weight_refs", "_non_persist
 
 
 class _Unreadable:
-    """In the place of a value: code that asks anything of it fails."""
+    """Stands for a value; code that asks anything of it fails."""
 
     def _fail(self, *_: Any) -> Any:
         raise LookupError("a value of an earlier call was read")

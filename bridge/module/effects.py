@@ -70,7 +70,7 @@ class Shapes(NamedTuple):
 
     leaves: list[Any]
     of_state: int
-    """How many of them, at the beginning, are parameters and buffers."""
+    """The number of them, at the beginning, that are parameters and buffers."""
 
 
 def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes) -> tuple[str, list[str]]:

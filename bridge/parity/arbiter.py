@@ -1,4 +1,4 @@
-"""Which side is right where a leaf is beyond tolerance: both sides in float64, and finite differences of PyTorch's.
+"""An arbiter for leaves beyond tolerance: both sides in float64, and finite differences of PyTorch's.
 
 A leaf is decided where both sides agree in float64. Two gradients that do not are compared along their difference with
 the finite difference of the objective in PyTorch and float64, in which no rule of autograd has a part. Roundings decide

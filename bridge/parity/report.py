@@ -20,7 +20,7 @@ from bridge.tensor.pytrees import convert, is_number
 
 Verdict = Literal["equal", "beyond tolerance", "unproved"]
 _MARKS: dict[Verdict, str] = {"beyond tolerance": "!", "unproved": "?", "equal": " "}
-"""How the table marks each verdict, the worst one first."""
+"""The mark of each verdict in the table, the worst one first."""
 _COLUMNS = f"{'error':>9}  {'tolerance':>9}  {'scale':>9}  step  leaf"
 
 
@@ -57,7 +57,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """Where the JAX side ran. The PyTorch side always runs on the host."""
+    """The device and settings of the JAX side. The PyTorch side always runs on the host."""
 
     platform: str
     device: str
@@ -155,7 +155,7 @@ class Leaf(NamedTuple):
 
     values: np.ndarray
     dtype: str = ""
-    """As JAX stores it; empty for a number of Python's, which has none."""
+    """The dtype that JAX stores; empty for a number of Python's, which has none."""
     reason: str = ""
     """Why it may be zero on both sides, if something says so."""
 

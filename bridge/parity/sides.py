@@ -105,7 +105,7 @@ def widened(value: Any) -> Any:
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """What the module makes is in float64, too."""
+    """Tensors that the module makes are in float64, too."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -239,7 +239,7 @@ class JaxSide:
         self._params, self._buffers = fn.params, fn.buffers
         self._compiled: tuple[Any, Callable] | None = None
         self.asked: list[str] = []
-        """Where the module asks an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
+        """Places that ask an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
 
     def next(self, draws: list[torch.Tensor]) -> Leaves:
         """Runs the next step, with these random draws."""

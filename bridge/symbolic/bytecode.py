@@ -1,4 +1,4 @@
-"""What becomes of a value in Python code, by its bytecode: checks, and loops that only write into tensors.
+"""Uses of a value in Python code, found in its bytecode: checks, and loops that only write into tensors.
 
 A check is an `assert`, or a branch of which one side raises without any further jump.
 """
@@ -18,7 +18,7 @@ _ON_THE_STACK = (
     *("LOAD_", "COMPARE_OP", "BINARY_OP", "BINARY_SUBSCR", "IS_OP", "CONTAINS_OP", "UNARY_", "TO_BOOL"),
     *("COPY", "SWAP", "CACHE", "NOP", "EXTENDED_ARG"),
 )
-"""How the names of instructions begin that only compute with what is on the stack."""
+"""Prefixes of instructions that only compute with what is on the stack."""
 
 
 def check_under_way() -> bool | str | None:
@@ -102,4 +102,4 @@ def only_writes(frame: types.FrameType, rows: Any) -> bool:
 
 
 _KEEPS = ("RETURN", "YIELD", "RAISE", "DELETE", "STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL")
-"""How the names of instructions begin that leave something or end a loop, beside `LIST_APPEND` and `SET_ADD`."""
+"""Prefixes of instructions that leave something or end a loop, besides `LIST_APPEND` and `SET_ADD`."""

@@ -202,7 +202,7 @@ class Rows:
 
     @property
     def shape(self) -> tuple:
-        """With the traced number of rows, which a `torch.Size` cannot hold."""
+        """The shape with the traced number of rows, which a `torch.Size` cannot hold."""
         sizes, count = [*self.whole.shape], self._mask.sum() if self.length is None else self.length
         return (*sizes[: self._first], count, *sizes[len(sizes) - self._behind :])
 
@@ -220,7 +220,7 @@ class Rows:
         return math.prod(self.shape)
 
     def tril(self, diagonal: Any = 0) -> Rows:
-        """Which elements remain does not depend on the length."""
+        """The elements that remain do not depend on the length."""
         if self.length is None:
             raise self._refused("`tril`")
         rows, columns = map(torch.arange, self.whole.shape[-2:])

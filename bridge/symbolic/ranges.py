@@ -32,7 +32,7 @@ class Interval(NamedTuple):
     low: float
     high: float
     root: Any = None
-    """That integer is `root + offset`; the root is an array without dimensions."""
+    """An integer `root + offset`; the root is an array without dimensions."""
     offset: int = 0
     factor: float | None = None
     """The largest known factor of a product of which nothing is known, at least 1; None for any other result."""
@@ -245,7 +245,7 @@ def _of_64_bits(context: TraceContext, func: Any, known: Interval) -> Interval |
 # ---- 64-bit integers that JAX stores in 32 bits
 
 Int64 = Literal["refuse", "wrap", "exact"]
-"""What a call does with 64-bit integers. "refuse": an error where some are known not to fit into 32 bits, a warning
+"""The treatment of 64-bit integers. "refuse": an error where some are known not to fit into 32 bits, a warning
 where a product of unknown ones may not. "wrap": 32 bits, modulo 2**32, as the caller has decided. "exact": 64 bits, an
 error while JAX has none."""
 

@@ -129,7 +129,7 @@ def storage_offsets(tensor: torch.Tensor) -> np.ndarray:
 
 
 def elements(owner: torch.Tensor, wanted: np.ndarray) -> np.ndarray | None:
-    """Which elements of `owner`, counted in row-major order, lie at the positions; None if one is no element of it."""
+    """Returns the elements of `owner`, in row-major order, at the positions; None if one is no element of it."""
     if owner.is_contiguous():
         index = wanted - owner.storage_offset()
         return index if not index.size or (index.min() >= 0 and index.max() < owner.numel()) else None

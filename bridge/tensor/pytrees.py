@@ -49,7 +49,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _setting(value: Any) -> tuple:
-    """What a container has besides its items, as the arguments of its `__init__`."""
+    """Returns what a container has besides its items, as the arguments of its `__init__`."""
     if isinstance(value, collections.defaultdict):
         return (value.default_factory,)
     return ((), value.maxlen) if isinstance(value, collections.deque) else ()

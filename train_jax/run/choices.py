@@ -1,4 +1,4 @@
-"""Which implementation of an operation a run uses, as `trm prove --choose` measured it once."""
+"""The implementation of each operation that a run uses, as `trm prove --choose` measured it once."""
 
 from __future__ import annotations
 

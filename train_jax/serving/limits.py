@@ -1,4 +1,4 @@
-"""What a server accepts, how it refuses the rest, and the JSON of a request."""
+"""The requests that a server accepts, the refusal of others, and the JSON of a request."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class ChatEval:
     results: str | None = None
     """Write accuracies and verdicts to this JSON file too."""
     platform: Platform = "auto"
-    """Where to compute."""
+    """Platform to compute on."""
 
 
 def main(config: ChatEval) -> None:

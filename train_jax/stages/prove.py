@@ -51,7 +51,7 @@ class Prove:
     name: Annotated[str, tyro.conf.Positional]
     """Preset or experiment, such as sudoku-extreme or exp01a."""
     minutes: Annotated[float, Range(0.1, 1e4)] = 15.0
-    """When it ends, whatever happens."""
+    """Minutes after which it ends, whatever happens."""
     part_seconds: Annotated[float, Range(1, 1e5)] = 240.0
     """The longest that a part may take, at most a third of the minutes; one that hangs is named, and the others run."""
     foreign: Annotated[int, Range(0, 20)] = 5
@@ -159,7 +159,7 @@ def _context(options: Prove, config: RunConfig, folder: Path, arguments: list[st
 
 
 def _facts(config: RunConfig) -> dict[str, str]:
-    """Of the machine. Collective: the first question for devices waits for all processes."""
+    """Returns the facts of the machine. Collective: the first question for devices waits for all processes."""
     devices = jax.devices()
     flags = {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
     machine = {

@@ -24,7 +24,7 @@ from train_jax.runtime.coordination import exchange, place
 _HUNG = 86
 """Exit status of a worker whose part took too long."""
 _LEAST_SECONDS = 2.0
-"""With less time left, no further worker is started."""
+"""Seconds that have to be left for another worker to be started."""
 
 
 def work(context: Context, record: Record, parts: Sequence[Part], part_seconds: float) -> None:

@@ -213,7 +213,7 @@ _OF_NAME: dict[str, Callable[[Runs], list[Row]]] = {
     "program, shipped": Runs._shipped,
 }
 RUNS = tuple(_OF_NAME)
-"""In their order."""
+"""The training runs of a proof, in their order."""
 
 
 def _losses(metrics: Path) -> dict[int, float]:

@@ -28,7 +28,7 @@ WINDOWS, WINDOW_SECONDS = 5, 0.5
 SAME_LOSS = 2e-2
 """Largest relative difference of the first losses between two variants, which round in other places."""
 MOST_WAIT = 0.25
-"""Of the time of a step; with less, the devices do not wait for their input."""
+"""Share of the time of a step; devices that wait less than this for their input do not wait."""
 _INPUT_STEPS = 12
 
 

@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """What a choice of an answer grows by."""
+    """A piece by which a choice of an answer grows."""
 
     choice: int
     piece: Piece

@@ -26,7 +26,7 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Answering:
-    """How a model answers generative problems."""
+    """Settings by which a model answers generative problems."""
 
     num_samples: int = 1
     """Answers to each problem."""
@@ -43,7 +43,7 @@ class Score:
     baseline: float
     """The accuracy of a random answer."""
     verdicts: Sequence[Sequence[bool]]
-    """For each problem, whether each of its answers is right."""
+    """True for each right answer, by problem."""
 
     @property
     def accuracy(self) -> float:

@@ -39,7 +39,7 @@ class Fields:
     top_k: Annotated[int, Range(0, 2**24)] = 0
     """Not a field of OpenAI; 0 for all tokens."""
     seed: Annotated[int | None, Range(-(2**63), 2**63 - 1)] = None
-    """By default another one each time."""
+    """Seed of the draws; by default another one for each request."""
     n: Annotated[int, Range(1, 16)] = 1
     stream: bool = False
     presence_penalty: Annotated[float, Range(0, 0, expected="0 (there are no penalties)")] = 0.0
@@ -231,7 +231,7 @@ def _requests(sized: Sequence[tuple[tuple[int, ...], int]], fields: Fields, opti
 
 @dataclass(frozen=True)
 class Form:
-    """How the two kinds of answers differ."""
+    """The names and fields in which the two kinds of answers differ."""
 
     prefix: str
     name: str

@@ -138,7 +138,7 @@ class ChatTask(LanguageTask):
 
     @property
     def eval_sampling(self) -> Sampling:
-        """How the model answers when it is evaluated: greedily, if there is one answer to each problem."""
+        """Settings of an evaluation: greedy, if there is one answer to each problem."""
         return Sampling(temperature=0.0 if self.fields.problems_samples == 1 else 1.0)
 
     def evaluate_problems(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:

@@ -26,10 +26,10 @@ class TokenText(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a text grows by."""
+    """A piece by which a text grows."""
 
     parts: list[Part]
-    """In their order; a part that stands apart is whole."""
+    """The parts in their order; a part that stands apart is whole."""
     tokens: list[TokenText]
     """The tokens of the text that begin in it."""
 
