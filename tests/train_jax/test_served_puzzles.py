@@ -95,13 +95,15 @@ def test_trajectories_have_the_noise_of_an_evaluation(run, inputs, stepper):
 
 @pytest.mark.slow
 def test_a_language_model_calls_the_first_sudoku_model_of_the_size(run, monkeypatch):
-    """The first one solves Sudokus of 9x9 cells. The option --cycles is not for puzzles."""
+    """The first one solves Sudokus of 9x9 cells."""
     known = "train_jax.tasks.puzzles.server.known_kind"
     nine = SudokuKind(geometry_of_size(9))
     monkeypatch.setattr(known, lambda metadata, text: nine if text[0] == "a" else known_kind(metadata, text))
     monkeypatch.setattr(Player, "warm_up", lambda self: None)
     monkeypatch.setattr("train_jax.stages.serve.restore", lambda *args, **options: run)
-    texts, puzzles = open_services(Serve(("a", "b", "c"), cycles=3), Gate(Limits()))
+    with pytest.raises(UserError, match="--cycles 3 is for language models"):
+        open_services(Serve(("a",), cycles=3), Gate(Limits()))
+    texts, puzzles = open_services(Serve(("a", "b", "c")), Gate(Limits()))
     monkeypatch.setattr(puzzles.players["c"], "solution", lambda text: "of the third one")
     expected = solve(run, puzzles.players["b"].kind.parse(PUZZLE).tokens)
     answer = "|".join("".join(map(str, row)) for row in grids_of(expected.answers)[0].reshape(4, 4)).replace("0", ".")

@@ -84,10 +84,11 @@ def main(config: ChatEval) -> None:
     opened = _open(config)
     use_on_one_host(config.platform)
     run = with_cycles(restore(config.run_dir, step=config.step), config.cycles)
+    model = TextModel(run, config.data_dir, Devices())
     print(f"{run.folder.path} at step {run.step}, {run.weights}:")
     print(f"  {'task':<40} {'items':>7} {'accuracy':>9} {'centered':>9}")
     scores: dict[str, Score] = {}
-    for name, score in _scores(config, run, opened):
+    for name, score in _scores(config, run, model, opened):
         scores[name] = score
         print(f"  {name:<40} {len(score.verdicts):>7} {score.accuracy:>9.4f} {score.centered:>9.4f}", flush=True)
     print(f"  {'ChatCORE':<40} {'':>7} {'':>9} {chat_core(scores.values()):>9.4f}")
@@ -119,9 +120,9 @@ def _open(config: ChatEval) -> dict[str, Problems]:
     return opened
 
 
-def _scores(config: ChatEval, run: Restored, opened: dict[str, Problems]) -> Iterator[tuple[str, Score]]:
-    devices = Devices()
-    model = TextModel(run, config.data_dir, devices)
+def _scores(
+    config: ChatEval, run: Restored, model: TextModel, opened: dict[str, Problems]
+) -> Iterator[tuple[str, Score]]:
     how = Answering(
         num_samples=config.num_samples,
         sampling=Sampling(temperature=config.temperature, top_k=config.top_k),
@@ -143,7 +144,7 @@ def _scores(config: ChatEval, run: Restored, opened: dict[str, Problems]) -> Ite
     scorer = DeviceScorer(
         run.objective,
         run.state,
-        devices,
+        Devices(),
         positions=positions,
         tokens_at_once=run.config.eval_batch_size * run.config.arch.seq_len,
         outputs=logits_of(list(letters.values())),

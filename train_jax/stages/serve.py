@@ -113,6 +113,8 @@ def open_services(config: Serve, gate: Any) -> Sequence[Any]:
             players[-1].warm_up()
         else:
             models.append(_model(config, name, run_dir, with_cycles(run, config.cycles)))
+    if config.cycles and not models:
+        raise UserError(f"--cycles {config.cycles} is for language models, and no run is of one; omit it")
     sudokus = [player for player in players if player.kind.key.startswith("sudoku")]
     functions = {"sudoku": partial(first_solution, sudokus)} if sudokus else {}
     return [TextService(gate, models, functions), PuzzleService(gate, players)]
