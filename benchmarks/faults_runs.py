@@ -35,6 +35,10 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
+class EndedError(RuntimeError):
+    """A process of a run ended on its own."""
+
+
 class Run:
     """The processes of one run; their output is in files beside its folder."""
 
@@ -74,7 +78,7 @@ class Run:
         while not reached():
             ended = [process.poll() for process in self._processes]
             if (any(ended) or None not in ended) and not reached():  # of several processes, one may finish first
-                raise RuntimeError(f"{self._folder}: ended with {ended} before {what}: {self.text(0)[-2000:]}")
+                raise EndedError(f"{self._folder}: ended with {ended} before {what}: {self.text(0)[-2000:]}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self._folder}: no {what} after {PATIENCE_SECONDS:.0f} s: {self.text(0)[-2000:]}")
             time.sleep(0.005)
@@ -136,7 +140,7 @@ class Run:
         self.kill()
         if set(statuses) != {0}:
             texts = "\n".join(self.text(index)[-3000:] for index in range(self._count))
-            raise RuntimeError(f"{self._folder}: statuses {statuses}: {texts}")
+            raise EndedError(f"{self._folder}: statuses {statuses}: {texts}")
 
 
 def differences(folder: Path, reference: Path, *, metrics: bool) -> list[str]:

@@ -4,9 +4,11 @@
 
 A run is killed (SIGKILL to one host), frozen (SIGSTOP) or given notice (SIGTERM) at a random moment of a random phase,
 and started again, until it finishes between two faults; then the next run begins. Every finished run is compared with a
-run that was never disturbed: weights, EMA, optimizer state and carry, bit for bit. Started again with the same files,
-the soak goes on where it stopped, after which the run in progress has one interruption more. `results` has a line for
-each fault and each finished run; the tables of `docs/reliability.md` are printed from it.
+run that was never disturbed: weights, EMA, optimizer state and carry, bit for bit. A run that ends on its own, as when
+the machine is so busy that a process does not answer, is started again as `trm launch` would, and counted. Started
+again with the same files, the soak goes on where it stopped, after which the run in progress has one interruption more.
+`results` has a line for each fault, each finished run and each end without a fault; the tables of
+`docs/reliability.md` are printed from it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import tyro
 
 from benchmarks.faults import Disturber
 from benchmarks.faults_list import LONGEST_SECONDS, Fault
-from benchmarks.faults_runs import Run, differences
+from benchmarks.faults_runs import EndedError, Run, differences
 from train_jax.pod.launch.life import ending_of
 
 SIGNALS = {"SIGKILL": "kill", "SIGSTOP": "freeze", "SIGTERM": "notice"}
@@ -79,7 +81,7 @@ class Soaking:
     def __init__(self, config: Soak):
         self._config, self._folder, self._results = config, Path(config.folder), Path(config.results)
         self._disturber = Disturber(self._folder, config.seed, 0)
-        self.faults, self.finishes = read(self._results)
+        self.faults, self.finishes, self.ends = read(self._results)
         self._run = self._next_run()
 
     def _next_run(self) -> Run:
@@ -92,8 +94,11 @@ class Soaking:
         try:
             while len(self.faults) < self._config.count or any(f.run == len(self.finishes) for f in self.faults):
                 self._run.start()
-                if len(self.faults) == self._config.count or not self._disturb():
-                    self._finish(reference)
+                try:
+                    if len(self.faults) == self._config.count or not self._disturb():
+                        self._finish(reference)
+                except EndedError as error:
+                    self._ended(error)
         finally:
             self._run.kill()
 
@@ -118,6 +123,17 @@ class Soaking:
         self._record(dataclasses.asdict(fault))
         print(described(fault), flush=True)
         return True
+
+    def _ended(self, error: EndedError) -> None:
+        """Records an end without a fault. Raises it if a launch would not start the run again."""
+        statuses = self._run.wait(END_SECONDS, without=set())
+        self._run.kill()
+        ending = ending_of([status if status is None or status >= 0 else 128 - status for status in statuses])
+        if not ending.again:
+            raise error
+        self.ends.append(ending.text)
+        self._record({"ended": len(self.finishes), "ending": ending.text})
+        print(f"run {len(self.finishes)} ended on its own: {ending.text}", flush=True)
 
     def _finish(self, reference: Path) -> None:
         self._run.finish()
@@ -146,11 +162,12 @@ def judge(fault: Disturbed) -> None:
         fault.problems.append("a launch would not start the run again")
 
 
-def read(path: Path) -> tuple[list[Disturbed], list[list[str]]]:
-    """The faults so far, and for each finished run what differs from the undisturbed one."""
+def read(path: Path) -> tuple[list[Disturbed], list[list[str]], list[str]]:
+    """Returns the faults, what differs in each finished run from the undisturbed one, and the ends without a fault."""
     lines = [json.loads(line) for line in path.open()] if path.exists() else []
-    faults = [Disturbed(**line) for line in lines if "finished" not in line]
-    return faults, [line["problems"] for line in lines if "finished" in line]
+    faults = [Disturbed(**line) for line in lines if "name" in line]
+    finishes = [line["problems"] for line in lines if "finished" in line]
+    return faults, finishes, [line["ending"] for line in lines if "ended" in line]
 
 
 def described(fault: Disturbed) -> str:
@@ -163,7 +180,7 @@ def described(fault: Disturbed) -> str:
     )
 
 
-def tables(faults: Sequence[Disturbed], finishes: Sequence[Sequence[str]]) -> str:
+def tables(faults: Sequence[Disturbed], finishes: Sequence[Sequence[str]], ends: Sequence[str] = ()) -> str:
     """The faults by kind and phase, and the finishes in one line."""
 
     def outcome(fault: Disturbed) -> str:
@@ -187,18 +204,21 @@ def tables(faults: Sequence[Disturbed], finishes: Sequence[Sequence[str]]) -> st
                 lines.append(f"| {name} | {phase} | {len(group)} | {' | '.join(map(str, counts))} | {spans} |")
     exact = sum(not problems for problems in finishes)
     good = sum(outcome(fault) == "exact" for fault in faults)
-    lines.append(f"\n{good} of {len(faults)} faults; {exact} of {len(finishes)} finished runs bit for bit.")
+    lines.append(
+        f"\n{good} of {len(faults)} faults; {exact} of {len(finishes)} finished runs bit for bit; "
+        f"{len(ends)} ends without a fault, started again{': ' * bool(ends)}{'; '.join(ends)}."
+    )
     return "\n".join(lines)
 
 
 def main(config: Soak) -> int:
-    faults, finishes = read(Path(config.results))
+    faults, finishes, ends = read(Path(config.results))
     if not config.table:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes of the run end, too
         soaking = Soaking(config)
         soaking.go()
-        faults, finishes = soaking.faults, soaking.finishes
-    print(f"\n{tables(faults, finishes)}")
+        faults, finishes, ends = soaking.faults, soaking.finishes, soaking.ends
+    print(f"\n{tables(faults, finishes, ends)}")
     return int(any(fault.problems for fault in faults) or any(finishes))
 
 

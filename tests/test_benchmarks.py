@@ -1,10 +1,12 @@
 """The benchmarks: their tables and comparisons, good and bad ends of a soak, and that all sides compute the same."""
 
+import contextlib
 import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,8 @@ import pytest
 
 from benchmarks import compile as compilation
 from benchmarks import dispatch, inference, scaling, tables, trm_jnp, trm_tuned
-from benchmarks.soak import Disturbed, judge, read
+from benchmarks.faults_runs import EndedError
+from benchmarks.soak import Disturbed, Soaking, judge, read
 from benchmarks.soak import tables as soak_tables
 from benchmarks.step import Result, cells, check_losses
 from models_torch.trm import TRMConfig
@@ -116,16 +119,28 @@ def test_how_the_hosts_may_end(kind, statuses, problems):
     assert fault.problems == problems
 
 
+@pytest.mark.parametrize(("statuses", "again"), [([69, -6, 69], True), ([1, -6, 1], False)])
+def test_a_run_that_ends_on_its_own_is_started_again_as_by_a_launch(tmp_path, statuses, again):
+    soaking = object.__new__(Soaking)
+    soaking._run, soaking._results = SimpleNamespace(wait=lambda *_, **__: statuses, kill=lambda: None), tmp_path / "s"
+    soaking.finishes, soaking.ends = [], []
+    with contextlib.nullcontext() if again else pytest.raises(EndedError):
+        soaking._ended(EndedError())
+    assert len(read(tmp_path / "s")[2]) == len(soaking.ends) == again
+
+
 def test_only_a_finished_equal_run_counts_as_exact(tmp_path):
     rows = [Disturbed(f"fault {n}", "saving", 8, 0, "SIGKILL", run=n, stop_seconds=n, lost_steps=n) for n in range(4)]
     rows[1].problems = ["hosts [0] had not ended after 180 s"]
     assert "| kill | saving | 4 | 1 | 2 | 1 | 0.0 to 3.0 | 0 to 3 |" in soak_tables(
         rows, [[], [], ["model: other arrays"]]
     )
-    assert soak_tables(rows, [[], [], ["other"]]).endswith("1 of 4 faults; 2 of 3 finished runs bit for bit.")
-    lines = [dataclasses.asdict(rows[0]), {"finished": 0, "problems": []}]
+    last = soak_tables(rows, [[], [], ["other"]], ["1 of 8 aborted"]).splitlines()[-1]
+    assert last.startswith("1 of 4 faults; 2 of 3 finished runs bit for bit; 1 ends without a fault")
+    lines = [dataclasses.asdict(rows[0]), {"finished": 0, "problems": []}, {"ended": 1, "ending": "1 of 8 aborted"}]
     (tmp_path / "soak.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read(tmp_path / "soak.jsonl") == (rows[:1], [[]]) and read(tmp_path / "absent") == ([], [])
+    assert read(tmp_path / "soak.jsonl") == (rows[:1], [[]], ["1 of 8 aborted"])
+    assert read(tmp_path / "absent") == ([], [], [])
 
 
 # ---- the training step
