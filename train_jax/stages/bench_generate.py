@@ -47,7 +47,7 @@ class BenchGenerate:
     devices: Annotated[int, Range(0, 10**6)] = 1
     """Number of devices of this machine; 0 for all."""
     platform: Platform = "auto"
-    """Platform to compute on; on one host of a TPU pod, auto is the CPU."""
+    """Platform; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(options: BenchGenerate) -> None:

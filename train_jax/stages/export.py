@@ -48,7 +48,7 @@ class Export:
     """Load the file with strict=True into the PyTorch module and compare: the answers to all test puzzles, or the
     losses of held-out text."""
     platform: Platform = "auto"
-    """Platform to compute on; on one host of a TPU pod, auto is the CPU."""
+    """Platform; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Export) -> None:

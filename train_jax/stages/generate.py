@@ -58,7 +58,7 @@ class Generate:
     json: bool = False
     """Print one JSON object for each sample: prompt, sample, text, tokens, finish (stop or length)."""
     platform: Platform = "auto"
-    """Platform to compute on; on one host of a TPU pod, auto is the CPU."""
+    """Platform; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Generate) -> None:

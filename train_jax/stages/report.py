@@ -33,7 +33,7 @@ class Report:
     picture: Path | None = None
     """Also write an SVG for a README to this file: the learning curve and a solved puzzle. Not for language models."""
     platform: Platform = "auto"
-    """Platform to compute on; on one host of a TPU pod, auto is the CPU."""
+    """Platform; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Report) -> None:

@@ -60,7 +60,7 @@ class Serve(Limits):
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     platform: Platform = "auto"
-    """Platform to compute on; on one host of a TPU pod, auto is the CPU."""
+    """Platform; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Serve) -> None:

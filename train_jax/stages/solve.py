@@ -46,7 +46,7 @@ class Solve:
     html: Path | None = None
     """Also write the ACT steps as an animated HTML page to this file."""
     platform: Platform = "auto"
-    """Platform to compute on; on one host of a TPU pod, auto is the CPU."""
+    """Platform; on one host of a TPU pod, auto is the CPU."""
 
 
 def main(config: Solve) -> None:
