@@ -200,14 +200,16 @@ def test_a_device_that_rounds_products(tmp_path, data_dir):
 
 
 @pytest.mark.slow
-def test_a_host_with_other_code(tmp_path, data_dir):
+def test_a_host_with_other_code_and_a_clock_8_seconds_ahead(tmp_path, data_dir):
     for name in ("bridge", "models_torch", "train_jax", "tests"):
         shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "copy" / "train_jax" / "loop.py").open("a") as file:
         file.write("# older\n")
     environments = {}, {"PYTHONPATH": f"{tmp_path / 'copy'}:{tmp_path / 'copy' / 'tests'}"}
-    rows, _ = proof(tmp_path, data_dir, "few:0,1", processes=2, environments=environments, folders=(tmp_path, tmp_path))
-    assert failed(rows) == {"code"}
+    rows, _ = proof(
+        tmp_path, data_dir, "few:0,1+clock:1", processes=2, environments=environments, folders=(tmp_path, tmp_path)
+    )
+    assert failed(rows) == {"code", "clock"}
     assert any(row.part == "Pallas kernels" and row.status == "PASS" for row in rows), "the rest runs"
 
 
