@@ -150,7 +150,7 @@ def upload_working_files(folder: Path) -> None:
 
 
 def upload_working_file(path: Path) -> None:
-    """Uploads one of them, whole. Does nothing for a local file."""
+    """Uploads a whole working file. Does nothing for a local file."""
     remote, local = _working.get(str(path), (None, path))
     if remote is not None and local.exists():
         remote.upload(local)

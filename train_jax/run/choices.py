@@ -1,4 +1,4 @@
-"""Which implementation of an operation a run uses, as `trm prove --choose` measured it once."""
+"""The choice of implementations of operations for a run, as measured once by `trm prove --choose`."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ class Prove:
     name: Annotated[str, tyro.conf.Positional]
     """Preset or experiment, such as sudoku-extreme or exp01a."""
     minutes: Annotated[float, Range(0.1, 1e4)] = 15.0
-    """When it ends, whatever happens."""
+    """Time limit of the whole proof."""
     part_seconds: Annotated[float, Range(1, 1e5)] = 240.0
-    """The longest that a part may take, at most a third of the minutes; one that hangs is named, and the others run."""
+    """Time limit of a part, at most a third of the minutes; a part that hangs is reported, and the others run."""
     foreign: Annotated[int, Range(0, 20)] = 5
     """Modules of other people that are compared with PyTorch; from the ninth on they are transformers'."""
     choose: bool = False
@@ -96,7 +96,7 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
 
 
 def _stopped(*_: object) -> None:
-    """On SIGTERM; what was started is killed on the way out."""
+    """Handles SIGTERM: exits, which kills the processes that were started."""
     print("trm: stopped by SIGTERM; the same command goes on where it was", file=sys.stderr)
     raise SystemExit(PreemptedError.STATUS)
 
@@ -159,7 +159,7 @@ def _context(options: Prove, config: RunConfig, folder: Path, arguments: list[st
 
 
 def _facts(config: RunConfig) -> dict[str, str]:
-    """Of the machine. Collective: the first question for devices waits for all processes."""
+    """Returns facts about the machine and the run. Collective: the first call for devices waits for all processes."""
     devices = jax.devices()
     flags = {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
     machine = {

@@ -13,7 +13,7 @@ from train_jax.errors import UserError
 from train_jax.tasks.language.chat.problems import Problem, Problems, said, split_of
 
 _EVALUATES = re.compile(r"\b(?:eval|exec|compile|parse_expr)\(|\bsympy\b")
-"""In the file of a data set: its verifier may execute what the model wrote."""
+"""Matches the code of a data set whose verifier may execute what the model wrote."""
 _MISSES = 1000
 
 

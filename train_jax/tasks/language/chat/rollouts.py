@@ -54,7 +54,7 @@ class RolloutConfig(ChatConfig):
     top_k: Annotated[int, Range(0, 2**24)] = 0
     """Draw from this many of the most probable tokens; 0 for all."""
     normalization: Normalization = "global"
-    """What the sum over tokens is divided by: global, all trained tokens of the step; published, those of each pass of
+    """Divisor of the sum over tokens: global, all trained tokens of the step; published, the tokens of each pass of
     `pass_samples` answers, and then the number of passes."""
     pass_samples: Annotated[int, Range(1, 10**6)] = 8
     """Answers of a pass of the published normalization; a divisor of `samples`."""
@@ -77,7 +77,7 @@ class RolloutTask(ChatTask):
 
     @cached_property
     def problems(self) -> Problems:
-        """Those of the train split."""
+        """The problems of the train split."""
         return task_name(self.fields.problems).open("train", seed=self.config.seed)
 
     @property
@@ -111,7 +111,7 @@ class RolloutTask(ChatTask):
 
     @property
     def eval_sampling(self) -> Sampling:
-        """As the answers that are trained."""
+        """The sampling of an evaluation, equal to that of training."""
         return Sampling(temperature=self.fields.temperature)
 
     def test_problems(self, text: str, count: int | None = None) -> Problems:

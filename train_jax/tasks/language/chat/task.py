@@ -138,13 +138,13 @@ class ChatTask(LanguageTask):
 
     @property
     def eval_sampling(self) -> Sampling:
-        """How the model answers when it is evaluated: greedily, if there is one answer to each problem."""
+        """The sampling of an evaluation: greedy if there is one answer to each problem."""
         return Sampling(temperature=0.0 if self.fields.problems_samples == 1 else 1.0)
 
     def evaluate_problems(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
         """Returns the share of right answers to the problems of the test split, and ChatCORE.
 
-        With several names, `accuracy` and pass@k are their means. All answers are texts, of letters, too.
+        With several names, `accuracy` and pass@k are their means. Every answer is a text, also if it is a letter.
         """
         self.load(state.eval_params, state.buffers)
         samples = self.fields.problems_samples

@@ -23,7 +23,7 @@ _WITH_COUNT = re.compile(r"(.*):(\d+)", re.DOTALL)
 
 
 class TaskName(NamedTuple):
-    """What a text such as `arithmetic,digits=3:5000` says."""
+    """A parsed task name such as `arithmetic,digits=3:5000`."""
 
     text: str
     problems: type[Problems]

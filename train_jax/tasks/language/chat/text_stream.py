@@ -1,4 +1,4 @@
-"""The text of a row as its tokens come, and what stands apart from it, such as the calls of a tool.
+"""The text of a row as its tokens come, and parts that are no text, such as the calls of a tool.
 
 Text has complete characters, up to the first of some strings.
 """
@@ -26,10 +26,10 @@ class TokenText(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a text grows by."""
+    """The next piece of a text."""
 
     parts: list[Part]
-    """In their order; a part that stands apart is whole."""
+    """The parts in order; a call of a tool or its output is always whole."""
     tokens: list[TokenText]
     """The tokens of the text that begin in it."""
 
