@@ -1,4 +1,4 @@
-"""For every test: one thread for PyTorch, and what is costly to make is made once, however many processes test.
+"""Fixtures for every test: one thread for PyTorch, and costly objects made once for all processes of a test run.
 
 The checkout of nanochat that the variable NANOCHAT_DIR names is imported anew by each test beside it.
 """

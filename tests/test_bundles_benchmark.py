@@ -53,7 +53,7 @@ FUSED_AGAIN = """%fused_again (c: bf16[97,512], d: bf16[512,512]) -> bf16[97,512
 
 @pytest.fixture
 def program():
-    """Has two products that are equal but for names, cycles, annotations and order of text, and one with others."""
+    """Returns two products that are equal but for names, cycles, annotations and order of text, and a different one."""
     return Program(PROGRAM.replace("\n  ROOT %t =", FURTHER, 1).replace("%body (", FUSED_AGAIN, 1))
 
 

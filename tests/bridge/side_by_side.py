@@ -23,11 +23,11 @@ from bridge.tensor.pytrees import convert
 
 
 class Reference(NamedTuple):
-    """What PyTorch makes of some calls in a row on one module, and of one backward through all of them."""
+    """PyTorch's results of several calls in a row on one module, and of one backward through all of them."""
 
     leaves: Leaves
     draws: list[list[torch.Tensor]]
-    """For each call."""
+    """The draws of each call."""
 
 
 def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
@@ -131,7 +131,7 @@ _COMPILED: dict[tuple, Callable] = {}
 
 
 def leaves_of(row: Row, outputs: list, result: bridge.Result, gradients: tuple, inputs: list) -> dict:
-    """As `Reference.leaves`. `outputs` and the gradients of `inputs`: one for each call."""
+    """Returns the leaves like `Reference.leaves`. `outputs` and the gradients of `inputs`: one for each call."""
     kinds = {
         "output": {f"call {i}": out for i, out in enumerate(outputs)},
         "gradient": gradients[0],

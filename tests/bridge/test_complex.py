@@ -157,7 +157,7 @@ def test_complex_parameters_and_their_gradients():
 
 
 def test_descent_takes_the_conjugate_of_jax_s_gradient():
-    """As docs/bridge.md says: then one step is PyTorch's."""
+    """One step is then PyTorch's, as docs/bridge.md says."""
     module, x = Spectral(), randn(3, 4)
     fn = bridge.export(module)
     gradients = jax.grad(lambda p: (fn(p, fn.buffers, jnp.asarray(x.numpy()))[0] ** 2).sum())(fn.params)

@@ -18,7 +18,7 @@ from bridge.dispatch import mode
 
 
 class Reversed(Function):
-    """Passes on what it gets; its gradient is turned round and scaled by a number, as in adversarial training."""
+    """Passes its input on; its gradient is reversed and scaled by a number, as in adversarial training."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -182,7 +182,7 @@ def test_marks_under_a_generated_rule_for_vmap():
 
 
 def test_the_rule_is_needed(monkeypatch):
-    """Without it PyTorch's own `apply` runs."""
+    """PyTorch's own `apply` runs without the rule."""
     monkeypatch.setattr(mode, "_REPLACED", Replacements())
     report = bridge.verify(weighted(CALLS["reversed"]), X.clone().requires_grad_(), tolerance=1e-5)
     assert not report.ok

@@ -92,7 +92,7 @@ SAID = {
     ),
     "FlopCounterMode": (counted, "`FlopCounterMode` is a TorchDispatchMode", "enter it around the module"),
 }
-"""What is said, the remedy last."""
+"""Parts of each message, the remedy last."""
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -223,7 +223,7 @@ class Inherits(Kernel):
 
 
 def test_a_function_is_replaced_only_while_a_call_runs(registered):
-    """Also in two calls at once, and where the code of a call fails; other threads run the function itself."""
+    """It is restored also after two calls at once, and if a call fails; other threads run the function itself."""
 
     def use_inside(buffer, new, lengths):
         seen = [kernels.written.__wrapped__ is written]
@@ -355,7 +355,7 @@ class FrozenStatistics(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        # No biases before a batch norm: their gradient is zero, and all that is left of it is rounding.
+        # Biases before a batch norm are left out: their gradient is zero, and only rounding would be left of it.
         self.norm, self.linear = nn.BatchNorm1d(4, affine=False), nn.Linear(4, 4, bias=False)
         self.other = nn.BatchNorm1d(4)
 

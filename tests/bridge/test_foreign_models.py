@@ -199,7 +199,7 @@ def test_torch_module(name, train):
 def test_every_gradient_of_the_score_head(perturbation):
     """At 0.05 activations are of size 1; at 0.5 the encoder's are 1e7 and its attention has scores of 1e12.
 
-    Against float64: where attention is saturated, PyTorch's kernels round in float32, differently on each machine.
+    The reference is float64: where attention is saturated, PyTorch's float32 kernels round differently on each machine.
     There a gradient of 1e-10 of the largest one is an attention weight that float32 rounds to 0.
     """
     transformers = hugging_face()

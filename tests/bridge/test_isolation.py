@@ -135,7 +135,7 @@ def shared_list():
 
 @pytest.mark.parametrize("make", [kept_elsewhere, collects, shared_list])
 def test_a_submodule_or_a_container_is_one_wherever_it_hangs(make):
-    """In the copy as in the original; only then does nothing reach the original."""
+    """The copy shares like the original; only then does nothing reach the original."""
     module, x = make(), randn(2, 3)
     before = contents(module)
     fn = bridge.export(module)
@@ -296,7 +296,7 @@ SCRIPT = str(Path(__file__).with_name("compiled_process.py"))
 
 
 def python(*arguments: str) -> str:
-    """What a fresh process prints."""
+    """Returns what a fresh process prints."""
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -315,7 +315,7 @@ def test_importing_the_bridge_claims_no_devices():
 
 @pytest.mark.slow
 def test_a_traced_call_does_not_import_the_compiler():
-    """Which takes 1.6 s; PyTorch would at the first operation of a mode, and at the first one on its meta device."""
+    """The import takes 1.6 s; PyTorch would run it at the first operation of a mode, or on its meta device."""
     code = """
 import sys, jax, jax.numpy as jnp, torch
 import bridge
@@ -361,7 +361,7 @@ def now():
 
 
 def test_importing_and_exporting_change_nothing():
-    """In a fresh process, which looks at the objects before it imports the bridge."""
+    """A fresh process looks at the objects before it imports the bridge."""
     names = sorted((r.owner.__name__, r.name) for r in TABLE)
     assert len(names) == 10
     code = """
@@ -417,7 +417,7 @@ def test_a_call_restores_them(fails):
 
 
 def of_plain_tensors():
-    """What a thread without a call sees of each replacement."""
+    """Returns what a thread without a call sees of each replacement."""
     x = torch.ones(3, requires_grad=True)
     Doubled.apply(x).sum().backward()
     y = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()

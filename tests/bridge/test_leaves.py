@@ -107,7 +107,7 @@ def frozen_for_good(module, x):
 
 
 def test_a_leaf_may_stay_frozen():
-    """As code does that freezes its backbone in every call."""
+    """Code that freezes its backbone in every call does this."""
     slopes = gradients(Call(frozen_for_good, linear()), X)
     module = linear()
     frozen_for_good(module, X).sum().backward()

@@ -1,4 +1,4 @@
-"""Where Python code takes a traced tensor out of PyTorch, or meets PyTorch's engine, dispatcher and threads."""
+"""Python code that takes a traced tensor out of PyTorch, or meets PyTorch's engine, dispatcher and threads."""
 
 import contextlib
 import copy

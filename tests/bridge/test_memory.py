@@ -253,7 +253,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", slow_unless({"kernel of size 1", "division", "log sigmoid"}.__contains__, FUNCTIONS))
 def test_strides(name, layout):
-    """As numbers of the result; dimensions of size 1 have none."""
+    """Strides are those of the result; dimensions of size 1 have none."""
     x, arranged = LAYOUTS[layout]
 
     def strides(m, x):
@@ -303,7 +303,7 @@ def test_another_layout_of_memory_in_place_is_refused(write):
 
 
 def pooled(x):
-    """To one element; PyTorch writes the strides of its own result anew."""
+    """Pools to one element; PyTorch sets the strides of its own result anew."""
     return F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1)
 
 

@@ -122,7 +122,7 @@ class Edge(nn.Module):
 
 
 ZERO = {"median", "norm of zeros", "frobenius", "dist", "scalar pow", "div trunc", "round", "triplet"}
-"""Edges whose value or gradient is zero in truth."""
+"""Edges whose value or gradient really is zero."""
 
 
 @pytest.mark.parametrize("name", EDGES)
@@ -155,7 +155,7 @@ BOUNDARIES = {
 
 @pytest.mark.parametrize("kind", BOUNDARIES)
 def test_boundaries(kind):
-    """Those of PyTorch's activations from both sides, equals and zeros; `test_special_points.py` has more."""
+    """Tests PyTorch's activations on both sides, at equal entries and zeros; `test_special_points.py` has more."""
     functions, values = BOUNDARIES[kind]
     inputs = {name: [x.clone() for x in values] for name in functions}
 

@@ -81,7 +81,7 @@ AT_ZERO = {
     "multilabel": lambda x: F.multilabel_soft_margin_loss(x[:, None], torch.ones_like(x)[:, None], reduction="none"),
     "i0": torch.special.i0,
 }
-"""Where heads start that are initialised with zeros."""
+"""Points at which heads initialised with zeros start."""
 WITH_ZEROS = torch.tensor([[0.0, 1.0, 2.0, 0.0], [3.0, 0.0, 0.0, -1.0]]), torch.tensor([0.0, -0.5, 0.7])
 
 
@@ -176,7 +176,7 @@ Cubed = differentiated(
     generate_vmap_rule=True,
 )
 Exponential = differentiated(lambda x: x.exp(), by_the_saved, "Exponential", setup_context=saved, jvp=by_the_saved)
-"""With derivatives for both modes, of its own result."""
+"""A function with derivatives of its own result, for both modes."""
 
 
 def attention(x, **settings):
@@ -288,7 +288,7 @@ def test_one_hot():
 
 
 def test_an_ensemble_by_stack_module_state():
-    """Of modules that `export` does not see: their weights are constants."""
+    """`export` does not see the modules: their weights are constants."""
     torch.manual_seed(0)
     params, buffers = stack_module_state([nn.Linear(4, 2), nn.Linear(4, 2)])
     params = {name: p.detach() for name, p in params.items()}
@@ -309,7 +309,7 @@ def test_linearize_is_refused(restored_validation):
 
 
 def test_dual_tensors():
-    """Forward-mode derivatives by `torch.autograd.forward_ad`, with a gradient of them."""
+    """Takes forward-mode derivatives by `torch.autograd.forward_ad`, and their gradient."""
     layer = nn.Linear(4, 3)
 
     def tangent(layer, x):

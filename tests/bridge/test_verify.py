@@ -1,4 +1,4 @@
-"""`bridge.verify`: what it compares, with which tolerance, in which calls, and how it reports."""
+"""`bridge.verify`: the leaves that it compares, tolerances, calls, and the report."""
 
 import copy
 import json
@@ -261,7 +261,7 @@ def test_a_result_to_which_the_backward_pass_adds():
 
 
 def test_rounding_of_a_gradient_that_is_zero():
-    """By PyTorch's own float64, run where a leaf is beyond the tolerance."""
+    """PyTorch's own float64, which runs if a leaf is beyond the tolerance, decides."""
     torch.manual_seed(0)
     summed = Applied(lambda x, _: torch.zeros(16, 8).index_add_(0, torch.arange(16), x))  # in float64 where x is
     module = nn.Sequential(nn.Linear(4, 8), summed, nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))

@@ -138,7 +138,7 @@ def test_bfloat16_is_no_further_from_float32_than_pytorch_s():
 
 
 def bfloat16_distances(wide, narrow, batches):
-    """How far the bridge's and PyTorch's bfloat16 are from PyTorch's float32, relative to it, by name."""
+    """Returns the distances of the bridge's and PyTorch's bfloat16 from PyTorch's float32, relative to it, by name."""
     import jax
     import numpy as np
 

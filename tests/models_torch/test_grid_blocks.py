@@ -34,7 +34,7 @@ def masked_attention(module, x, mask):
 
 
 def window_mask(window, side, puzzle_positions):
-    """Which position attends to which, decided pair by pair."""
+    """Returns which position attends to which, decided pair by pair."""
     count = puzzle_positions + side**2
     mask = torch.zeros(count, count, dtype=torch.bool)
     for i in range(count):

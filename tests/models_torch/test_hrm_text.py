@@ -53,7 +53,7 @@ def packed(seed=0):
 
 
 def attends_of(parts):
-    """Which positions (last axis) each position of the first row attends to, for the stand-in of FlashAttention."""
+    """Returns the positions (last axis) that each position of the first row attends to, for a fake FlashAttention."""
     samples, instruction, place = parts["samples"][0], parts["instruction"][0], torch.arange(12)
     seen = (place[:, None] >= place) | (instruction[:, None] & instruction)
     return seen & (samples[:, None] == samples)

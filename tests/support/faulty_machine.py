@@ -89,7 +89,7 @@ def wrong():
 
 
 def show_choices():
-    """No fault: every process prints what it chooses."""
+    """Plants no fault: every process prints its choice."""
     passed = kernels.passed
 
     def printed(name, text, **more):

@@ -70,7 +70,7 @@ def cached_logits(module, prompt, tokens):
 
 
 def greedy_ties(module, prompt, tokens, tie=TIE):
-    """How many tokens are not the one that PyTorch chooses, without and with a cache, each within `tie` of it.
+    """Returns how many tokens differ from PyTorch's choice, without and with a cache, each within `tie` of it.
 
     Raises AssertionError for a token that is further away.
     """

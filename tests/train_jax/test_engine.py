@@ -170,7 +170,7 @@ def test_the_answer_of_a_tool_is_forced(module, engine):
 
 
 def test_the_most_probable_tokens_are_pytorch_s(module, engine, compiled):
-    """Beside drawn tokens, and in a row that shares its program with one that wants none."""
+    """They are returned for drawn tokens, in a row that shares its program with one that wants none."""
     prompts = prompts_of([3, 5])
     requests = [Request(prompt=prompts[n], max_tokens=7, most_probable=4 * (1 - n)) for n in (0, 1)]
     list(engine.complete(requests_of(prompts, 7)))
@@ -217,7 +217,7 @@ def test_a_cancelled_row_makes_room(engine):
 
 
 def test_a_step_returns_the_rows_with_new_tokens(engine):
-    """Also those that it ends, and not one whose prompt is still being read."""
+    """The step returns rows that it ends, too, and not one whose prompt is still being read."""
     (prompt,) = prompts_of([6])
     turn, other = (*prompt, *row_of(engine, prompt, 2), *range(20, 33)), tuple(range(30, 36))
     rows = [engine.submit(Request(prompt=each, max_tokens=2, sampling=GREEDY)) for each in (turn, other)]
@@ -259,7 +259,7 @@ def test_a_row_is_the_same_on_eight_devices_and_two_processes(name):
 
 
 def ties_of(module, lengths, new, vocab_size=VOCAB_SIZE):
-    """How many tokens after prompts of these lengths are not those of PyTorch, without and with a cache."""
+    """Returns how many tokens after prompts of these lengths differ from PyTorch's, without and with a cache."""
     prompts = prompts_of(lengths, vocab_size)
     engine = engine_of(module, Devices(1), slots=min(len(prompts) - 1, 16), capacity=max(lengths) + new)
     completions = tokens_of(engine, requests_of(prompts, new, sampling=GREEDY))

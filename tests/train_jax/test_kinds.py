@@ -68,7 +68,7 @@ def test_a_model_is_scored_on_the_kind_of_puzzle_that_it_was_trained_on(given, t
 
 @pytest.mark.parametrize("key", ["sudoku-5x5", "sudoku-9", "maze-51", "maze-05", "maze-", "ARC", MIXED])
 def test_a_key_that_is_not_known_gives_no_kind(key):
-    """Not a guess by the sizes, which here are those of a Sudoku."""
+    """The kind is not guessed from the sizes, which here are those of a Sudoku."""
     assert kind_of(metadata_of(81, 11, key)) is None
 
 

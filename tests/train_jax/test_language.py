@@ -58,7 +58,7 @@ def test_sums_leave_out_ignored_targets_and_special_tokens():
 
 
 def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
-    """At initialization all logits are 0."""
+    """All logits are 0 at initialization."""
     task = LanguageTask(tiny(data_dir))
     training = start(tiny(data_dir), task, Devices(1))
     evaluator, state = task.evaluator(training.objective, Devices(1)), training.initial_state()

@@ -214,7 +214,7 @@ def test_a_host_with_other_code(tmp_path, data_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "choice"), [("timings:0,1", "joined"), ("show_choices:0,1+wrong:1", "plain")])
 def test_two_processes_choose_the_same(tmp_path, data_dir, fault, choice):
-    """Their times contradict each other, or a kernel is wrong in one of them alone."""
+    """The times of the processes contradict each other, or a kernel is wrong in one of them alone."""
     rows, texts = proof(tmp_path, data_dir, fault, "--choose", processes=2)
     assert all(f"chosen: trm::mix_positions {choice}" in text for text in texts), texts
     choices = json.loads((tmp_path / "proof" / "choices.json").read_text())["choices"]

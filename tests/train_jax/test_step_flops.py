@@ -82,7 +82,7 @@ def test_flops_of_a_language_model(name):
     counted = products(jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training)))
     analytic = 2 * 16 * language_flops_per_token(arch)
     assert model_flops(training.config, training.task, training.devices.count) == analytic
-    # In 2026, the first token of a row has none before it, so its gate of 24 channels is not computed.
+    # In 2026, the first token of a row has no predecessor, so its gate of 24 channels is not computed.
     missing = 0 if name == "chat-tiny" else 2 * 6 * 24
     assert counted.of_model == analytic - missing
     if name == "chat-tiny-2026":

@@ -187,7 +187,7 @@ class FakeTime:
 
 
 def test_the_events_in_storage_are_as_new_as_the_heartbeat(remote, monkeypatch):
-    """After a kill, the time before the last upload is not missing."""
+    """The time before the last upload is not missing after a kill."""
     monkeypatch.setattr("train_jax.run.events.REMOTE_HEARTBEAT_SECONDS", 0.02)
     folder, clock = RunFolder(path_of(remote)), FakeTime()
     killed = Events(folder, Clock(999.0, clock), total_steps=100)
