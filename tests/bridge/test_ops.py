@@ -190,7 +190,7 @@ def test_database_sample(name):
     assert [o.failures for o in outcomes if o.failures and not op_survey.gap(o.name)] == []
 
 
-# ---- The op survey's figures say of how much of PyTorch's database they are
+# ---- The op survey covers every entry of PyTorch's database
 
 
 def test_the_survey_has_every_entry():
