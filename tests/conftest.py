@@ -70,7 +70,7 @@ def made_once(tmp_path_factory):
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():
-                shutil.rmtree(folder, ignore_errors=True)  # what another one began and failed at
+                shutil.rmtree(folder, ignore_errors=True)  # removes the rest of a failed attempt
                 folder.mkdir()
                 make(folder)
                 done.touch()

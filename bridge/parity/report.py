@@ -86,7 +86,7 @@ class Environment:
 
 UNPROVED = (
     "unproved: zero on both sides, where a lost value would not be seen; `jitter` (--jitter 0.1) perturbs all "
-    "parameters, and `known_zero` names what is zero in truth"
+    "parameters, and `known_zero` names leaves that really are zero"
 )
 
 

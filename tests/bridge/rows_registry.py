@@ -75,7 +75,7 @@ weighted = functools.partial(row, two_weights)
 
 
 class Weighted(nn.Module):
-    """Two weights, for rows that need no more."""
+    """A module with two weights, for rows that need no more."""
 
     def __init__(self):
         super().__init__()

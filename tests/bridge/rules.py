@@ -106,7 +106,7 @@ def without_assigned_buffers(monkeypatch):
 
 
 def without_ties(monkeypatch):
-    """Each name has a tensor of its own."""
+    """Gives each name a tensor of its own."""
 
     def state(module):
         every = {"remove_duplicate": False}

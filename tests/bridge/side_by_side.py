@@ -31,7 +31,7 @@ class Reference(NamedTuple):
 
 
 def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
-    """One call for each seed, on one module; the objective is the sum of all."""
+    """Makes one call for each seed, on one module; the objective is the sum of all."""
     module = copy.deepcopy(row.build()).train(train)
     trained = {n: t for n, t in state_of(module).items() if t.requires_grad}
     outputs, inputs, draws, total = {}, {}, [], torch.zeros(())
@@ -75,7 +75,7 @@ def tensors_of(tree: Any) -> list:
 
 
 def stacked(values: list[list[torch.Tensor]]) -> list[jax.Array]:
-    """One array for each position, the calls along a new first axis."""
+    """Returns one array for each position, with the calls along a new first axis."""
     return [jnp.stack([array_of(v) for v in column]) for column in zip(*values, strict=True)]
 
 

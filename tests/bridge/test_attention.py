@@ -416,7 +416,7 @@ def masked_select(x):
 
 
 def computed_twice(x):
-    """Each mask is computed again on the right side, by the same operations on the same tensors."""
+    """Computes each mask again on the right side, by the same operations on the same tensors."""
     y, shifted = x * 1, x + torch.arange(4)
     y[x > 0] = x[x > 0] * 2 + shifted[~(x <= 0) & (x > 0)].mean()
     y[(shifted > x.mean())[:, 0], 1:] *= y[(shifted > x.mean())[:, 0], 1:]

@@ -260,7 +260,7 @@ def test_second_derivative_of_a_solution_by_a_factor():
 def test_eigenvalues_and_vectors(dtype, upper):
     x = with_another_triangle(positive(2, 3, 3, dtype=dtype) + torch.diag(torch.arange(3) * 4), upper)
     if dtype == HERMITIAN:
-        x = x + 1j * torch.eye(3)  # which is ignored
+        x = x + 1j * torch.eye(3)  # the imaginary part is ignored
     side = "U" if upper else "L"
     compare(lambda x: linalg.eigvalsh(x, UPLO=side), [x])
 

@@ -93,7 +93,7 @@ def test_vit_with_its_own_loss(attention, train):
 
 
 def tiny_recursive_model():
-    """Its model and mixer only: the package's `__init__` imports a trainer and with it four packages more."""
+    """Imports only the model and the mixer: the package's `__init__` would import a trainer and four more packages."""
     pytest.importorskip("einops", reason="einops is in the test extra: pip install .[test]")
     name = "tiny_recursive_model"
     if name not in sys.modules:

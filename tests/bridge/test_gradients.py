@@ -13,7 +13,7 @@ from torch import nn
 import bridge
 from bridge.autograd.nondifferentiable import without_derivative
 
-# ---- What stops a gradient stops it for every tensor: buffers and complex numbers too, which PyTorch does not track
+# ---- A stopped gradient is stopped for every tensor: buffers and complex numbers too, which PyTorch does not track
 
 X = randn(3, 4)
 

@@ -233,7 +233,7 @@ def test_complex128_is_announced():
 
 
 def test_a_python_number_is_not_announced_as_float64():
-    """Its derivative is zero, which PyTorch makes in float64."""
+    """The derivative of the number is zero, which PyTorch makes in float64."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", bridge.BridgeWarning)
         in_jax(lambda x: torch.func.jvp(lambda s: s + 0.25, (x,), (x,))[1], jnp.ones(3))

@@ -22,7 +22,7 @@ def linear():
 
 
 def frozen_critic(module, x):
-    """A generator's step through a critic that is held still, and the critic's own."""
+    """Steps a generator through a frozen critic, and then the critic itself."""
     h = x * 2
     for p in module.parameters():
         p.requires_grad_(False)

@@ -193,7 +193,7 @@ def test_what_is_picked_in_bfloat16_has_derivatives_in_both_directions():
     assert rows.tolist() == [[[4, 6]], [[6, 8]]]
 
 
-# ---- How exact float32 products are: PyTorch's setting decides, a setting of JAX's that the user made goes before it
+# ---- Precision of float32 products: PyTorch's setting decides, unless the user has made one of JAX's
 
 
 @pytest.fixture(autouse=True)

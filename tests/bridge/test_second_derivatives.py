@@ -53,7 +53,7 @@ def in_the_bridge(row):
 @pytest.mark.parametrize("name", slow_unless(lambda name: NAMES.index(name) % 6 == 0, NAMES))
 def test_gradient_of_gradient(name):
     theirs, ours = ({"gradient": named(side(ROWS[name]))} for side in (in_pytorch, in_the_bridge))
-    for leaf in compared(0, theirs, ours, None, 10 * ROWS[name].tolerance):  # of two differentiations
+    for leaf in compared(0, theirs, ours, None, 10 * ROWS[name].tolerance):  # two differentiations have more rounding
         assert leaf.error <= leaf.tolerance, leaf
 
 
@@ -171,7 +171,7 @@ def by_the_saved(ctx, gradient):
 
 Cubed = differentiated(
     lambda x: x**3,
-    lambda ctx, gradient: gradient * ctx.saved_tensors[0] * 5,  # which is not its own
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0] * 5,  # not the function's own derivative
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     generate_vmap_rule=True,
 )
@@ -192,7 +192,7 @@ def squared(module):
 
 
 def ensemble(module, x):
-    """Two copies with other weights, called at once."""
+    """Calls two copies with other weights at once."""
     stacked = {name: torch.stack([p, p * 2]) for name, p in module.named_parameters()}
     return vmap(lambda p: functional_call(module, p, (x,)))(stacked)
 

@@ -13,7 +13,7 @@ from torch import nn
 import bridge
 from bridge.dispatch.constants import EMBEDDED
 
-# ---- What Python code asks of a traced tensor besides its value: its place in PyTorch's graph, its class, its version
+# ---- Attributes of a traced tensor besides its value: its place in PyTorch's graph, its class, its version
 
 X = randn(3, 4)
 

@@ -39,7 +39,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name):
-    """One call: half precision rounds other numbers otherwise."""
+    """Only one call is compared, because half precision rounds other numbers differently."""
     verified(FUNCTIONS[name], X, int64="wrap", steps=1)
 
 

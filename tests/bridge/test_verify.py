@@ -257,7 +257,7 @@ def test_a_result_to_which_the_backward_pass_adds():
     verified(Applied(forward), X, input_gradients=False)
 
 
-# ---- Where a leaf is beyond the tolerance, PyTorch's own distance from float64 decides, and hides no fault
+# ---- For leaves beyond the tolerance, PyTorch's own distance from float64 decides, and hides no fault
 
 
 def test_rounding_of_a_gradient_that_is_zero():

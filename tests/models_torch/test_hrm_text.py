@@ -171,7 +171,7 @@ def test_the_published_modules_and_ours_are_the_same_model(published, design, fi
     (expected * direction).sum().backward()
     for name, parameter in theirs.named_parameters():
         mine = ours.get_parameter(name).grad
-        assert (mine is None) == (parameter.grad is None)  # of the embedding with two steps: all is under no_grad
+        assert (mine is None) == (parameter.grad is None)  # None for the embedding with two steps: all is under no_grad
         if mine is not None:
             close(mine, parameter.grad)
 

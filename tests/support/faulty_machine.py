@@ -101,7 +101,7 @@ def show_choices():
 
 
 def few():
-    """No fault: a proof has its first part and its last one."""
+    """Plants no fault: a proof has its first part and its last one."""
     prove.PARTS = (prove.PARTS[0], prove.PARTS[-1])
 
 

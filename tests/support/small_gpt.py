@@ -58,7 +58,7 @@ def uncached_logits(module, prompt, tokens):
 
 @torch.no_grad()
 def cached_logits(module, prompt, tokens):
-    """The same, token by token with a cache."""
+    """Returns the same logits, token by token with a cache."""
     cached = cached_model(module)
     capacity = len(prompt) + len(tokens)
     logits, buffers = cached.prefill(torch.tensor([prompt]), torch.tensor([prompt[-1:]]), capacity)

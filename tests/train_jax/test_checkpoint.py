@@ -62,7 +62,7 @@ def copied(run: RunFolder, place) -> RunFolder:
 
 
 def files_of(path) -> list:
-    """All files below a folder that are not empty."""
+    """Returns all files below a folder that are not empty."""
     found = [path / name for name in path.files()] if is_remote(path) else path.rglob("*")
     return sorted(file for file in found if file.is_file() and file.stat().st_size)
 

@@ -147,7 +147,7 @@ def test_a_row_ends_after_a_stop_token(engine):
 
 
 def test_the_answer_of_a_tool_is_forced(module, engine):
-    """It counts among the tokens and does not end the row; the tokens after it are those after the same prompt."""
+    """The answer counts among the tokens and does not end the row; later tokens are those after the same prompt."""
     (prompt,) = prompts_of([6])
     free = row_of(engine, prompt, 12)
     call = free.index(free[3]) + 1
@@ -226,7 +226,7 @@ def test_a_step_returns_the_rows_with_new_tokens(engine):
 
 
 def test_a_row_may_fill_the_cache(module, engine):
-    """Its last token has no place in it, and the slot is not continued."""
+    """The last token of the row has no place in the cache, and the slot is not continued."""
     (prompt,) = prompts_of([30])
     tokens = row_of(engine, prompt, 11)
     assert greedy_ties(module, prompt, tokens) == (0, 0)
@@ -290,7 +290,7 @@ HUGGING_FACE = {
     "Llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
 HUGGING_FACE["Mistral"] = HUGGING_FACE["Llama"] | {"num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8}
-"""It has grouped heads, and a window of 8 tokens."""
+"""Mistral has grouped heads, and here a window of 8 tokens."""
 
 
 @pytest.mark.parametrize(

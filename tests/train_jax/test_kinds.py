@@ -78,7 +78,7 @@ def test_a_kind_that_is_not_stated_is_recognised_by_its_sizes(kind):
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size)) == expected
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size + 20)) is None
     recognised = [each for each in CLASSES if each.recognise(metadata_of(kind.seq_len, kind.vocab_size))]
-    assert len(recognised) == 1  # so the order in which the kinds are asked does not matter
+    assert len(recognised) == 1  # the order of the kinds does not matter, then
 
 
 def test_builders_state_the_kind_and_the_published_files_do_not(tmp_path, mazes):

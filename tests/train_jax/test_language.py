@@ -75,7 +75,7 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
 
 
 def test_a_model_of_the_user_has_the_losses_of_pytorch(data_dir):
-    """One that returns logits. Its first losses are those of PyTorch."""
+    """The module returns logits, and its first losses are those of PyTorch."""
     config = with_model(tiny(data_dir, groups=(), optimizer="adamw"), "support.outside_gpts:Outputs")
     assert config.arch == OutsideLanguageConfig(seq_len=24, vocab_size=1024, forward_dtype="float32")
     assert from_json(to_json(config)) == config

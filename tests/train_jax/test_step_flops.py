@@ -52,7 +52,7 @@ def test_flops_of_the_train_step(mixer):
     rows = BATCH * POSITIONS
     mixing = swiglu(BATCH * HIDDEN, POSITIONS, 16) if mixer else attention(rows)
     network = 2 * (mixing + swiglu(rows, HIDDEN, 16))  # blocks
-    updates = 6 + 1  # of z_L and of z_H in an H-cycle
+    updates = 6 + 1  # updates of z_L and of z_H in an H-cycle
     heads = product(rows, HIDDEN, training.task.sizes["vocab_size"]) + product(BATCH, HIDDEN, 2)
     # Two H-cycles without gradients, one with them; a backward has two products for each of the forward.
     expected = (2 + 3) * updates * network + 3 * heads
@@ -72,7 +72,7 @@ def test_flops_of_the_train_step(mixer):
 
 @pytest.mark.parametrize("name", slow_unless("chat-tiny".__eq__, ["chat-tiny", "chat-tiny-2026"]))
 def test_flops_of_a_language_model(name):
-    """They are those of the published formula; recomputation and the optimizer are counted apart."""
+    """The FLOPs are those of the published formula; recomputation and the optimizer are counted separately."""
     config = preset(name)
     assert isinstance(config.arch, GPTConfig)
     sizes: dict[str, Any] = {"seq_len": 16, "vocab_size": 64, "n_embd": 48, "n_layer": 2, "n_head": 1, "n_kv_head": 1}

@@ -72,7 +72,7 @@ def _download(
     if damaged := _difference(partial, objects):
         raise StorageError(f"{path / damaged} changed while it was read, or was damaged; run the same command again")
     check(partial)
-    for older in folder.parent.iterdir():  # what another process has mapped stays readable to it
+    for older in folder.parent.iterdir():  # a file that another process has mapped stays readable to it
         if older.is_dir() and older != partial:
             shutil.rmtree(older)
     partial.rename(folder)

@@ -1,4 +1,4 @@
-"""`trm prove PRESET`: measures on the devices at hand what the project claims, and writes a file to publish."""
+"""`trm prove PRESET`: measures the claims of the project on the present devices, and writes a file to publish."""
 
 import dataclasses
 import datetime
@@ -83,7 +83,7 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
     status = supervise(_worker(options, arguments), deadline - for_runs, len(parts) + 1)
     if status == 2:
         raise SystemExit(2)
-    record = Record(folder)  # as the worker left it, which knows whether it is of these devices
+    record = Record(folder)  # the worker has checked whether it is of these devices
     if first and status:
         where = record.running or _START
         record.end(where, [passed(where, f"the worker ended with status {status}", fail=True)])
