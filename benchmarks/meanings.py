@@ -181,7 +181,7 @@ def table() -> str:
     lines = [
         f"`python -m benchmarks.meanings`, {platform.machine()} CPU, {time.strftime('%-d %B %Y')}, {versions}.",
         "",
-        "| meaning | torchax alone: outputs | gradients | buffers | bridge: the worst of all |",
+        "| meaning | torchax alone: outputs | gradients | buffers | bridge: largest of all |",
         "|---|---|---|---|---|",
     ]
     wrong = 0
@@ -196,7 +196,7 @@ def table() -> str:
         wrong += any("**" in cell for cell in cells)
         worst = max(v for v in ours[name].values() if v is not None)
         lines.append(f"| {in_words(name)} | {' | '.join(cells)} | {worst:.0e} |")
-    lines += ["", f"{wrong} of {len(ROWS)} rows mean something else through torchax alone (bold)."]
+    lines += ["", f"{wrong} of {len(ROWS)} rows have another meaning with torchax alone (bold)."]
     return "\n".join(lines)
 
 

@@ -101,13 +101,13 @@ OUT_OF_SCOPE: dict[str, str] = {
     "new_empty": _UNINITIALISED,
     "sparse.": _SPARSE,
     "to_sparse": _SPARSE,
-    "jiterator_": "a kernel for a GPU, in CUDA's language",
-    "torch._scaled_mm": "float8 samples alone",
-    "torch.ops.aten._flash_attention_forward": "a kernel for a GPU",
-    "torch.ops.aten._efficient_attention_forward": "a kernel for a GPU",
-    "view_as_real": "complex samples alone, see tests/bridge/test_complex.py",
-    "imag": "complex samples alone, see tests/bridge/test_complex.py",
-    "istft": "complex samples alone, see tests/bridge/test_complex.py",
+    "jiterator_": "it compiles a kernel in CUDA's language",
+    "torch._scaled_mm": "PyTorch has only float8 samples",
+    "torch.ops.aten._flash_attention_forward": "it is a kernel for GPUs",
+    "torch.ops.aten._efficient_attention_forward": "it is a kernel for GPUs",
+    "view_as_real": "PyTorch has only complex samples; tests/bridge/test_complex.py covers them",
+    "imag": "PyTorch has only complex samples; tests/bridge/test_complex.py covers them",
+    "istft": "PyTorch has only complex samples; tests/bridge/test_complex.py covers them",
     "chalf": "PyTorch's own sum of complex32 numbers fails on a CPU",
 }
 """Maps beginnings of names to the reason why the survey does not cover these entries."""
@@ -118,12 +118,12 @@ def out_of_scope(name: str) -> str | None:
 
 
 _INT64 = "PyTorch fills masked entries with the limits of int64, which 32 bits do not hold"
-_POLES = "JAX's function is wrong below -7, where the bridge gives nan, and at its poles nan or the limit"
+_POLES = "JAX's function is wrong below -7, where the bridge returns nan; at its poles it is nan or the limit"
 _TIES = "PyTorch does not specify which of equal entries it returns, and the int64 and bool samples have equal entries"
 
 GAPS: dict[str, str] = {
     "as_strided.partial_views": "the sample reads memory outside its input, which a JAX array does not have",
-    "digamma": "at 0 it is nan, where PyTorch's is an infinity",
+    "digamma": "the result at 0 is nan, where PyTorch returns an infinity",
     "kthvalue": _TIES,
     "linalg.pinv.hermitian": "the samples are not Hermitian; PyTorch's gradient mixes the matrix and its triangle",
     "masked.amax": _INT64,
@@ -131,7 +131,7 @@ GAPS: dict[str, str] = {
     "masked.logsumexp": _INT64,
     "polygamma": _POLES,
     "special.polygamma": _POLES,
-    "special.zeta": "JAX's function is nan at some poles, where PyTorch's is an infinity",
+    "special.zeta": "JAX's function is nan at some poles, where PyTorch returns an infinity",
     "lgamma": "JAX's `lgamma` loses digits in float32 near its zeros at 1 and 2",
     "nn.functional.multi_head_attention_forward": "the sample saturates the softmax, so only rounding remains",
     "tensor_split": "PyTorch requires int64 for sections given as a tensor, but JAX has 32 bits unless x64 is enabled",

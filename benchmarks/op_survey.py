@@ -294,7 +294,7 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
             f"pass with concrete inputs: {names}.",
             "",
         ]
-    lines += ["## By kind", "", "| kind | samples passed | ops passed whole |", "|---|---|---|"]
+    lines += ["## By kind", "", "| kind | samples passed | ops with every sample passed |", "|---|---|---|"]
     for kind in dict.fromkeys(o.kind for o in outcomes):
         own = [o for o in outcomes if o.kind == kind]
         own = [o for o in own if o.verdict != "out of scope"]

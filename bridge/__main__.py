@@ -1,4 +1,4 @@
-"""`python -m bridge verify|inspect package.module:factory`: trust a module before anybody trains it.
+"""`python -m bridge verify|inspect package.module:factory`: check a module before anybody trains it.
 
 The factory takes nothing and returns `(module, inputs)`, or `(module, inputs, keywords)`: `inputs` a tuple of example
 arguments, `keywords` a dict of them.
@@ -44,7 +44,7 @@ class Verify:
 
 @dataclasses.dataclass(frozen=True)
 class Inspect:
-    """Parameters, buffers, operations and who serves them, what is not supported, FLOPs and bytes of a call."""
+    """List parameters, buffers, operations and their lowerings, what is not supported, FLOPs and bytes of a call."""
 
     factory: Positional[str]  # `package.module:function` that returns the module and example inputs.
     train: bool | None = None  # Mode of every submodule; each one's own if not given.
@@ -90,7 +90,7 @@ def inspect(config: Inspect) -> int:
 
 
 def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, Any]]:
-    """Module, arguments, keywords. Raises `BridgeError` for a factory that is not there or gives something else."""
+    """Returns module, arguments and keywords. Raises `BridgeError` if the factory is missing or its result is wrong."""
     path, _, name = factory.partition(":")
     if not name:
         raise bridge.BridgeError(f"{factory!r} names no function; write package.module:function")
@@ -108,7 +108,7 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
 
 
 def parse(argv: list[str] | None) -> Verify | Inspect:
-    """Raises `BridgeError`, one line, where tyro would print a box."""
+    """Parses the command line. Raises a `BridgeError` of one line where tyro would print a box."""
     shown = io.StringIO()
     try:
         with contextlib.redirect_stderr(shown):

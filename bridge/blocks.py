@@ -20,11 +20,11 @@ from bridge.tensor.pytrees import ATOMS, attributes_of, built_in, is_plain_class
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Blocks:
-    """Equal blocks as one program, of arrays that have the names inside of a block, and an axis of blocks in front."""
+    """Equal blocks as one program. Arrays have their names inside a block, and a leading axis of blocks."""
 
     cell: Functional
     names: tuple[str, ...]
-    """The names of the blocks, in the order in which the module has them, and in which they run."""
+    """The names of the blocks, in the module's order, which is the order in which they run."""
 
     def __call__(
         self, params: Any, buffers: Any, x: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any
@@ -32,7 +32,7 @@ class Blocks:
         """Runs `x = block(x, *args, **kwargs)` for every block; returns the last `x`, and the buffers that they wrote.
 
         Of a block that returns a tuple, the first item is `x`. Each block folds its number into the key. `train`,
-        `method` and `overrides` are those of an exported module.
+        If a block returns a tuple, the first item is `x`. Each block folds its number into the key. `train`,
         """
         if not (rng is None or isinstance(rng, jax.Array)):
             raise BridgeError(f"blocks in a scan draw from a JAX key of their own, and not from {type(rng).__name__}")
@@ -97,7 +97,7 @@ def _differences(one: nn.Module, two: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _equal(a: Any, b: Any, twins: Mapping[int, Any]) -> bool:
-    """True if code cannot tell the values apart; `twins` has the module of the second block for each of the first."""
+    """True if code cannot tell the values apart; `twins` maps modules of the first block to those of the second."""
     if a is b or twins.get(id(a)) is b:
         return True
     if type(a) is not type(b):
@@ -115,7 +115,7 @@ def _equal(a: Any, b: Any, twins: Mapping[int, Any]) -> bool:
 
 
 def _refuse_reading(module: nn.Module, attribute: str) -> None:
-    """Makes reading the attribute an error, in place of a value that is that of one block."""
+    """Makes reading the attribute an error, because its value would be that of a single block."""
 
     def read(_: nn.Module) -> Any:
         what = f"the blocks differ in the attribute {attribute}, which their code reads"

@@ -1,4 +1,4 @@
-"""The traced call that a thread is in, and what the parts of the bridge may ask of it.
+"""The traced call that a thread is in, and the interface through which the parts of the bridge use it.
 
 The lowest file: it imports nothing of the bridge. `dispatch.mode.Dispatch` implements `TraceContext`.
 """
@@ -16,7 +16,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of `export`, which has their meanings."""
+    """The options of `export`, which explains them."""
 
     without_lowerings: frozenset[str] = frozenset()
     lowerings: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
@@ -28,7 +28,7 @@ class Options:
     static: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Buffers that are constants, by their names, with the values that they had."""
     assumed: dict[str, None] = dataclasses.field(default_factory=dict)
-    """The checks that calls have not made, in words: `verify` reports them."""
+    """Descriptions of the checks that calls have not made; `verify` reports them."""
 
 
 class TraceContext(Protocol):
@@ -42,19 +42,19 @@ class TraceContext(Protocol):
     recording: int
     """The graph that PyTorch records of the call: `engine.NO_GRAPH`, `GRAPH` or `GRAPH_FROM_INPUTS`."""
     is_backward: bool
-    """True if it is the backward of a `torch.autograd.Function`, which has no key."""
+    """True in the backward of a `torch.autograd.Function`, which has no key."""
     is_checking: bool
     """True within a function of `values.CHECKING`."""
     condition: Any
-    """A traced bool: whether PyTorch would run the turn of a loop that is running; None outside of such a loop."""
+    """A traced bool, true if PyTorch would run the current turn of a loop; None outside of such a loop."""
     metas: dict[Any, Any]
     """Results on the meta device, by operation and shapes."""
     survey: Any
-    """The `Survey` of a call that lists its operations; None in every other."""
+    """The `Survey` of a call that lists its operations; None in any other call."""
     checks_int64: bool
-    """True if results are checked to fit into 32 bits: not where integers have 64 bits, nor where they may wrap."""
+    """True if results are checked to fit into 32 bits; False if integers have 64 bits, or may wrap."""
     products_of_pytorch: bool
-    """True if the precision of float32 products is PyTorch's setting."""
+    """True if PyTorch's setting decides the precision of float32 products."""
     state: list[Any]
     """The tensors of parameters and buffers."""
     inputs: list[Any]
@@ -68,17 +68,17 @@ class TraceContext(Protocol):
         ...
 
     def wrap(self, real: torch.Tensor) -> Any:
-        """Returns the traced tensor for any tensor: itself, that of a state tensor, or a constant."""
+        """Returns the traced tensor for any tensor: itself, the stand-in of a state tensor, or a constant."""
 
     def materialize(self, real: torch.Tensor) -> Any:
         """Like `wrap`; from here on `real` and whatever shares its memory is traced."""
 
     def may_write(self, real: torch.Tensor) -> bool:
-        """True if the memory of the real tensor is the call's own."""
+        """True if the real tensor's memory belongs to the call."""
         ...
 
     def is_traced(self, tensor: torch.Tensor) -> bool:
-        """True if it is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
+        """True if the tensor is, or stands for, a tensor of the bridge; all others are plain PyTorch."""
         ...
 
     def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -91,7 +91,7 @@ class TraceContext(Protocol):
         """Computes an operation on traced tensors."""
 
     def taking_apart(self) -> AbstractContextManager[None]:
-        """The context of code that makes one operation of others, which are dispatched in turn."""
+        """Returns the context for code that decomposes one operation into others, which are dispatched in turn."""
         ...
 
     def again(self, recording: int) -> Any:
@@ -102,10 +102,10 @@ class TraceContext(Protocol):
         ...
 
     def warn(self, what: str, remedy: str = "") -> None:
-        """Warns once for each place."""
+        """Warns once per place."""
 
     def error(self, what: str, remedy: str, cause: BaseException | None = None) -> Any:
-        """Returns the error that the call ends with, even where code inside of it catches it."""
+        """Returns the error that ends the call, even if the module's code catches it."""
 
 
 class _Current(threading.local):
@@ -113,7 +113,7 @@ class _Current(threading.local):
 
     call: TraceContext | None = None
     recording = False
-    """True if PyTorch records a graph of its own, which has to know of leaves."""
+    """True if PyTorch records a graph of its own, which needs to know the leaves."""
     compiler: Any = None
     """A context that turns `torch.compile` off for the call."""
     generator: Any = None

@@ -22,7 +22,7 @@ FRAMEWORK = tuple(
 )
 HERE = os.path.dirname(__file__) + os.sep
 _LIBRARY = os.path.dirname(contextlib.__file__) + os.sep
-"""Python's own, in which packages may be installed."""
+"""The folder of Python's own library; packages may be installed inside it."""
 
 WITHOUT_MEMORY = "asks for the memory of a traced tensor"
 WITHOUT_MEMORY_REMEDY = (
@@ -31,18 +31,18 @@ WITHOUT_MEMORY_REMEDY = (
 
 
 class BridgeError(RuntimeError):
-    """Something in the module has no faithful translation; the message says what, where and what to do."""
+    """A part of the module has no faithful translation; the message names the part, the place and the remedy."""
 
 
 class BridgeWarning(UserWarning):
-    """The translation goes on, but something is not what PyTorch would have done; said once per place."""
+    """The translation continues, but differs from PyTorch in some respect; the warning appears once per place."""
 
 
 def refusal(what: str, remedy: str) -> BridgeError:
-    """The error of this thread's call.
+    """Returns the error of this thread's call.
 
-    A thread without one may have been started inside a call, which would not notice if it ended here: then it is the
-    error of every call that is being traced.
+    A thread without a call may have been started by one, which would not notice if the thread ended here. The error
+    then belongs to every call that is being traced.
     """
     call = current()
     errors = [each.error(what, remedy) for each in ([call] if call is not None else tuple(RUNNING))]
@@ -50,13 +50,13 @@ def refusal(what: str, remedy: str) -> BridgeError:
 
 
 def is_framework(path: str) -> bool:
-    """True if a source file is none of the user's."""
+    """True if a source file does not belong to the user."""
     of_python = path.startswith(_LIBRARY) and "-packages" not in path
     return of_python or path.startswith((*FRAMEWORK, "<"))
 
 
 def add_place(error: Exception, where: Callable[[BaseException], str]) -> None:
-    """Add `where(error)` as a note to an error that PyTorch's own code raises and that names no place so far."""
+    """Adds `where(error)` as a note to an error that PyTorch's own code raises and that names no place yet."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     noted = isinstance(error, BridgeError) or hasattr(error, "__notes__")
     if not noted and is_framework(frame.f_code.co_filename):
@@ -64,9 +64,9 @@ def add_place(error: Exception, where: Callable[[BaseException], str]) -> None:
 
 
 def where_in_module(names: Mapping[int, str], error: BaseException | None = None) -> str:
-    """The innermost submodule being called and its source line, read off the Python stack, or off that of an error.
+    """Returns the innermost running submodule and its source line, read from the Python stack or from an error's.
 
-    `names` maps `id(submodule)` to its qualified name. Walking the stack costs nothing until there is something to say.
+    `names` maps `id(submodule)` to its qualified name. The stack is walked only when there is a message.
     """
     line = module = None
     for frame, number in _frames(sys._getframe(1), error):
@@ -88,7 +88,7 @@ def _owner(names: Mapping[int, str], frame: types.FrameType) -> torch.nn.Module 
 
 
 def _frames(innermost: types.FrameType, error: BaseException | None) -> Iterator[tuple[types.FrameType, int]]:
-    """Frames and their lines from the inside out. Those of an error are in its traceback: generators lose `f_back`."""
+    """Yields frames and lines from the inside out; for an error, from its traceback, since generators lose `f_back`."""
     outer: types.FrameType | None = innermost
     if error is not None:
         raised = [*traceback.walk_tb(error.__traceback__)]
@@ -99,7 +99,7 @@ def _frames(innermost: types.FrameType, error: BaseException | None) -> Iterator
 
 @contextlib.contextmanager
 def named_failure(what: str, remedy: str = "") -> Iterator[None]:
-    """Raise whatever is raised under it as one `BridgeError` that says what failed."""
+    """Raises any exception of the code under it as one `BridgeError` that names what failed."""
     try:
         yield
     except BridgeError:
@@ -109,5 +109,5 @@ def named_failure(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The type of an error and the first line of its text."""
+    """Returns the type of an error and the first line of its text."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"

@@ -27,9 +27,9 @@ from bridge.tensor.arrays import alias_roots, array_of, check_kinds, jax_dtype, 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Functional(Exported):
-    """A module as a pure function. Composes with `jit`, `grad`, `vmap`, `pmap`, `scan`, `checkpoint`.
+    """A module as a pure function. It composes with `jit`, `grad`, `vmap`, `pmap`, `scan`, `checkpoint`.
 
-    Made by `export`. Hashable, and equal to itself alone: a function given to `jax.jit`, a static argument or a static
+    Made by `export`. Hashable, and equal only to itself: a function given to `jax.jit`, a static argument or a static
     field is traced again only for another export. `params` and `buffers` are the state at that time, keyed by qualified
     names; a tied weight is there once, under its first name.
     """
@@ -45,12 +45,12 @@ class Functional(Exported):
         overrides: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, jax.Array]]:
-        """Run `method` with this state; returns its outputs and the buffers with every in-place write.
+        """Runs `method` with this state; returns its outputs and the buffers with every in-place write.
 
         `rng` is a JAX key (or a `ShardedKey`), needed only where the module draws random numbers. `train`
-        sets the mode of every submodule for this call, `None` keeps each one's own. `overrides` gives numbers that the
+        sets the mode of every submodule for this call; `None` keeps each one's own. `overrides` gives numbers that the
         module keeps in attributes by their dotted path (`{"layers.0.dropout.p": 0.2}`), traced like any input: another
-        value compiles nothing anew. Everything in the module that shares the object sees the change.
+        value needs no compilation. Everything in the module that shares the object sees the change.
 
         Raises `BridgeError` for a missing or surplus name, a wrong shape, randomness without a key, and whatever
         cannot be translated.
@@ -79,7 +79,7 @@ class Functional(Exported):
     def survey(
         self, *args: Any, rng: Rng | None = None, train: bool | None = None, method: str = "forward", **kwargs: Any
     ) -> Survey:
-        """The operations that a call makes, without computing anything; what is not supported is listed, not raised."""
+        """Returns the operations that a call makes, computing nothing; unsupported ones are listed, not raised."""
         found = Survey()
 
         def call(params, buffers, args, kwargs):
@@ -138,7 +138,7 @@ def export(
     static: str = "",
     release: bool = False,
 ) -> Functional:
-    """The module as a `Functional`. The module is not changed, now or by any later call, and stays usable in PyTorch.
+    """Returns the module as a `Functional`. Neither `export` nor a call changes the module: it stays usable.
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
     buffers included, become buffers. `without_lowerings` names operations (`"aten::gelu"`) that shall not use the
@@ -176,7 +176,7 @@ def export(
         check_name(name)
     state = state_of(module)
     check_kinds(state, meta=True)
-    windows = alias_roots(state)  # refuses what two arrays cannot say
+    windows = alias_roots(state)  # raises for memory that two arrays cannot represent
     refuse_gradient_hooks(module)
     check_policy(int64)
     for name, tensor in state.items() if checked(int64) else ():
@@ -204,7 +204,7 @@ def _arrays(state: Mapping[str, torch.Tensor], keep: Container[str]) -> tuple[di
 
 
 def _constants(state: Mapping[str, torch.Tensor], static: str) -> dict[str, torch.Tensor]:
-    """Returns copies of the buffers that are constants. Raises `BridgeError` if there are none, or parts of others."""
+    """Returns copies of the buffers that are constants. Raises `BridgeError` if none or only parts of others match."""
     constant = {n: t.detach().clone() for n, t in state.items() if not t.requires_grad and re.fullmatch(static, n)}
     if not constant:
         buffers = ", ".join([n for n, t in state.items() if not t.requires_grad][:6])
@@ -217,7 +217,7 @@ def _constants(state: Mapping[str, torch.Tensor], static: str) -> dict[str, torc
 
 
 def check_method(module: nn.Module, name: str) -> None:
-    """Raise `BridgeError` for a method that the module does not have."""
+    """Raises `BridgeError` for a method that the module does not have."""
     if not callable(getattr(module, name, None)):
         near = ", ".join(difflib.get_close_matches(name, [n for n in dir(module) if n[0] != "_"]))
         raise BridgeError(f"the module has no method {name}; close to it: {near or 'none'}")

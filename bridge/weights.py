@@ -1,4 +1,4 @@
-"""Weights in and out under PyTorch names: `.pt`, safetensors, sharded files; strict both ways, bit-exact."""
+"""Import and export of weights under PyTorch names: `.pt`, safetensors, sharded files; strict and bit-exact."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def load_weights(path: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Nothing is read yet: each large tensor is a mapping of the file, and its pages are let go with it."""
+    """Maps a file without reading it: the pages of each large tensor are released with the tensor."""
     state = load_file(path)
     for name, tensor in state.items():
         if tensor.nbytes > 2**20:
@@ -70,7 +70,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 def _read_pt(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # its text proposes to execute what is in the file
+    except pickle.UnpicklingError as error:  # its text proposes to execute the file's contents
         found = re.search(r"GLOBAL (\S+) was not an allowed global", str(error))
         raise BridgeError(
             f"{path} holds an object of {found[1]}, and nothing in a file is executed; save module.state_dict()"
@@ -101,9 +101,9 @@ def _sharded(index: Path) -> dict[str, torch.Tensor]:
 def into(
     fn: Functional, weights: Mapping[str, torch.Tensor] | str | os.PathLike
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """`(params, buffers)` of `fn` with the values of a PyTorch state dict; non-persistent buffers stay as they are.
+    """Returns `(params, buffers)` of `fn` with the values of a PyTorch state dict; non-persistent buffers are kept.
 
-    `weights`: the state dict, or a file of `load_weights`, of which each tensor is let go once it is an array.
+    `weights`: the state dict, or a file of `load_weights`, whose tensors are released once they are arrays.
 
     Raises `BridgeError` with the whole list of differences when a name is missing or surplus or a shape differs.
     """
@@ -131,7 +131,7 @@ def into(
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict without what `get_extra_state` adds."""
+    """Returns the state dict without the entries of `get_extra_state`."""
     own = set(map(id, state_of(module).values()))
     return {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if id(tensor) in own}
 
@@ -139,7 +139,7 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def state_dict(
     fn: Functional, params: Mapping[str, jax.Array], buffers: Mapping[str, jax.Array]
 ) -> dict[str, torch.Tensor]:
-    """A PyTorch state dict: persistent tensors only, a tied weight under each of its names, nothing of extra state."""
+    """Returns a PyTorch state dict: persistent tensors only, a tied weight under each name, and no extra state."""
     reals = state_of(fn.module)
     first_names, windows = {id(tensor): name for name, tensor in reals.items()}, alias_roots(reals)
     arrays = {**params, **buffers, **{name: array_of(tensor) for name, tensor in fn.options.static.items()}}
@@ -148,7 +148,7 @@ def state_dict(
         array = arrays[first_names[id(slot)]]
         tensor = tensor_of(array)
         root = windows.get(first_names[id(slot)], "")
-        if root in params:  # it may have been updated since, and decides
+        if root in params:  # it may have been updated since, and takes precedence
             shown = elements(reals[root], storage_offsets(slot))
             tensor = tensor_of(params[root]).reshape(-1)[torch.from_numpy(shown)]
         state[name] = tensor.to(slot.dtype) if jax_dtype(slot.dtype) == array.dtype else tensor
@@ -156,7 +156,7 @@ def state_dict(
 
 
 def save_weights(path: str | os.PathLike, state: Mapping[str, torch.Tensor]) -> None:
-    """Write safetensors, whole or not at all."""
+    """Writes safetensors, either the whole file or nothing."""
     path = Path(path)
     scratch = path.with_name(path.name + ".partial")
     save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, scratch)

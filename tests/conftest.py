@@ -1,4 +1,4 @@
-"""For every test: one thread for PyTorch, and what is costly to make is made once, however many processes test.
+"""Fixtures for every test: one thread for PyTorch, and costly objects made once for all processes of a test run.
 
 The checkout of nanochat that the variable NANOCHAT_DIR names is imported anew by each test beside it.
 """
@@ -70,7 +70,7 @@ def made_once(tmp_path_factory):
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():
-                shutil.rmtree(folder, ignore_errors=True)  # what another one began and failed at
+                shutil.rmtree(folder, ignore_errors=True)  # removes the rest of a failed attempt
                 folder.mkdir()
                 make(folder)
                 done.touch()

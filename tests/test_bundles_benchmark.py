@@ -31,7 +31,7 @@ LB: loop body
 def test_loops_count_as_often_as_they_run():
     """Four times the outer loop, and ten times in each the three bundles of the inner one; the second is empty."""
     assert bundles_of(KERNEL) == 3 + 4 * (4 + 10 * 3) + 1
-    with pytest.raises(UserError, match="of another form; use --no-bundles"):  # as libtpu writes those of v5e
+    with pytest.raises(UserError, match="of another form; use --no-bundles"):  # libtpu writes such bundles for v5e
         bundles_of("   0x4 LB: { %s2 = sadd.s32 1, %s1 }\n")
 
 
@@ -53,7 +53,7 @@ FUSED_AGAIN = """%fused_again (c: bf16[97,512], d: bf16[512,512]) -> bf16[97,512
 
 @pytest.fixture
 def program():
-    """Has two products that are equal but for names, cycles, annotations and order of text, and one with others."""
+    """Returns two products that are equal but for names, cycles, annotations and order of text, and a different one."""
     return Program(PROGRAM.replace("\n  ROOT %t =", FURTHER, 1).replace("%body (", FUSED_AGAIN, 1))
 
 
@@ -77,7 +77,7 @@ def test_equal_kernels_have_one_schedule(program, folder):
 
 
 def test_a_pallas_kernel_has_no_estimate(folder):
-    """Its bundles can stand for it."""
+    """The kernel's bundles can replace the estimate."""
     kernel = (
         '\n  %product = bf16[97,512]{1,0:T(8,128)(2,1)} custom-call(%w), custom_call_target="tpu_custom_call", '
         'metadata={op_name="jit(step)/jvp([Net])/attn[Attention]/pallas_call"}\n  ROOT %t ='

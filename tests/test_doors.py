@@ -1,4 +1,4 @@
-"""Which room may import which, read from the imports; chains of imports are followed to the end."""
+"""The permitted imports between folders, checked against the source; chains of imports are followed to the end."""
 
 import ast
 import graphlib

@@ -39,7 +39,7 @@ def as_python(cell):
 
 
 def test_its_cells_run(tmp_path):
-    """In a folder with what the installation looks for; the packages are installed already."""
+    """The cells run in a folder with the files that the installation looks for; the packages are installed already."""
     notebook = json.loads(NOTEBOOK.read_text())
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook["cells"])
     (tmp_path / "constraints.txt").touch()

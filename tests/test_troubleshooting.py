@@ -30,7 +30,7 @@ def texts(node):
 
 @pytest.fixture(scope="module")
 def everything():
-    """All strings of the code: a line each, one after the other where they are parts of one message."""
+    """Returns all strings of the code, one a line; parts of one message are joined."""
     trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "train_jax").rglob("*.py"))]
     return "\n".join(text for tree in trees for node in ast.walk(tree) if (text := texts(node)))
 

@@ -24,7 +24,7 @@ class StorageError(UserError):
 
 
 class PreemptedError(Exception):
-    """A run that stopped because of SIGTERM, saved after `step`. Not a mistake: the same command continues it."""
+    """A run that stopped because of SIGTERM, saved after `step`. No mistake: the same command continues it."""
 
     STATUS: ClassVar[int] = 75
     """Exit status, that of a temporary failure (EX_TEMPFAIL)."""

@@ -87,9 +87,9 @@ def _programs(training: Training, state: Any, carry: Any, batch: Any, key: Any) 
 
 
 def platforms_for(compute: ComputeConfig, platform: str) -> tuple[str, ...]:
-    """Returns those of `PLATFORMS` for which a step can be lowered that was traced on one of them.
+    """Returns those of `PLATFORMS` for which a step traced on `platform` can be lowered.
 
-    Kernels are those of one platform. So is attention that was traced on a GPU, which may be cuDNN's.
+    Kernels belong to one platform. So does attention traced on a GPU, which may be cuDNN's.
     """
     of_one = platform == "gpu" or kernels(compute, platform)["lowerings"]
     return (export.default_export_platform(),) if of_one else PLATFORMS

@@ -1,1 +1,1 @@
-"""Private names of PyTorch, torchax and JAX, one file each. No other file of the bridge names one."""
+"""Private names of PyTorch, torchax and JAX, one file each. No other file of the bridge uses a private name."""

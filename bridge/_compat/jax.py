@@ -14,7 +14,7 @@ from jax.core import Tracer as Tracer
 def same_values(one: Any, other: Any) -> bool:
     """True if two arrays are one, or were computed by the same operations from the same arrays.
 
-    Knows the operations of the innermost trace and constants; False is no proof of a difference.
+    Compares operations of the innermost trace and constants; False is no proof of a difference.
     """
     known: dict[tuple[int, int], bool] = {}
 

@@ -33,12 +33,12 @@ def is_view_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return base is not None and (base is other or base is base_of(other))
 
 
-# Its dispatcher.
+# PyTorch's dispatcher.
 
 
 @contextlib.contextmanager
 def below_modes() -> Iterator[None]:
-    """Plain PyTorch on plain tensors, whatever modes are active."""
+    """Runs plain PyTorch on plain tensors, whatever modes are active."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         yield
 
@@ -47,7 +47,7 @@ def below_modes() -> Iterator[None]:
 def below_dispatch() -> Iterator[None]:
     """Like `below_modes`, for code that calls operations and no Python functions, on tensors without tangents.
 
-    Where it looks for an overload, PyTorch may print the arguments, and then asks for their tangents.
+    When PyTorch looks for an overload, it may print the arguments, and printing asks for their tangents.
     """
     level, forward_ad._current_level = forward_ad._current_level, -1
     try:
@@ -58,13 +58,13 @@ def below_dispatch() -> Iterator[None]:
 
 
 NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
-"""The `__torch_function__` of a class whose tensors need none."""
+"""The `__torch_function__` of a class whose tensors do not need one."""
 
 
 def make_wrapper(cls: type, *args: Any, **kwargs: Any) -> Any:
-    """A tensor of a subclass, with shape, strides and dtype; who asks in C++ for its memory gets `NO_MEMORY`.
+    """Returns a tensor of a subclass with shape, strides and dtype; C++ code that asks for its memory gets `NO_MEMORY`.
 
-    Never one of inference mode, which PyTorch does not take for a view of a tensor from before it.
+    The tensor is never an inference tensor, which PyTorch does not accept as a view of a tensor made outside that mode.
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
@@ -82,7 +82,7 @@ NO_MEMORY = (
 
 
 def in_transform() -> bool:
-    """True if PyTorch's own layers have to see functions first: those of `torch.func`, or of dual tensors."""
+    """True if PyTorch's own layers, those of `torch.func` or of dual tensors, have to see functions first."""
     return in_function_transform() or forward_ad._current_level >= 0
 
 
@@ -91,7 +91,7 @@ in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_a
 
 
 def is_dual(tensor: torch.Tensor) -> bool:
-    """True if it has a tangent for PyTorch's forward mode."""
+    """True if the tensor has a tangent for PyTorch's forward mode."""
     with below_modes():
         return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
@@ -100,7 +100,7 @@ wrapped_by_transform: Callable[[Any], bool] = torch._C._functorch.is_functorch_w
 
 
 class UncompiledDispatchMode(DispatchMode):
-    """A mode of a traced call, which does not import PyTorch's compiler at its first operation, which takes 1.6 s.
+    """The mode of a traced call. Its first operation does not import PyTorch's compiler, which takes 1.6 s.
 
     PyTorch wraps `__torch_dispatch__` so that the compiler leaves it alone; a traced call turns the compiler off.
     """
@@ -117,7 +117,7 @@ def compiler_is_loaded() -> bool:
 
 @functools.cache
 def is_composite(op: Any) -> bool:
-    """True if PyTorch itself takes the operation apart into others."""
+    """True if PyTorch itself decomposes the operation."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
@@ -127,7 +127,7 @@ def casts_under_autocast(op: Any) -> bool:
 
 
 def convolution_format(x: torch.Tensor, weight: torch.Tensor, *settings: Any) -> torch.memory_format:
-    """The memory format that PyTorch's CPU gives to the result of a convolution of tensors with these strides.
+    """Returns the memory format that PyTorch's CPU gives to the result of a convolution of tensors with these strides.
 
     `settings`: stride, padding, dilation, transposed, output padding, groups.
     """
@@ -146,16 +146,16 @@ overload_name: Callable[[Any], str] = operator.attrgetter("_overloadname")
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """The same for all tensors that share memory."""
-    with torch._C.DisableTorchFunction():  # which is on where PyTorch's C++ comes here by itself, as from `x.real = …`
+    """Returns an id that is the same for all tensors that share memory."""
+    with torch._C.DisableTorchFunction():  # torch functions are active where PyTorch's C++ calls this: `x.real = …`
         try:
             return tensor.untyped_storage()._cdata
-        except NotImplementedError:  # of a transformation of `torch.func`, or one without memory
+        except NotImplementedError:  # a tensor of a `torch.func` transformation, or one without memory
             return id(tensor)
 
 
 def is_without_memory(storage: torch.UntypedStorage) -> bool:
-    """True if it is that of a tensor of `make_wrapper`, which PyTorch's kernels would read all the same."""
+    """True for the storage of a tensor of `make_wrapper`; PyTorch's kernels would read it all the same."""
     try:
         storage.data_ptr()
     except RuntimeError:
@@ -164,28 +164,28 @@ def is_without_memory(storage: torch.UntypedStorage) -> bool:
 
 
 def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
-    """Set the mark that `isinstance(tensor, nn.Parameter)` reads of a subclass."""
+    """Sets the mark of a subclass that `isinstance(tensor, nn.Parameter)` reads."""
     tensor._is_param = wanted  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def class_of(tensor: torch.Tensor) -> type:
-    """Returns the class that code sees: `nn.Parameter` of one that is marked."""
+    """Returns the class that code sees: `nn.Parameter` for a tensor that is marked as one."""
     return nn.Parameter if getattr(tensor, "_is_param", False) else torch.Tensor
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
-    """Also of a subclass that is marked as one."""
+    """True for a parameter, and for a tensor of a subclass that is marked as one."""
     return getattr(tensor, "_is_param", False)
 
 
-# Its autograd.
+# PyTorch's autograd.
 
 AutogradFunction: Any = torch.autograd.function._SingleLevelFunction
 """The class below `torch.autograd.Function` that has its `apply`."""
 
 
 def engine_leaf(tensor: torch.Tensor, wanted: bool) -> None:
-    """Make a tensor one from which PyTorch records its graph, whatever its class says of `requires_grad`."""
+    """Makes a tensor a leaf of the graph that PyTorch records, whatever its class returns for `requires_grad`."""
     with torch._C.DisableTorchFunction():
         torch._C.TensorBase.requires_grad.__set__(tensor, wanted)  # pyright: ignore
 
@@ -196,7 +196,7 @@ def engine_requires_grad(tensor: torch.Tensor) -> bool:
 
 
 def engine_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the `grad` of a leaf, by PyTorch's engine or by the code."""
+    """Returns the `grad` of a leaf, set by PyTorch's engine or by the code."""
     with torch._C.DisableTorchFunction():
         return torch._C.TensorBase.grad.__get__(tensor) if torch._C.TensorBase.is_leaf.__get__(tensor) else None  # pyright: ignore
 
@@ -207,7 +207,7 @@ def set_engine_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> 
 
 
 def below_autograd() -> bool:
-    """True if the autograd layer has passed an operation on; it is not so where that layer saves a result for later."""
+    """True if the autograd layer has passed an operation on; False where that layer saves a result for later."""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
 
 
@@ -226,12 +226,12 @@ def gradient_hooks(module: nn.Module) -> list[str]:
 
 
 class Replacement(NamedTuple):
-    """A name of PyTorch's that another object takes while a call runs."""
+    """A name of PyTorch's that refers to another object while a call runs."""
 
     owner: Any
     name: str
     make: Callable[[Any], Any]
-    """Returns the replacement of what has the name now, or of None. In threads without a call it acts as that does."""
+    """Returns the replacement of the current object, or of None. In threads without a call it acts as the original."""
 
 
 class Replacements:
@@ -241,7 +241,7 @@ class Replacements:
         self._table = [each._replace(make=functools.lru_cache(1)(each.make)) for each in table]
         self._lock, self._depth = threading.Lock(), 0
         self._own: list[Any] = []
-        """The objects of the owners themselves under these names; inherited ones are missing."""
+        """The owners' own objects under these names; inherited ones are missing."""
 
     def __enter__(self) -> None:
         with self._lock:
@@ -262,11 +262,11 @@ class Replacements:
 _MISSING = object()
 
 UNVALIDATED_DISTRIBUTIONS = Replacement(torch.distributions.Distribution, "_validate_args", lambda _: False)
-"""Distributions check their arguments only where they are told to: values are traced."""
+"""Distributions check their arguments only if the caller asks for it, because values are traced."""
 
 
 def before(owner: Any, name: str, check: Callable[..., None]) -> Replacement:
-    """Returns the replacement of a function that calls `check` with the same arguments first."""
+    """Returns the replacement of a function that first calls `check` with the same arguments."""
 
     def make(original: Callable) -> Callable:
         @functools.wraps(original)
@@ -289,10 +289,10 @@ def before_functional(check: Callable[[tuple, bool], None]) -> Replacement:
 
 
 def in_place_of_checkpoint(is_tracing: Callable[[], bool], checkpoint: Callable[..., Any]) -> Replacement:
-    """Returns the replacement that calls `checkpoint` for `torch.utils.checkpoint.checkpoint` where `is_tracing()`.
+    """Returns the replacement that calls `checkpoint` instead of `torch.utils.checkpoint.checkpoint` if `is_tracing()`.
 
-    PyTorch looks its undecorated body up at every call, where its compiler takes part in the same way, so references to
-    the function that were taken earlier come by here too.
+    PyTorch looks up the undecorated body at every call, where its compiler hooks in the same way, so references to
+    the function that were taken earlier reach this replacement, too.
     """
     body: Any = getattr(torch.utils.checkpoint.checkpoint, "__wrapped__")  # noqa: B009
 
@@ -304,9 +304,9 @@ def in_place_of_checkpoint(is_tracing: Callable[[], bool], checkpoint: Callable[
 
 
 def in_place_of_adaptive_softmax(is_tracing: Callable[[], bool]) -> Replacement:
-    """Returns the replacement that lets a loss compute all logarithms, of which it picks those of the targets.
+    """Returns the replacement with which a loss computes all logarithms, and then picks those of the targets.
 
-    PyTorch looks up which targets are in which cluster, and computes no other.
+    PyTorch looks up which targets are in which cluster, and computes only the logarithms of these.
     """
 
     def make(original: Callable) -> Callable:
@@ -314,7 +314,7 @@ def in_place_of_adaptive_softmax(is_tracing: Callable[[], bool]) -> Replacement:
         def forward(self: Any, input_: torch.Tensor, target_: torch.Tensor) -> Any:
             dims, target = target_.dim(), torch.atleast_1d(target_)
             fits = dims < 2 and input_.dim() == dims + 1 and (not dims or len(input_) == len(target_))
-            if not is_tracing() or not fits:  # PyTorch's error
+            if not is_tracing() or not fits:  # PyTorch raises its own error
                 return original(self, input_, target_)
             picked = self.log_prob(torch.atleast_2d(input_)).gather(1, target.unsqueeze(1)).squeeze(1)
             return _ASMoutput(picked if dims else picked.squeeze(0), (-picked).mean())
@@ -325,10 +325,10 @@ def in_place_of_adaptive_softmax(is_tracing: Callable[[], bool]) -> Replacement:
 
 
 def leave_compiler_unloaded() -> None:
-    """Let PyTorch's Python functions for the meta device run without importing its compiler, which takes 1.6 s.
+    """Lets PyTorch's Python functions for the meta device run without importing its compiler, which takes 1.6 s.
 
-    At its first call, each of them asks the compiler to leave it alone. While the compiler is not loaded, there is
-    nothing to ask.
+    At its first call, each of these functions asks the compiler to leave it alone. As long as the compiler is not
+    loaded, there is nothing to ask.
     """
     asks = torch._disable_dynamo(lambda: None).__code__
     seen: set[Any] = set()
@@ -344,13 +344,13 @@ def leave_compiler_unloaded() -> None:
 
 
 def closure_of(function: types.FunctionType) -> dict[str, Any]:
-    """Returns the variables that a function encloses and that have values."""
+    """Returns the variables that a function encloses and that have a value."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
 def _beside_compiler(function: Any) -> Callable[..., Any]:
-    """`function`, left alone by PyTorch's compiler once that is loaded."""
+    """Returns `function`, which PyTorch's compiler leaves alone once it is loaded."""
 
     disabled = functools.cache(lambda: sys.modules["torch._dynamo"].disable(function, True, wrapping=False))
 
@@ -361,13 +361,13 @@ def _beside_compiler(function: Any) -> Callable[..., Any]:
     return call
 
 
-# Its random numbers.
+# PyTorch's random numbers.
 
 default_generator: torch.Generator = torch._C.default_generator
 
 
 def in_place_of_default_generator(of_the_call: Callable[[], Any]) -> Replacement:
-    """Returns the replacement that lets `torch.manual_seed` and its like act on `of_the_call()`, if that is not None.
+    """Returns the replacement with which `torch.manual_seed` and its like act on `of_the_call()`, unless that is None.
 
     The functions of `torch.random` look the generator up in their module at every call.
     """

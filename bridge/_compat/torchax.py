@@ -1,4 +1,4 @@
-"""All that the bridge has of torchax, and the releases of PyTorch and JAX that the bridge runs with."""
+"""Everything that the bridge uses of torchax, and the releases of PyTorch and JAX that the bridge runs with."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _TORCHAX: dict[str, types.ModuleType] = {}
 
 @contextlib.contextmanager
 def _torch_unchanged() -> Iterator[None]:
-    """For the import of torchax, which changes PyTorch for everybody; the bridge needs its functions of arrays only.
+    """Imports torchax without its changes to PyTorch for everybody; the bridge needs its functions of arrays only.
 
-    It names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of
-    attention and registers decompositions. Where somebody has imported torchax before, these changes are theirs and
-    stay. Otherwise the bridge keeps a copy of torchax to itself: an `import torchax` after it runs torchax anew, with
+    torchax names a device that no build of PyTorch knows, so that `torch.compile` fails, turns off the fast path of
+    attention and registers decompositions. If somebody has imported torchax before, these changes are theirs and
+    stay. Otherwise the bridge keeps a private copy of torchax: a later `import torchax` runs torchax anew, with
     its device.
     """
     if "torchax" in sys.modules:
@@ -62,7 +62,7 @@ def _release(package: Any) -> tuple[int, ...]:
 
 
 class MissingOperation:
-    """Stands for an operation, or an overload of one, that a newer PyTorch has no more."""
+    """A stand-in for an operation, or an overload of one, that a newer PyTorch no longer has."""
 
     def __getattr__(self, name: str) -> MissingOperation:
         if name.startswith("__"):
@@ -78,7 +78,7 @@ class MissingOperation:
 
 @contextlib.contextmanager
 def missing_operations_tolerated() -> Iterator[None]:
-    """For the import of tables that name operations: one that an untested, newer PyTorch lacks does not stop it."""
+    """Lets tables that name operations be imported even if an untested, newer PyTorch lacks one of the operations."""
     owners: Any = (torch._ops._OpNamespace, torch._ops.OpOverloadPacket)
     originals = [owner.__getattr__ for owner in owners]
     if _release(torch) <= TESTED["torch"][1]:
@@ -113,14 +113,14 @@ with _torch_unchanged(), missing_operations_tolerated():
         from torchax.ops import jc10d  # noqa: F401
 
     _DECOMPOSITIONS: dict[Any, Callable] = dict(decomposition_table)
-    """PyTorch's and torchax's."""
+    """The decompositions of PyTorch and of torchax."""
 
 
 @functools.cache
 def _torchax() -> Any:
-    """The library of lowerings; made late, because making it claims the devices, and never part of a trace.
+    """Returns the library of lowerings. It is made late, because making it claims the devices, and never in a trace.
 
-    torchax's imports inside of functions find the bridge's copy.
+    Imports inside torchax's functions find the bridge's copy.
     """
     others = {name: sys.modules[name] for name in _TORCHAX if name in sys.modules}
     sys.modules.update(_TORCHAX)
@@ -135,7 +135,7 @@ def _torchax() -> Any:
 
 @functools.cache
 def torchax_lowering(op: Any) -> Callable | None:
-    """torchax's function of arrays for the operation, if there is one that needs nothing else."""
+    """Returns torchax's function of arrays for the operation, if there is one that needs nothing else."""
     for key in (op, op.overloadpacket):
         known = _torchax()._ops.get(key)
         if known is not None and known.is_jax_function and not known.needs_env:
@@ -151,7 +151,7 @@ def decomposition(op: Any) -> Callable | None:
 
 
 def pytorch_decomposition(op: Any) -> Callable:
-    """PyTorch's own decomposition of the operation, whatever torchax has."""
+    """Returns PyTorch's own decomposition of the operation, even if torchax has another one."""
     return _DECOMPOSITIONS[op]
 
 
@@ -163,7 +163,7 @@ torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype
 
 
 def check_releases() -> None:
-    """Warn about a release that the tests were not run with."""
+    """Warns about a release that the tests have not been run with."""
     for package in (torch, jax):
         oldest, newest = TESTED[package.__name__]
         if not oldest <= _release(package) <= newest:

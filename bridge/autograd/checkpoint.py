@@ -1,4 +1,4 @@
-"""`torch.utils.checkpoint` as `jax.checkpoint`: what ran inside is computed again in the backward pass, not kept."""
+"""`torch.utils.checkpoint` as `jax.checkpoint`: its intermediate results are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
         REGION.notes = []
         try:
             outputs = function(*args, **kwargs)
-            # Results that nobody holds any more are gone by now; these are the ones that somebody does.
+            # Results that nobody holds any more are gone by now; those in `REGION.notes` are still held.
             holders = {id(h): h for ref in REGION.notes if (h := ref()) is not None}
         finally:
             REGION.notes = outer
         slots = [(holder, _ARRAY[type(holder)]) for holder in holders.values() if type(holder) in _ARRAY]
         left.extend((outputs, list(holders.values()), slots))
         arrays = [getattr(holder, slot) for holder, slot in slots]
-        for holder, slot in slots:  # nothing of this trace may be held on to
+        for holder, slot in slots:  # nothing may hold on to an object of this trace
             setattr(holder, slot, None)
         for holder in holders.values():
             if isinstance(holder, BridgeTensor):
@@ -59,7 +59,7 @@ _ARRAY = {AutogradHandle: "_array", Storage: "array"}
 
 
 _SETTINGS = {"context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state"}
-"""Keywords of `torch.utils.checkpoint.checkpoint` that are none of the function's and change no value."""
+"""Keywords of `torch.utils.checkpoint.checkpoint` that are not passed to the function and change no value."""
 
 
 def _checkpoint(function: Callable, *args: Any, use_reentrant: Any = None, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def _checkpoint(function: Callable, *args: Any, use_reentrant: Any = None, **kwa
         what = (
             "`checkpoint(use_reentrant=True)` gives parameters no gradient in PyTorch if no input of it requires grad"
         )
-        # Whether an input of the call requires grad is known to its caller alone.
+        # Only the caller knows whether an input of the call requires grad.
         if not any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in tensors):
             raise call.error(what, "pass use_reentrant=False")
         call.warn(f"{what}; here they have one", "pass use_reentrant=False, which always gives it")

@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 
 class Restart(BaseException):
-    """The trace needs a graph. No `Exception`, which the code under it might catch."""
+    """The trace needs a graph. It is not an `Exception`, which the module's code might catch."""
 
     def __init__(self, recording: int):
         self.recording = recording
 
 
 def restarted(trace: Callable[[int], T]) -> T:
-    """Returns `trace(recording)` with as much recording as it turns out to need."""
+    """Returns `trace(recording)` with as large a graph as the trace turns out to need."""
     recording = NO_GRAPH
     while True:
         try:
@@ -53,7 +53,7 @@ def restarted(trace: Callable[[int], T]) -> T:
 
 
 def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
-    """Returns the tensor; PyTorch's graph starts there, if there is one and the tensor requires grad."""
+    """Returns the tensor; PyTorch's graph starts at it, if there is a graph and the tensor requires grad."""
     if recording and tensor.requires_grad:
         engine_leaf(tensor, True)
     return tensor
@@ -63,7 +63,7 @@ def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Runs one of `ENGINE_CALLS`, once PyTorch records the operations that it needs."""
     outputs = _listed(args[0] if args else kwargs.get("outputs", kwargs.get("tensors")))
     if in_transform() and not all(isinstance(t, BridgeTensor) for t in outputs):
-        return func(*args, **kwargs)  # by the transformation itself, or of what was computed in it
+        return func(*args, **kwargs)  # called by a transformation itself, or for values computed inside one
     inputs = _listed(kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None))
     free = [t for t in inputs if isinstance(t, BridgeTensor) and differentiable(t.dtype)]
     missing = call.recording and not all(map(engine_requires_grad, free))
@@ -88,7 +88,7 @@ SET_GRADIENT: Any = torch.Tensor.grad.__set__  # pyright: ignore
 
 
 def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> None:
-    """Sets `tensor.grad`; refused where the gradient would outlive the call."""
+    """Sets `tensor.grad`. Raises `BridgeError` where the gradient would outlive the call."""
     tensor, gradient = args
     if gradient is not None and not call.is_backward and any(tensor is t for t in (*call.state, *call.inputs)):
         raise call.error(
@@ -100,7 +100,7 @@ def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> No
 
 
 def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
-    """Returns `tensor.grad`; one from before the call may be compared with None and set to it, but not used."""
+    """Returns `tensor.grad`. Code may compare a `grad` from before the call with None or set it to None, not use it."""
     (tensor,) = args
     gradient = func(*args, **kwargs)
     if gradient is not None or call.is_backward or not isinstance(tensor, BridgeTensor):
@@ -118,11 +118,11 @@ def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> to
     return BridgeTensor(tensor._handle.detached(), tensor._meta, (View(refuse, refuse),))
 
 
-# Functions that steer PyTorch's engine or dispatcher and that no mode sees.
+# Functions that control PyTorch's engine or dispatcher and that no mode sees.
 
 
 def _before_derivative(inputs: tuple, create_graph: bool) -> None:
-    """`torch.autograd.functional`: of an input that requires no grad it gives a derivative that has none itself.
+    """Restarts the call for `torch.autograd.functional`, whose derivative by an input without grad has no gradient.
 
     The caller of the bridge may ask for that gradient. In PyTorch the input would then require grad.
     """
@@ -134,7 +134,7 @@ def _before_derivative(inputs: tuple, create_graph: bool) -> None:
 
 
 def _before_saved_tensors_hooks(hooks: Any) -> None:
-    """Refuses hooks, which would change gradients by another saved tensor; to save on the CPU changes no value.
+    """Refuses hooks, which would change gradients by another saved tensor; saving on the CPU changes no value.
 
     Where PyTorch records its own graph of the call, hooks would keep its tensors in a cycle that is never freed.
     """
@@ -169,7 +169,7 @@ def _before_mode(mode: Any) -> None:
 
 
 REPLACED = (
-    before(FlopCounterMode, "__enter__", _before_mode),  # which first sets hooks on all modules
+    before(FlopCounterMode, "__enter__", _before_mode),  # it first sets hooks on all modules
     before_functional(_before_derivative),
     before(torch.autograd.graph.saved_tensors_hooks, "__enter__", _before_saved_tensors_hooks),
     before(DispatchMode, "__enter__", _before_mode),

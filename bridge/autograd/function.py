@@ -1,7 +1,7 @@
 """`torch.autograd.Function` as `jax.custom_vjp`: the forward runs at the call, the backward when JAX asks for it.
 
-JAX gives the backward what parameters, buffers and the context held when the Function was applied, PyTorch what they
-hold after the call. `bridge.verify` finds a backward that reads what has been written since. What the backward adds to
+JAX gives the backward the values that parameters, buffers and the context had when the Function was applied, PyTorch
+those after the call. `bridge.verify` finds a backward that reads what has been written since. What the backward adds to
 the `grad` of parameters, by PyTorch's engine or by itself, is added to JAX's gradient of them.
 """
 
@@ -47,7 +47,7 @@ Tracing = Callable[[Any], contextlib.AbstractContextManager]
 
 
 class Context(FunctionCtx):
-    """PyTorch's own context, with the answers that its engine gives."""
+    """PyTorch's own context, with the answers that PyTorch's engine gives."""
 
     needs_input_grad: tuple[bool, ...] = ()
     saved_tensors: tuple = ()
@@ -59,14 +59,14 @@ class Context(FunctionCtx):
 
 
 def in_place_of_apply(tracing: Tracing) -> Replacement:
-    """Returns the replacement of `Function.apply`, which PyTorch shows to no mode.
+    """Returns the replacement of `Function.apply`, which PyTorch passes to no mode.
 
-    The method is added below `Function.apply`, so references to it that were taken earlier come by here too.
+    The method is added below `Function.apply`, so references to it that were taken earlier reach it, too.
     """
 
     def apply(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
         call = current()
-        # `torch.func` takes it apart and comes back for what is below its levels.
+        # `torch.func` takes the Function apart and comes back for the operations below its levels.
         if call is None or in_function_transform():
             return super(AutogradFunction, cls).apply(*args, **kwargs)  # pyright: ignore
         return _apply(call, cls, args, tracing)
@@ -76,7 +76,7 @@ def in_place_of_apply(tracing: Tracing) -> Replacement:
 
 
 def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracing) -> Any:
-    """`function.apply(*args)`: values from its forward, gradients from its backward."""
+    """Returns `function.apply(*args)`: values are computed by its forward, gradients by its backward."""
     name, tensors = function.__name__, [a for a in args if isinstance(a, torch.Tensor)]
     if any(map(is_dual, tensors)):
         what = f"{name} is applied to a dual tensor, whose gradient would be lost"
@@ -90,14 +90,14 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
         )
     args = tuple(call.wrap(a) if isinstance(a, torch.Tensor) else a for a in args)
     ctx = Context()
-    # Also of what PyTorch has no gradient for and JAX may: inputs and buffers.
+    # True also for inputs and buffers, which have no gradient in PyTorch and may have one in JAX.
     ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.may_have_gradient for a in args)
     inputs = {i: args[i] for i, needed in enumerate(ctx.needs_input_grad) if needed}
     arrays = [t.value for t in inputs.values()]  # read now: the forward may write in place
     results = _forward(call, function, ctx, args)
     if not inputs or not torch.is_grad_enabled():
         return results
-    # A real tensor, too: one that traced values were written into, or a constant with a gradient of the backward's own.
+    # This may be a real tensor: traced values were written into it, or it is a constant with a gradient of its own.
     listed = results if isinstance(results, tuple) else (results,)
     outputs = [call.wrap(t) if isinstance(t, torch.Tensor) else t for t in listed]
     fixed = set(map(id, ctx.non_differentiable))
@@ -129,14 +129,14 @@ def _forward(call: TraceContext, function: type[Any], ctx: Context, args: tuple)
     for name in ("dirty_tensors", "non_differentiable"):
         setattr(ctx, name, tuple(call.wrap(t) for t in getattr(ctx, name) if not wrapped_by_transform(t)))
     with below_modes():
-        increment_version([t for t in ctx.dirty_tensors if not t.is_inference()])  # as PyTorch's engine
+        increment_version([t for t in ctx.dirty_tensors if not t.is_inference()])  # PyTorch's engine does the same
     return results
 
 
 def _attached(backward: _Backward) -> Callable[[list, list], Any]:
-    """Returns a function of inputs and arrays: its results are the first arrays, its gradients those of `backward`.
+    """Returns a function of inputs and arrays whose results are the first arrays, with the gradients of `backward`.
 
-    One for each application: JAX keeps `attach`, and what that encloses, beyond the trace.
+    Each application has its own: JAX keeps `attach`, and what it encloses, beyond the trace.
     """
     count = len(backward.free)
 
@@ -153,7 +153,7 @@ def _attached(backward: _Backward) -> Callable[[list, list], Any]:
 
 
 class _Backward:
-    """The backward of one application; its context is taken apart into arrays, which JAX carries to it, and a rest."""
+    """The backward of one application. Its context is split into arrays, which JAX carries to it, and the rest."""
 
     def __init__(self, call: TraceContext, function: type[Any], tracing: Tracing):
         self._call, self._function, self._tracing = call, function, tracing
@@ -162,7 +162,7 @@ class _Backward:
         """The tensors that the backward may read, with the places of their arrays."""
 
     def take_apart(self, ctx: Context, inputs: dict[int, BridgeTensor], outputs: list, free: list[int]) -> list:
-        """Returns the arrays of the `free` outputs, which have a gradient, and of all that the backward may read."""
+        """Returns the arrays of the `free` outputs, which have a gradient, and those that the backward may read."""
         self._inputs = {i: t._meta for i, t in inputs.items()}
         self._outputs = [t._meta if isinstance(t, BridgeTensor) else None for t in outputs]
         self.free, self.tracked = free, any(t.requires_grad for t in inputs.values())
@@ -182,7 +182,7 @@ class _Backward:
         return [*arrays, *(t._handle.read() for t in self._state)]
 
     def _without_arrays(self, ctx: Context, inputs: set[int], arrays: list, places: dict[int, int]) -> list:
-        """Adds the arrays of the context. Returns what else the backward finds, with paths: state, modules, objects."""
+        """Adds the arrays of the context. Returns the rest with paths: state, modules, objects."""
         call, held, seen = self._call, [], set()
         state, twins = set(map(id, call.state)), {}
 
@@ -194,7 +194,7 @@ class _Backward:
                 held.extend(_held(path, value, seen))
                 return value
             if id(value) not in twins:
-                # An input requires grad as `needs_input_grad` says, so that code that copies the flag differentiates.
+                # An input requires grad if `needs_input_grad` says so; code that copies the flag then differentiates.
                 tracked = value.requires_grad or id(value) in inputs
                 twins[id(value)] = twin = wrap(cast(jax.Array, None), value._meta, tracked=tracked)
                 self._tensors.append((twin, places.get(id(value), len(arrays))))
@@ -241,7 +241,7 @@ class _Backward:
 
     @contextlib.contextmanager
     def _restored(self, arrays: list[jax.Array], recording: int) -> Iterator[None]:
-        """The tensors hold these arrays, and have no `grad`."""
+        """Gives the tensors these arrays and no `grad` while the context is active."""
         with contextlib.ExitStack() as stack:
             for tensor, place in self._tensors:
                 stack.enter_context(tensor._handle.holding(arrays[place]))
@@ -254,9 +254,9 @@ class _Backward:
 
     @contextlib.contextmanager
     def _nothing_lost(self) -> Iterator[None]:
-        """Puts the attributes of modules back, and raises where the backward has changed something.
+        """Restores the attributes of modules, and raises `BridgeError` if the backward has changed something.
 
-        Of tensors that are attributes, and of buffers, it only warns: modules that the backward runs again set them.
+        For attributes that are tensors, and for buffers, it only warns: modules that the backward runs again set them.
         """
         registries = [(known, dict(known)) for m in self._modules.values() for known in (vars(m), m._buffers)]
         before, versions = _contents(self._modules), [t._handle.version for t in self._state]
@@ -302,7 +302,7 @@ class _Backward:
         return left
 
     def _gradient(self, returned: Any, x: torch.Tensor) -> jax.Array | None:
-        """Returns the gradient of an input, whose shape and dtype `x` has."""
+        """Returns the gradient of an input that has the shape and the dtype of `x`."""
         if returned is None:
             return None
         if returned.is_complex() and not x.is_complex():
@@ -319,7 +319,7 @@ class _Backward:
 
 
 def _conjugate(gradient: jax.Array) -> jax.Array:
-    """Returns the conjugate of a complex gradient: PyTorch's is the conjugate of JAX's."""
+    """Returns the conjugate of a complex gradient: PyTorch's gradient is the conjugate of JAX's."""
     return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
 
 
@@ -334,7 +334,7 @@ def _contents(modules: dict[str, nn.Module]) -> dict[str, tuple[Any, Any]]:
 
 
 def _same(now: Any, before: Any) -> bool:
-    """True for the same object, number or text, and for lists of such."""
+    """True for the same object, for equal numbers or texts, and for lists of these."""
     if now is before or type(now) is not type(before):
         return now is before
     if isinstance(now, (list, tuple)):
@@ -349,7 +349,7 @@ def _variables(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _held(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields tensors, modules, and objects that hide what they hold, with paths."""
+    """Yields tensors, modules, and objects that hide their contents, each with its path."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif type(value) not in ATOMS and id(value) not in seen and len(seen) < 10_000:

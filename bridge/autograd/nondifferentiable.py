@@ -1,7 +1,7 @@
 """Operations that PyTorch does not differentiate: their results have no gradient, or asking for it is an error.
 
-The error comes where a cotangent reaches the operation. A result that is compared, detached or returned beside the loss
-may be used as in PyTorch.
+The error is raised where a cotangent reaches the operation. A result that is compared, detached or returned beside the
+loss may be used as in PyTorch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ aten = torch.ops.aten
 
 
 def _without_grad(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """The operation; its results require no grad, so that nothing raises."""
+    """Runs the operation; its results require no grad, so that nothing raises."""
     with torch.no_grad():
         return call.redispatch(func, args, kwargs)
 
 
 def _refused(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """The operation; its results require grad, and to ask for their gradient is an error."""
+    """Runs the operation; its results require grad, and asking for their gradient is an error."""
     sources = [t for t in (*args, *kwargs.values()) if isinstance(t, BridgeTensor) and t.may_have_gradient]
     if not sources or not torch.is_grad_enabled():
         return call.redispatch(func, args, kwargs)
@@ -43,7 +43,7 @@ def _refused(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
         if not differentiable(result.dtype):
             return result
         value = without_derivative(result.value, values, f"{message}Remedy: detach it, or write it otherwise.")
-        if any(result is a for a in args):  # written in place
+        if any(result is a for a in args):  # the operation wrote in place
             result.write(value, tracked=tracked, grad_enabled=True)
             return result
         return wrap(value, result._meta, tracked=tracked)
@@ -65,11 +65,11 @@ NO_DERIVATIVE: dict[Any, Callable[[TraceContext, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_overloads("histc", *_SPECIAL), _without_grad),
     **dict.fromkeys((*_overloads(*_REFUSED), *_SCATTERS), _refused),
 }
-"""Operation -> what runs it, given the call, the operation and its arguments."""
+"""Operation -> the function that runs it, given the call, the operation and its arguments."""
 
 
 def without_derivative(value: jax.Array, sources: Sequence[jax.Array], message: str) -> jax.Array:
-    """`value`, computed from `sources`, without whose derivative it is: a `BridgeError` where one is asked for it."""
+    """Returns `value`, computed from `sources`; asking for its derivative raises `BridgeError`."""
 
     @jax.custom_jvp
     def call(value, *sources):
@@ -88,7 +88,7 @@ def without_derivative(value: jax.Array, sources: Sequence[jax.Array], message: 
 
 
 _missing = Primitive("missing_derivative")
-"""Linear in its operands, and what it gives is unknown: it can be staged, but neither transposed nor run."""
+"""A linear primitive of unknown result: it can be staged, but neither transposed nor run."""
 
 
 def _refuse(*_operands, message, **_settings):

@@ -1,1 +1,1 @@
-"""One operation of a traced call: a constant, a view, a write, a draw, or a computation."""
+"""Handling of one operation of a traced call: a constant, a view, a write, a draw, or a computation."""

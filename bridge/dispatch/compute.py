@@ -1,4 +1,4 @@
-"""One ATen operation: its kind by its schema, the shape of its result by PyTorch's meta device, its values by JAX."""
+"""One ATen operation: its schema gives its kind, PyTorch's meta device the shape of its result, JAX the values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ aten = torch.ops.aten
 
 @functools.cache
 def kind_of(func: Any) -> str:
-    """`write`, `view` or `compute`."""
+    """Returns `write`, `view` or `compute`."""
     if written_places(func):
         return "write"
     if any(r.alias_info is not None for r in returns(func)):
@@ -48,7 +48,7 @@ def kind_of(func: Any) -> str:
 
 @functools.cache
 def takes_dimension(func: Any) -> bool:
-    """True if it acts along dimensions that it is told."""
+    """True if the operation acts along dimensions given as an argument."""
     return any(a.name in ("dim", "dims") for a in arguments(func))
 
 
@@ -58,7 +58,7 @@ def shapes_by_data(func: Any) -> bool:
 
 
 def draws_numbers(func: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether, with these arguments, dropout is on inside of it."""
+    """True if, with these arguments, the operation applies dropout inside."""
     names = [a.name for a in arguments(func)]
     given = dict(zip(names, args, strict=False)) | kwargs
     return bool(given.get("dropout_p"))
@@ -69,7 +69,7 @@ _RENAMED = {"normal_": "normal_functional", "bernoulli_.float": "bernoulli.p"}
 
 @functools.cache
 def functional_op(func: Any) -> Any:
-    """The operation without the write: `mul_.Tensor` -> `mul.Tensor`, `sum.IntList_out` -> `sum.dim_IntList`."""
+    """Returns the operation without write: `mul_.Tensor` -> `mul.Tensor`, `sum.IntList_out` -> `sum.dim_IntList`."""
     name, overload = schema_name(func).removeprefix("aten::"), overload_name(func)
     full = f"{name}.{overload}"
     written = [place for place, _ in written_places(func)]
@@ -94,12 +94,12 @@ def functional_op(func: Any) -> Any:
 
 @functools.cache
 def is_random(func: Any) -> bool:
-    """True if its result may depend on a generator."""
+    """True if the result may depend on a generator."""
     return torch.Tag.nondeterministic_seeded in func.tags or any(a.name == "generator" for a in arguments(func))
 
 
 def is_draw(func: Any) -> bool:
-    """True if an ATen op, in place or not, is one of those whose numbers `verify` records and replays."""
+    """True if an ATen operation, in place or not, is one of those whose numbers `verify` records and replays."""
     if not is_random(func):
         return False
     try:
@@ -109,7 +109,7 @@ def is_draw(func: Any) -> bool:
 
 
 def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, Any, tuple, dict]:
-    """(tensor written, functional op, its args, its kwargs)."""
+    """Returns (tensor written, functional op, its args, its kwargs)."""
     functional = aten.copy.default if func is aten.copy_.default else functional_op(func)
     if has_out(func):
         ((_, name),) = written_places(func)
@@ -125,7 +125,7 @@ def has_out(func: Any) -> bool:
 
 @functools.cache
 def written_places(func: Any) -> tuple[tuple[int, str], ...]:
-    """Returns place and name of each argument that the operation writes into."""
+    """Returns position and name of each argument that the operation writes into."""
     named = enumerate(arguments(func))
     return tuple((i, a.name) for i, a in named if a.alias_info is not None and a.alias_info.is_write)
 
@@ -161,7 +161,7 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 
 
 def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns `values` with `traced(tensor)` for each tensor that is none of the bridge; itself if nothing changes."""
+    """Returns `values` with `traced(tensor)` for each tensor that is not of the bridge; itself if nothing changes."""
     changed: list[Any] | None = None
     for place, value in enumerate(values):
         kind = type(value)
@@ -195,7 +195,7 @@ def metas_of(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any
         return context.metas[key]
     except KeyError:
         pass
-    except TypeError:  # an argument that has no hash
+    except TypeError:  # an argument is not hashable
         key = None
     metas = meta_of(func, args, kwargs)
     for meta in metas if isinstance(metas, (tuple, list)) else (metas,):
@@ -207,7 +207,7 @@ def metas_of(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any
 
 
 def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The result of an operation as tensors on the meta device."""
+    """Returns the result of an operation as tensors on the meta device."""
     kwargs = (_on_meta(kwargs) if kwargs else {}) | _meta_settings(func)
     with below_dispatch():
         return (METAS.get(func) or func)(*_twins(args), **kwargs)
@@ -215,7 +215,7 @@ def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
 
 @functools.cache
 def _meta_settings(func: Any) -> dict[str, Any]:
-    """The keyword arguments with which an operation runs on the meta device."""
+    """Returns the keyword arguments with which an operation runs on the meta device."""
     device = {"device": "meta"} if any(a.name == "device" for a in arguments(func)) else {}
     return device | ({"generator": None} if "generator" in overload_name(func) else {})
 
@@ -223,18 +223,18 @@ def _meta_settings(func: Any) -> dict[str, Any]:
 def meta_of_strided(
     base: BridgeTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """`as_strided` without PyTorch's check: the twin of a view of memory knows the view's own memory only."""
+    """Returns `as_strided` without PyTorch's check: the twin of a view of memory knows only the view's own memory."""
     offset = base._meta.storage_offset() if storage_offset is None else storage_offset
     return empty_meta(size, stride, base.dtype, int(offset))
 
 
 def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> None:
-    """Raise what PyTorch raises for an in-place operation that does not fit its target in shape or dtype."""
+    """Raises what PyTorch raises for an in-place operation that does not fit its target in shape or dtype."""
     if has_out(func):
         return
     sizes, strides = target.shape, target._meta.stride()
     if 0 in strides and any(n > 1 and s == 0 for n, s in zip(sizes, strides, strict=True)):
-        # Elements that share memory, of which the meta device says nothing.
+        # Elements that share memory are an error that the meta device does not raise.
         args, kwargs = tree_map_only(BridgeTensor, lambda t: zeros_like(t._meta), (args, kwargs))
         with below_dispatch():
             func(*args, **kwargs)
@@ -246,7 +246,7 @@ def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> N
 
 
 def _twins(values: tuple | list) -> list:
-    """Returns `values` with the tensors on the meta device of those in it."""
+    """Returns `values` with each tensor replaced by its twin on the meta device."""
     twins = []
     for value in values:
         kind = type(value)
@@ -259,7 +259,7 @@ def _twins(values: tuple | list) -> list:
 
 
 def zeros_like(meta: torch.Tensor) -> torch.Tensor:
-    """Returns zeros on the host in the place of a twin."""
+    """Returns zeros on the host to replace a twin."""
     return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).zero_()
 
 
@@ -269,7 +269,7 @@ def _on_meta(kwargs: dict) -> dict:
 
 
 def _signature(values: tuple | list) -> tuple:
-    """The part of the arguments that decides shape, dtype and strides of a result. `True` and `1` are not the same."""
+    """Returns the part of the arguments that decides shape, dtype and strides; `True` and `1` differ in it."""
     key: list[Any] = []
     for value in values:
         kind = type(value)
@@ -286,7 +286,7 @@ def _signature(values: tuple | list) -> tuple:
 # ---- values
 
 EMBEDDED = 2**16
-"""Elements up to which a constant is embedded in the program; more would bloat it."""
+"""Largest number of elements of a constant that is embedded in the program; more would bloat it."""
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _WHOLE = _INTEGERS | {torch.bool}
 _FLOATS = frozenset({torch.float32, torch.float64})
@@ -299,7 +299,7 @@ _BROADCAST = {
     aten.masked_fill.Tensor: 2,
     aten._prelu_kernel.default: 1,
 }
-"""Operations that PyTorch does not call pointwise, and the place of the argument that is broadcast to the result."""
+"""Operations that PyTorch does not call pointwise -> position of the argument that is broadcast to the result."""
 _OF_ONE_DTYPE = {
     getattr(aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "linear", "convolution")
 }
@@ -311,15 +311,15 @@ TRACE_ERRORS = (
 
 DEFECT_REMEDY = "this is a defect of the lowering, please report it; `without_lowerings` switches one of ours off"
 _OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
-"""Exceptions of a lowering without a defect of its own: `jax.debug_nans`, and devices that are out of memory."""
+"""Exceptions that are no defect of a lowering: `jax.debug_nans`, and devices that run out of memory."""
 
 
 class LoweringError(NotImplementedError):
-    """A lowering raised for arguments that it takes: its own defect."""
+    """A lowering raised an error for arguments that it accepts: a defect of the lowering."""
 
 
 def compute(context: TraceContext, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
-    """A new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
+    """Returns a new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
     random = RANDOM.get(func)
     lowering, server = (None, "random") if random else _lowering(context, func)
     if random is None and lowering is None:
@@ -384,15 +384,15 @@ def _values(
     Raises `NotImplementedError` for arguments that it was not written for, `LoweringError` for a defect of it.
     """
     along = bool(inputs) and not inputs[0].dim() and takes_dimension(func)
-    if along:  # PyTorch lets tensors without dimensions have one, of size 1, wherever one is named
+    if along:  # PyTorch gives tensors without dimensions one of size 1 wherever a dimension is named
         arrays, kwargs = jax.tree.map(_in_one_dimension, (arrays, kwargs))
     precision: Any = contextlib.nullcontext()
     for tensor in inputs:
         dtype = tensor.dtype
-        if dtype != inputs[0].dtype and func in _OF_ONE_DTYPE:  # which the meta device takes
+        if dtype != inputs[0].dtype and func in _OF_ONE_DTYPE:  # the meta device accepts the mixture
             raise RuntimeError(f"`{func.name()}` of {inputs[0].dtype} and {dtype}, which PyTorch's kernel refuses")
         if dtype.itemsize < 4 and dtype.is_floating_point and context.products_of_pytorch:
-            precision = jax.default_matmul_precision(None)  # PyTorch's setting is about float32
+            precision = jax.default_matmul_precision(None)  # PyTorch's setting applies to float32
     whole = inputs and type(metas) is torch.Tensor and metas.dtype in _WHOLE
     if whole and not isinstance(next(iter(arrays), None), Tracer) and _is_known((arrays, kwargs), metas.numel()):
         precision = jax.ensure_compile_time_eval()
@@ -410,14 +410,14 @@ def _values(
 
 
 def _is_known(values: Any, size: int) -> bool:
-    """True for a mask or an index of `size` elements whose numbers can decide shapes, made of arrays that are known."""
+    """True for a mask or an index of `size` elements whose numbers are known, so that they can decide shapes."""
     leaves = jax.tree.leaves(values)
     largest = max([EMBEDDED, *(leaf.size for leaf in leaves if isinstance(leaf, jax.Array))])
     return size <= largest and not any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
 def _defect(lowering: Callable, args: tuple, kwargs: dict, line: str) -> NotImplementedError:
-    """Returns the error for an exception of a lowering, whose first line is given."""
+    """Returns the error for an exception of a lowering; `line` is the exception's first line."""
     if _takes(lowering, args, kwargs):
         return LoweringError(line)
     return NotImplementedError(f"its lowering does not take these arguments: {line}")
@@ -433,7 +433,7 @@ def _as_meta(value: Any, meta: Any) -> Any:
 
 
 def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: list[BridgeTensor]) -> tuple:
-    """The results as tensors, or what they are besides."""
+    """Returns the results as tensors; results that are no tensors stay as they are."""
     enabled = torch.is_grad_enabled() and (func not in RANDOM or func in REPARAMETERIZED)
     tracked = live = False
     for tensor in inputs:
@@ -456,7 +456,7 @@ def _as_pytorch(
     """The conversion of the inputs of a pointwise operation, if JAX would convert them otherwise."""
     pointwise = torch.Tag.pointwise in func.tags
     if pointwise and inputs and outs[0].dtype in _FLOATS and not any(differentiable(t.dtype) for t in inputs):
-        dtype = jax_dtype(outs[0].dtype)  # as PyTorch computes functions of integers and booleans
+        dtype = jax_dtype(outs[0].dtype)  # PyTorch computes functions of integers and booleans in this dtype
         return lambda t: cast(t.value, dtype)
     place = None if pointwise else _BROADCAST.get(func)
     if len(inputs) < 2 or not (pointwise or place is not None or func is aten.floor_divide.default):
@@ -481,7 +481,7 @@ def _as_pytorch(
 
 
 def _narrowed(inputs: list[BridgeTensor], outs: Any) -> Any:
-    """The dtype of an operation on integers where one without dimensions has more bits than the others.
+    """Returns the dtype of an integer operation in which one without dimensions has more bits than the others.
 
     PyTorch converts it to the dtype of the others first.
     """
@@ -499,7 +499,7 @@ def _narrowed(inputs: list[BridgeTensor], outs: Any) -> Any:
 
 
 def _checked(context: TraceContext, func: Any, value: Any, meta: torch.Tensor) -> jax.Array:
-    """The value as an array of the shape and dtype that PyTorch gives."""
+    """Returns the value as an array with the shape and dtype of PyTorch's result."""
     value = jnp.asarray(value)
     if value.shape != meta.shape:
         raise context.error(
@@ -510,14 +510,14 @@ def _checked(context: TraceContext, func: Any, value: Any, meta: torch.Tensor) -
     if value.dtype != dtype:
         value = cast(value, dtype)
     wide = meta.dtype in (torch.float64, torch.complex128)
-    # That of a tensor of zeros is exact, and float64 where PyTorch adds a Python number.
+    # The dtype of a tensor of zeros is exact, and float64 where PyTorch adds a Python number.
     if wide and value.dtype.itemsize < meta.dtype.itemsize and func is not aten._efficientzerotensor.default:
         context.warn(f"{meta.dtype} is computed as {value.dtype}", "set JAX_ENABLE_X64=1 for full precision")
     return value
 
 
 def _lowering(context: TraceContext, func: Any) -> tuple[Callable | None, str]:
-    """The function of arrays for an operation, if there is one, and whose it is."""
+    """Returns the function of arrays for an operation, if there is one, and its origin."""
     options = context.options
     if options.lowerings or options.without_lowerings:
         name = func.name()

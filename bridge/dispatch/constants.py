@@ -1,4 +1,4 @@
-"""Real PyTorch tensors in a traced call: state tensors have stand-ins, and what depends on no input stays real.
+"""Real PyTorch tensors in a traced call: state tensors have stand-ins; tensors that depend on no input stay real.
 
 An operation whose arguments are all real runs in PyTorch. So a mask or a table has PyTorch's exact values, Python can
 read them, and the code may cache the tensor. A real tensor becomes an array when it meets a traced one: a small one is
@@ -34,7 +34,7 @@ from bridge.tensor.tensor import REGION, AutogradHandle, BridgeTensor, View, as_
 aten = torch.ops.aten
 
 REAL = 2**22
-"""Elements from which a constant is not made by PyTorch on the host, but by the program alone."""
+"""Number of elements from which a constant is not made by PyTorch on the host, but only by the program."""
 
 _NEW = {aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
 BY_SHAPE = _NEW | {
@@ -53,7 +53,7 @@ _UNINITIALISED = (
 
 @dataclasses.dataclass
 class _Made:
-    """A real tensor that an operation of this call made, and how."""
+    """A real tensor that an operation of this call made, and the operation."""
 
     real: torch.Tensor
     func: Any
@@ -64,7 +64,7 @@ class _Made:
     versions: tuple
     """The number of writes to each tensor among the arguments, and to the result itself."""
     differentiable: bool
-    """True if gradients were on."""
+    """True if gradients were enabled."""
 
     def unchanged(self) -> bool:
         return self.versions == (*_versions(self.args, self.kwargs), version_of(self.real))
@@ -73,33 +73,33 @@ class _Made:
 class ConstantTable:
     """The traced tensor of every real tensor, by identity or, for one that shares memory, by storage.
 
-    Methods that make one take the call's context: holding it would be a cycle, and arrays would outlive their trace.
+    Methods that make one take the call's context: a reference to it would be a cycle and keep arrays after their trace.
     """
 
     def __init__(self):
         self._known: dict[int, tuple[torch.Tensor, Any, BridgeTensor]] = {}
-        """The version of the real tensor that the traced one was made of; None where the traced one is the truth."""
+        """The version of the real tensor that the traced one was made from; None if only the traced one is current."""
         self._owners: dict[int, list[tuple[BridgeTensor, AutogradHandle]]] = {}
-        """The traced tensors over some memory, and the handle of each at first: `x.data = y` gives it another one."""
+        """The traced tensors over each memory, each with its first handle: `x.data = y` replaces the handle."""
         self._made: dict[int, _Made] = {}
         self._storages: dict[int, torch.Tensor] = {}
         """Memory that the call made, by the first tensor on it."""
 
     def bind(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
-        """Whenever the code touches `real`, or a view of it, it gets `tensor`."""
+        """Associates `tensor` with `real`: code that touches `real`, or a view of it, gets `tensor`."""
         self._known[id(real)] = real, None, tensor
         self._owners.setdefault(storage_id(real), []).append((tensor, tensor._handle))
 
-    # What is real.
+    # Tests for real tensors.
 
     def is_traced(self, tensor: torch.Tensor) -> bool:
-        """True if it is, or stands for, a tensor of the bridge."""
+        """True if the tensor is, or stands for, a tensor of the bridge."""
         if isinstance(tensor, BridgeTensor):
             return True
         return tensor.layout is torch.strided and (tensor.requires_grad or storage_id(tensor) in self._owners)
 
     def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The real tensor that a traced one stands for; itself if it is real."""
+        """Returns the real tensor that a traced one stands for; the tensor itself if it is real."""
         if not isinstance(tensor, BridgeTensor):
             return tensor
         return next((real for real, _, known in self._known.values() if known is tensor), None)
@@ -108,7 +108,7 @@ class ConstantTable:
         return any(self.is_traced(t) for t in tensors_in(values))
 
     def without_values(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
-        """The arguments with a real tensor for a traced one that counts by its shape and dtype only, if it does."""
+        """Returns the arguments with a real tensor for a traced one of which only shape and dtype matter, or None."""
         if not isinstance(args[0], BridgeTensor):
             return None
         if any(m.numel() > REAL for m in listed(meta_of(func, args, kwargs))):
@@ -120,21 +120,21 @@ class ConstantTable:
             return zeros_like(meta), *args[1:]
 
     def is_large(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        """True if the operation makes a tensor from nothing that the host should not hold."""
-        if func is aten._efficientzerotensor.default:  # without memory: PyTorch takes shortcuts wherever it goes
+        """True if the operation makes a tensor from nothing that is too large for the host."""
+        if func is aten._efficientzerotensor.default:  # it has no memory: PyTorch takes shortcuts with it
             return True
         if tensors_in((args, kwargs)):
             return False
         return any(isinstance(m, torch.Tensor) and m.numel() > REAL for m in listed(meta_of(func, args, kwargs)))
 
     def may_write(self, real: torch.Tensor) -> bool:
-        """True if the memory is the call's own."""
+        """True if the memory belongs to the call."""
         return storage_id(real) in self._storages
 
     def compute(self, run: Callable[..., Any], func: Any, args: tuple, kwargs: dict) -> Any:
-        """`run(*args, **kwargs)` in PyTorch, which is the operation `func`.
+        """Returns `run(*args, **kwargs)`, the operation `func` in PyTorch.
 
-        None of its arguments is traced, and what it writes is the call's own.
+        None of its arguments is traced, and any memory that it writes belongs to the call.
         """
         if "device" in kwargs:
             kwargs = kwargs | {"device": "cpu"}
@@ -142,7 +142,7 @@ class ConstantTable:
             before = _versions(args, kwargs)
             out = run(*args, **kwargs)
             if func.name().partition(".")[0] in _UNINITIALISED:
-                out.zero_()  # promises nothing; zeros are deterministic
+                out.zero_()  # its content is undefined; zeros are deterministic
             if torch.Tag.inplace_view in func.tags:
                 self._made.pop(id(out), None)
             if kind_of(func) == "write":
@@ -155,10 +155,10 @@ class ConstantTable:
                         self._storages.setdefault(storage_id(real), real)
         return out
 
-    # What becomes traced.
+    # Making tensors traced.
 
     def wrap(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
-        """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
+        """Returns the traced tensor for any tensor: itself, the stand-in of a state tensor, or a constant."""
         if isinstance(real, BridgeTensor):
             return real
         known = self._known.get(id(real))
@@ -183,7 +183,7 @@ class ConstantTable:
         return tensor
 
     def materialize(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
-        """The traced tensor for one that traced values are about to be written into."""
+        """Returns the traced tensor for a real one that traced values are about to be written into."""
         if not self.is_traced(real):
             root = self._storages.get(storage_id(real))
             if root is None:
@@ -201,7 +201,7 @@ class ConstantTable:
     def _alias(
         self, context: TraceContext, known: list[tuple[BridgeTensor, AutogradHandle]], real: torch.Tensor
     ) -> BridgeTensor:
-        """A view or `.data` of a state tensor, taken before the call."""
+        """Returns a view or `.data` of a state tensor, taken before the call, as a traced tensor."""
         owners = [
             owner if owner._handle.storage is handle.storage else BridgeTensor(handle, _layout(handle))
             for owner, handle in known
@@ -232,13 +232,13 @@ class ConstantTable:
         if real.numel() > EMBEDDED and made is not None and made.unchanged() and _repeatable(made.func):
             return self._recomputed(context, made)
         meta = empty_meta(real.shape, real.stride(), real.dtype)
-        with _unnoted():  # known before the call: it belongs to no region of recomputation
+        with _unnoted():  # made before the call: it belongs to no region of recomputation
             return wrap(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
 
     def _recomputed(self, context: TraceContext, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):
             again = listed(context.redispatch(made.func, made.args, made.kwargs))[made.index]
-        return self.wrap(context, again)  # real if PyTorch takes the operation apart into others
+        return self.wrap(context, again)  # real if PyTorch decomposes the operation
 
 
 def alias_of(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:
@@ -253,7 +253,7 @@ def alias_of(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> B
 
 
 def _layout(handle: AutogradHandle) -> torch.Tensor:
-    assert handle.storage.layout is not None, "`wrap` gives each a layout"
+    assert handle.storage.layout is not None, "`wrap` gives each storage a layout"
     return handle.storage.layout
 
 

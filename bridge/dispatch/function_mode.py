@@ -1,4 +1,4 @@
-"""Python functions of PyTorch that have to be caught before it breaks them up, or that never reach its dispatcher."""
+"""Python functions of PyTorch that must be caught before it decomposes them, or that never reach its dispatcher."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ _MEMORY = (
     torch.Tensor.__dlpack_device__,
 )
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-"""Under autocast PyTorch would give the bridge the parts of it, whose products are in float32."""
+"""Under autocast PyTorch would decompose the operation for the bridge, with products in float32."""
 _CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
 
 _FILLERS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2, torch.scalar_tensor: 0}
-"""Functions that fill a tensor -> the place of the number among their arguments."""
+"""Functions that fill a tensor -> position of the number among their arguments."""
 _NAMES_OF_NUMBERS = ("fill_value", "s")
 _FORGOTTEN: dict[Any, str] = {F.l1_loss: "weight", torch.chain_matmul: "out"}
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
@@ -96,7 +96,7 @@ class Functions(TorchFunctionMode):
         return self._plain(func, args, kwargs) if kwargs else func(*args)
 
     def _of_our_tensor(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Questions that PyTorch's engine or memory would answer by itself, wrongly."""
+        """Answers questions to which PyTorch's engine or memory would give a wrong answer of its own."""
         tensor = args[0]
         if type(tensor) is BridgeTensor:
             return _OF_OUR_TENSORS[func](*args, **kwargs)
@@ -129,8 +129,8 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _whole(self, func: Any, op: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-        """A function of `FUNCTIONS`: the lowering of `op`, unless something of PyTorch's has to see it first."""
-        if not args:  # the two names that PyTorch has for what operations call `self`
+        """Runs the lowering of `op` for a function of `FUNCTIONS`, unless a layer of PyTorch has to see it first."""
+        if not args:  # PyTorch has two names for what operations call `self`
             name = next((n for n in ("input", "tensor") if n in kwargs), None)
             args = () if name is None else (kwargs[name],)
             kwargs = {k: v for k, v in kwargs.items() if k != name}
@@ -160,7 +160,7 @@ class Functions(TorchFunctionMode):
         engine.set_gradient(self._dispatch, func, args, kwargs)
 
     def _get_item(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """`x[i]`; PyTorch would ask `i` for its number, or a mask for its true elements."""
+        """Returns `x[i]`; PyTorch would ask `i` for its number, or a mask for its true elements."""
         tensor, index = args
         places = places_of(index)
         if any(map(is_mask, places)) and self._can_select():
@@ -185,7 +185,7 @@ class Functions(TorchFunctionMode):
         return func(view, rest) if rest else view
 
     def _masked_select(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """`x[mask]`, where both are broadcast."""
+        """Returns `x[mask]`, where both are broadcast."""
         tensor, mask = itertools.chain(args, (kwargs[name] for name in ("input", "mask") if name in kwargs))
         if not is_mask(mask) or not self._can_select() or "out" in kwargs:
             return func(*args, **kwargs)
@@ -195,7 +195,7 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs) if rows is None else rows
 
     def _positions(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """`torch.where(mask)` and `mask.nonzero()`."""
+        """Returns `torch.where(mask)` or `mask.nonzero()`."""
         alone = len(args) == 1 and (not kwargs or (func is not torch.where and kwargs == {"as_tuple": True}))
         if not alone or type(args[0]) is not BridgeTensor or not args[0].dim() or not self._can_select():
             return func(*args, **kwargs)
@@ -208,7 +208,7 @@ class Functions(TorchFunctionMode):
         return Rows(torch.stack([each.whole for each in made], -1), mask, 1, made[0]._place)
 
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
-        """`x[i] = value`, likewise."""
+        """Runs `x[i] = value` for the indices of `_get_item`."""
         tensor, index, value = args
         places = places_of(index)
         conditions = conditions_among(places)
@@ -226,7 +226,7 @@ class Functions(TorchFunctionMode):
         torch.ops.aten.index_put_(tensor, places, value.to(tensor.dtype))
 
     def _set_if(self, func: Any, tensor: Any, places: tuple, conditions: list[BridgeTensor], value: Any) -> None:
-        """`x[…, condition, …] = value`: the value where all conditions hold, otherwise what is there."""
+        """Runs `x[…, condition, …] = value`, which writes the value where all conditions hold and nothing elsewhere."""
         rest = tuple(i for i in places if all(i is not condition for condition in conditions))
         value = torch.as_tensor(value, dtype=tensor.dtype)
         before = None if any(map(is_mask, rest)) else self._get_item(torch.Tensor.__getitem__, (tensor, rest), {})
@@ -236,11 +236,11 @@ class Functions(TorchFunctionMode):
         self._set_item(func, (tensor, rest, torch.where(all_hold, value, before)), {})
 
     def _can_select(self) -> bool:
-        """True if no layer of PyTorch's has to see the operation."""
+        """True if no layer of PyTorch has to see the operation."""
         return not in_transform() and not self._dispatch.recording
 
     def _forgetful(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A function that hands one of its arguments to no mode, which would leave it out."""
+        """Runs a function that does not pass one of its arguments on to modes, which would then ignore it."""
         self._refuse_forgotten(func)
         return self._plain(func, args, kwargs)
 
@@ -277,7 +277,7 @@ class Functions(TorchFunctionMode):
         return made.requires_grad_() if kwargs.get("requires_grad") else made
 
     def _memory(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The array or list that Python code outside of PyTorch gets of a tensor."""
+        """Returns the array or list that Python code outside of PyTorch gets for a tensor."""
         tensor = args[0]
         if not isinstance(tensor, BridgeTensor):
             return func(*args, **kwargs)
@@ -289,7 +289,7 @@ class Functions(TorchFunctionMode):
             return tensor_of(tensor.value).to(tensor.dtype).numpy()
 
     def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """`x.item()`; the tensor itself in a check that is taken for passed, whose truth is asked next."""
+        """Returns `x.item()`; the tensor itself in a check that is assumed to pass, whose truth is asked for next."""
         tensor = args[0]
         check = check_under_way() if isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer) else None
         return func(*args, **kwargs) if check is None else tensor.detach().reshape(())
@@ -309,7 +309,7 @@ class Functions(TorchFunctionMode):
 
 
 def _under_autocast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The argument of an operation that autocast computes in `dtype`."""
+    """Returns the argument of an operation that autocast computes in `dtype`."""
     eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
     return tensor.to(dtype) if eligible else tensor
 
@@ -326,11 +326,11 @@ def _detach_in_place(tensor: BridgeTensor) -> BridgeTensor:
     tensor.detach_in_place()
     if CURRENT.recording:
         with below_modes():
-            torch.detach_(tensor)  # PyTorch's own record
+            torch.detach_(tensor)  # updates PyTorch's own record
     return tensor
 
 
-# Equal whenever they are looked up, but not identical.
+# Each lookup returns an equal object, but not the same one.
 _DATA_SET = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
 _GET_REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _SET_REQUIRES_GRAD = torch.Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
@@ -374,14 +374,14 @@ _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 
 
 def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """PyTorch insists on a Python number for the probability, which an override is not."""
+    """Drops by a traced probability; PyTorch insists on a Python number, which an override is not."""
     if not training:
         return x
-    kept = torch.where(torch.rand_like(x) < p, 0, x / (1 - p))  # a share of 1 drops the division by 0 with it
+    kept = torch.where(torch.rand_like(x) < p, 0, x / (1 - p))  # for p = 1, `where` also discards the division by 0
     return x.copy_(kept) if inplace else kept
 
 
-# `torch.tensor`, `torch.full` and their like of traced numbers, whose values PyTorch would ask for.
+# `torch.tensor`, `torch.full` and their like with traced numbers, whose values PyTorch would ask for.
 
 
 def _holds_traced(data: Any) -> bool:
@@ -390,7 +390,7 @@ def _holds_traced(data: Any) -> bool:
 
 
 def _constructed(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    """Returns the tensor that `func` makes of the list: numbers without a gradient, of the dtype that PyTorch infers.
+    """Returns the tensor that `func` makes from the list: numbers without a gradient, in the dtype that PyTorch infers.
 
     Raises `ValueError` where PyTorch does.
     """
@@ -402,9 +402,9 @@ def _constructed(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
 
 
 def _filled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
-    """Returns the tensor that `func` makes of a traced number, without a gradient; None if the number is not traced.
+    """Returns the tensor that `func` makes from a traced number, without a gradient; None if the number is not traced.
 
-    Raises `TypeError` where PyTorch does: of a number that requires grad.
+    Raises `TypeError` where PyTorch does, for a number that requires grad.
     """
     place = _FILLERS[func]
     name = next((n for n in _NAMES_OF_NUMBERS if n in kwargs), "")

@@ -1,8 +1,8 @@
-"""Every torch operation of a traced call, and the modes and replaced names that bring it here.
+"""Every torch operation of a traced call, and the modes and replaced names that pass it to the bridge.
 
 `Dispatch` sits below PyTorch's own dispatcher, so composite functions, autocast, gradient mode and view rules are
-PyTorch's own. What arrives here are ATen operations, and for each one of three things happens: it makes a view or
-writes in place (`views.py`), it draws random numbers (`random.py`), or it computes a new tensor (`compute.py`).
+PyTorch's own. What arrives here are ATen operations. Each of them makes a view or writes in place (`views.py`), draws
+random numbers (`random.py`), or computes a new tensor (`compute.py`).
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ from bridge.tensor.tensor import BridgeTensor
 aten = torch.ops.aten
 
 _OF_ARGUMENTS = (RuntimeError, IndexError, ValueError, TypeError, AssertionError)
-"""Exceptions that PyTorch raises for arguments."""
+"""Exceptions that PyTorch raises for wrong arguments."""
 
 
 class Dispatch(UncompiledDispatchMode):
     """One traced call: its random key, its tensors, its submodules' names."""
 
-    supports_higher_order_operators = True  # comes to `__torch_dispatch__`, and is refused by name
+    supports_higher_order_operators = True  # such an operation reaches `__torch_dispatch__`, which refuses it by name
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Dispatch(UncompiledDispatchMode):
         self.failed: BridgeError | None = None
         """The first error, which the module's own code may have caught."""
         self.metas: dict[Any, Any] = {}
-        """Results on the meta device, by operation and shapes: recursion asks again and again."""
+        """Results on the meta device by operation and shapes, because recursion asks for the same ones again."""
         self.products_of_pytorch = jax.config.jax_default_matmul_precision is None  # pyright: ignore
         self.checks_int64 = checked(options.int64)
         self.is_checking, self.condition = False, None
@@ -134,7 +134,7 @@ class Dispatch(UncompiledDispatchMode):
         self.is_traced, self.may_write = table.is_traced, table.may_write
 
     def again(self, recording: int) -> Dispatch:
-        """For the backward of a `torch.autograd.Function`: the names and tensors of this call, no random key."""
+        """Returns the context of a `torch.autograd.Function`'s backward: this call's names and tensors, no key."""
         other = Dispatch(self.options, self._names, recording=recording, constants=self._constants)
         other.state, other.products_of_pytorch = self.state, self.products_of_pytorch
         return other
@@ -145,7 +145,7 @@ class Dispatch(UncompiledDispatchMode):
         return any(isinstance(t._handle.storage.array, Tracer) for t in (*self.state, *self.inputs))
 
     def wrap(self, real: torch.Tensor) -> BridgeTensor:
-        """The traced tensor for any tensor: itself, the stand-in for a state tensor, or a constant."""
+        """Returns the traced tensor for any tensor: itself, the stand-in of a state tensor, or a constant."""
         if type(real) is BridgeTensor:
             return real
         tensor = self._constants.wrap(self, real)
@@ -182,7 +182,7 @@ class Dispatch(UncompiledDispatchMode):
             raise
 
     def _raise_as_pytorch(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> None:
-        """Raise the error of PyTorch's kernel in place of its meta device's or of a lowering's, if there is one."""
+        """Raises the error of PyTorch's kernel instead of its meta device's or a lowering's error, if there is one."""
         defect = isinstance(error, LoweringError)
         asks = isinstance(error, _OF_ARGUMENTS) and not isinstance(error, jax.errors.JaxRuntimeError)
         of_kernel = kernel_error(func, args, kwargs) if asks and (defect or not self._nested) else None
@@ -192,10 +192,10 @@ class Dispatch(UncompiledDispatchMode):
         if defect:
             raise self.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
         if isinstance(error, ValueError) and func.namespace == "aten":
-            # Of PyTorch's form in Python, which its meta device runs; the kernel has not refused the arguments.
+            # The error comes from PyTorch's Python form, which its meta device runs; the kernel accepts the arguments.
             raise self.error(f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY) from error
         if not hasattr(error, "__notes__"):
-            error.add_note(self.where())  # to PyTorch's own message
+            error.add_note(self.where())  # is added to PyTorch's own message
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in BY_SHAPE:
@@ -207,7 +207,7 @@ class Dispatch(UncompiledDispatchMode):
             if self._is_constant(func, args, kwargs):
                 return self._in_pytorch(func, args, kwargs)
         if self.recording or func in DECOMPOSITIONS:
-            # What PyTorch has kept for its backward may be a real tensor that traced values were written into.
+            # A tensor that PyTorch has saved for its backward may be a real one that traced values were written into.
             args, kwargs = with_tensors(args, self._traced_only), with_named_tensors(kwargs, self._traced_only)
         rule = NO_DERIVATIVE.get(func)
         if rule is not None and not self._nested:
@@ -216,7 +216,7 @@ class Dispatch(UncompiledDispatchMode):
 
     @contextlib.contextmanager
     def taking_apart(self) -> Iterator[None]:
-        """Code that makes one operation of others, which come here in turn."""
+        """Runs code that decomposes one operation into others, which are dispatched here in turn."""
         self._nested += 1
         try:
             with self:
@@ -225,7 +225,7 @@ class Dispatch(UncompiledDispatchMode):
             self._nested -= 1
 
     def _is_constant(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        """True if the result depends on no input, on no parameter, buffer or key."""
+        """True if the result depends on no input, parameter, buffer or key."""
         written = self.condition is not None and written_arguments(func, args, kwargs)
         if written or self._constants.any_traced(args, kwargs):
             return False
@@ -234,12 +234,12 @@ class Dispatch(UncompiledDispatchMode):
         return not self._constants.is_large(func, args, kwargs)
 
     def _in_pytorch(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """An operation on constants."""
+        """Runs an operation on constants."""
         if any(isinstance(a, torch.UntypedStorage) and is_without_memory(a) for a in args):
             raise NotImplementedError(GIVES_MEMORY)
         for target in written_arguments(func, args, kwargs):
             if not self.may_write(target):
-                self.materialize(target)  # which is an error
+                self.materialize(target)  # raises an error
         if is_random(func):
             generator = seeded_generator(self, func, kwargs)
             assert generator is not None
@@ -247,7 +247,7 @@ class Dispatch(UncompiledDispatchMode):
         return self._constants.compute(func, func, args, kwargs)
 
     def redispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """An operation on traced tensors."""
+        """Runs an operation on traced tensors."""
         by_values = _DECIDED_BY_VALUES.get(func)
         if by_values is not None:
             return by_values(self, func, self.wrap(args[0]), *args[1:], **kwargs)
@@ -256,7 +256,7 @@ class Dispatch(UncompiledDispatchMode):
             with self.taking_apart():
                 return DECOMPOSITIONS[func](*args, **kwargs)
         if is_composite(func) and func not in LOWERINGS and func not in RANDOM:
-            # Met inside a decomposition, where PyTorch's autograd layer no longer takes it apart.
+            # The operation occurs in a decomposition, below PyTorch's autograd layer, which would have decomposed it.
             with self.taking_apart():
                 return func.decompose(*args, **kwargs)
         kind = kind_of(func)
@@ -275,18 +275,18 @@ class Dispatch(UncompiledDispatchMode):
         return _BY_KIND[kind](self, func, args, kwargs)
 
     def where(self, cause: BaseException | None = None) -> str:
-        """The submodule and the line of its code that are running, or that raised `cause`."""
+        """Returns the submodule and the line of its code that are running, or that raised `cause`."""
         return where_in_module(self._names, cause)
 
     def warn(self, what: str, remedy: str = "") -> None:
-        """Once for each place."""
+        """Warns once per place."""
         place = self.where()
         if place not in self._said:
             self._said.add(place)
             warnings.warn(BridgeWarning(f"{what} {place}" + (remedy and f": {remedy}")), stacklevel=2)
 
     def error(self, what: str, remedy: str, cause: BaseException | None = None) -> BridgeError:
-        """The error that the call ends with; it names the place where `cause` was raised, if there is one."""
+        """Returns the error that ends the call; it names the place where `cause` was raised, if there is one."""
         error = BridgeError(f"{what} {self.where(cause)}. Remedy: {remedy}.")
         self.failed = self.failed or error
         return error
@@ -299,9 +299,9 @@ _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten.equal.default: is_equal,
     aten._is_all_true.default: is_all_true,
     aten._linalg_check_errors.default: check_matrix,
-    aten._has_same_storage_numel.default: lambda *_: True,  # of a tangent and its primal: they have no memory here
+    aten._has_same_storage_numel.default: lambda *_: True,  # a tangent and its primal, which have no memory here
 }
-"""Operations that give PyTorch's code a number, or raise."""
+"""Operations that give PyTorch's code a number, or raise an error."""
 
 
 # ---- Python functions that a call replaces by name
@@ -310,7 +310,7 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {}
 
 
 def register_function(name: str, replacement: Callable[..., Any]) -> None:
-    """Run `replacement` where code in a traced call looks up the function `name`; PyTorch's calls run it unchanged.
+    """Runs `replacement` where code in a traced call looks up the function `name`; calls by PyTorch run the original.
 
     `name` is `package.module:attribute`, with further attributes after dots: of a namespace that holds the function, or
     of a class. Code that has done `from package.module import f` looks it up in its own module: `own.module:f`. The
@@ -324,7 +324,7 @@ def register_function(name: str, replacement: Callable[..., Any]) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise `ValueError` unless the name has the form of a function's."""
+    """Raises `ValueError` unless the name has the form of a function's name."""
     module, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise ValueError(f"{name!r} names no function; use package.module:function")
@@ -344,7 +344,7 @@ def replaced(functions: Iterable[str]) -> contextlib.ExitStack:
 
 _LOCK = threading.Lock()
 _PLACES: dict[str, tuple[Any, Replacements]] = {}
-"""The owner of each function that was replaced so far, and what replaces it there."""
+"""The owner of each function that has been replaced so far, and its replacement."""
 
 
 def _replacement_of(name: str) -> Replacements:
@@ -381,9 +381,9 @@ _PRECISIONS_OF_CUDA = {"tf32": "high", "bf16": "default"}
 
 
 def matmul_precision() -> str:
-    """The precision of float32 products in a call traced now, in JAX's words.
+    """Returns the precision of float32 products in a call traced now, as a setting of JAX.
 
-    `jax.default_matmul_precision` where the user has set it, otherwise `torch.get_float32_matmul_precision()`, which
+    This is `jax.default_matmul_precision` if the user has set it, else `torch.get_float32_matmul_precision()`, which
     `torch.backends.cuda.matmul.allow_tf32` sets too. JAX's own default is bf16 passes on a TPU and TF32 on a GPU;
     PyTorch's is "highest".
     """
@@ -392,14 +392,14 @@ def matmul_precision() -> str:
         return given
     try:
         return _PRECISIONS[torch.get_float32_matmul_precision()]
-    except RuntimeError:  # set for CUDA alone, by the newer switch
+    except RuntimeError:  # the newer switch has set it for CUDA alone
         return _PRECISIONS_OF_CUDA.get(str(torch.backends.cuda.matmul.fp32_precision), "highest")
 
 
 def _turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
-    """Before `torch.compile`: it would find modes active, not compile the code, and not try again.
+    """Turns `torch.compile` off: it would find modes active, not compile the code, and not try again.
 
-    A call turns the compiler off where it begins, if that is loaded, which takes seconds.
+    If the compiler is loaded, a call turns it off at its beginning; loading it takes seconds.
     """
     if CURRENT.compiler is not None:
         CURRENT.compiler.enter_context(torch.compiler.set_stance("force_eager"))
@@ -423,7 +423,7 @@ def _put_back(modes: Mapping[str, Any]) -> list[str]:
 
 
 def _drawn_since(state: tuple) -> str:
-    """Restores the generators of `random` and `numpy.random`; returns which of them has drawn, or ""."""
+    """Restores the generators of `random` and `numpy.random`; returns the one that has been drawn from, or ""."""
     drawn = ""
     if random.getstate() != state[0]:
         random.setstate(state[0])
@@ -437,10 +437,10 @@ def _drawn_since(state: tuple) -> str:
 
 @contextlib.contextmanager
 def tracing(dispatch: Dispatch) -> Iterator[None]:
-    """Run the code under it through the bridge. Modes are thread-local: other threads' PyTorch work is not touched.
+    """Runs the code under it through the bridge. Modes are thread-local: PyTorch in other threads is not affected.
 
-    An error of the bridge leaves it even where the code caught it: what the code does then is not what it does in
-    PyTorch.
+    An error of the bridge is raised at the end even if the code caught it, since what the code does afterwards differs
+    from PyTorch.
     """
     outer = CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator
     modes, default_dtype = {name: get() for name, (get, _) in _MODES.items()}, torch.get_default_dtype()
@@ -499,4 +499,4 @@ _REPLACED = Replacements(
     before(torch, "compile", _turn_compiler_off),
     in_place_of_adaptive_softmax(lambda: CURRENT.call is not None),
 )
-"""The names of PyTorch that another object has while a call runs."""
+"""The names of PyTorch that refer to other objects while a call runs."""

@@ -1,6 +1,6 @@
 """PyTorch's random operations, drawn from one explicit JAX key.
 
-The numbers differ from PyTorch's (another generator), the distributions are the same. Every draw folds its ordinal
+The numbers differ from PyTorch's (another generator); the distributions are the same. Every draw folds its ordinal
 into the call's key, so a call is a pure function of the key, and two draws in one call never share numbers.
 """
 
@@ -32,13 +32,13 @@ from bridge.tensor.tensor import BridgeTensor
 aten = torch.ops.aten
 
 _UNSEEDED = range(0x5EED_0F_0_C_A11, 0x5EED_0F_0_C_A11 + 2**32)
-"""Seeds of generators that the call has not seeded yet, each its own: PyTorch's dispatcher passes the seed and the
-state on, and not the Python object."""
+"""Seeds of generators that the call has not seeded yet, one for each: PyTorch's dispatcher passes the seed and the
+state on, but not the Python object."""
 _SEEDS = itertools.cycle(_UNSEEDED)
 
 
 class CallGenerator(torch.Generator):
-    """The stand-in, in a traced call, for a generator of the module or its arguments."""
+    """Replaces, in a traced call, a generator of the module or of its arguments."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class CallGenerator(torch.Generator):
 
 
 class WatchedGenerator:
-    """PyTorch's default generator, which notes whether it has been seeded since."""
+    """PyTorch's default generator, which records whether it has been seeded since."""
 
     seeded = False
 
@@ -68,7 +68,7 @@ class WatchedGenerator:
 
 
 def _generator_of_thread() -> CallGenerator | WatchedGenerator | None:
-    """Returns what stands for the default generator; a call gets its own, unseeded one when it asks for it."""
+    """Returns the substitute for the default generator; a call gets its own, unseeded one when it asks for it."""
     if CURRENT.generator is None and CURRENT.call is not None:
         CURRENT.generator = CallGenerator()
     return CURRENT.generator
@@ -79,7 +79,7 @@ DEFAULT_GENERATOR = Replacements(in_place_of_default_generator(_generator_of_thr
 
 @contextlib.contextmanager
 def watched_generator() -> Iterator[WatchedGenerator]:
-    """In this thread and the code under it, `torch.manual_seed` and its like act on a `WatchedGenerator`."""
+    """Lets `torch.manual_seed` and its like act on a `WatchedGenerator`, in this thread and the code under it."""
     before, CURRENT.generator = CURRENT.generator, WatchedGenerator()
     try:
         with DEFAULT_GENERATOR:
@@ -89,7 +89,7 @@ def watched_generator() -> Iterator[WatchedGenerator]:
 
 
 def generator_of(given: torch.Generator | None) -> torch.Generator | None:
-    """Returns `given`; without one, the default generator if the call has seeded it."""
+    """Returns `given`; if that is None, the default generator if the call has seeded it."""
     default = CURRENT.generator
     is_seeded = isinstance(default, CallGenerator) and default.initial_seed() not in _UNSEEDED
     return default if given is None and is_seeded else given
@@ -111,9 +111,9 @@ def seeded_generator(context: TraceContext, func: Any, kwargs: dict) -> torch.Ge
 
 
 def draw(generator: torch.Generator, func: Any, args: tuple, kwargs: dict) -> Any:
-    """Runs the operation in PyTorch with the generator's numbers; tensors of the bridge count by their shape.
+    """Runs the operation in PyTorch with the generator's numbers; only the shapes of the bridge's tensors are used.
 
-    Raises `NotImplementedError` where their values count.
+    Raises `NotImplementedError` if the operation needs their values.
     """
 
     def zeros(tensor: BridgeTensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ def draw(generator: torch.Generator, func: Any, args: tuple, kwargs: dict) -> An
     with below_modes():
         args, kwargs = tree_map_only(BridgeTensor, zeros, (args, kwargs))
         if func is aten.bernoulli.p and len(args) == 1:
-            args = (*args, 0.5)  # the default of `bernoulli_`, whose functional form has none
+            args = (*args, 0.5)  # the default of `bernoulli_`, which its functional form lacks
         if kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         # Not every operation has a form that takes a generator.
@@ -143,7 +143,7 @@ def draw(generator: torch.Generator, func: Any, args: tuple, kwargs: dict) -> An
 
 @dataclasses.dataclass(frozen=True)
 class ShardedKey:
-    """One key for a batch split over replicas: row i of the whole batch gets the same numbers however it is split.
+    """One key for a batch split over replicas: row i of the whole batch gets the same numbers for any split.
 
     A draw whose first dimension is `rows` is the replica's slice of the draw for the whole batch (counter-based
     generators compute just the slice). Any other draw is the replica's own.
@@ -159,11 +159,11 @@ class ShardedKey:
 
 
 Rng = jax.Array | ShardedKey | list[jax.Array]
-"""A key, or draws made elsewhere, to be used in order: how `verify` gives both sides the same numbers."""
+"""A key, or draws made elsewhere, to be used in order; `verify` uses these to give both sides the same numbers."""
 
 
 def check_key(rng: Any) -> None:
-    """Raises `BridgeError` for what draws cannot come from."""
+    """Raises `BridgeError` for an object from which nothing can be drawn."""
     if rng is None or isinstance(rng, (list, ShardedKey)):
         return
     if isinstance(rng, (jax.Array, np.ndarray)):
@@ -257,7 +257,7 @@ def _geometric(source: Source, meta: torch.Tensor, _self: Any, p: Any, **_: Any)
 
 def _multinomial(source: Source, _meta: Any, weights: Any, count: int, replacement: bool = False, **_: Any) -> Any:
     logits = jnp.log(weights.astype(jnp.float32))
-    # The largest of Gumbel-perturbed logits is a draw; the `count` largest are draws without replacement, in order.
+    # The largest of Gumbel-perturbed logits is a draw; the `count` largest ones in order are draws without replacement.
     if not replacement:
         return jax.lax.top_k(logits + source.sample(jax.random.gumbel, logits.shape), count)[1]
     noise = source.sample(jax.random.gumbel, (*logits.shape[:-1], count, logits.shape[-1]))
@@ -265,7 +265,7 @@ def _multinomial(source: Source, _meta: Any, weights: Any, count: int, replaceme
 
 
 def _each(sampler: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A draw with a key for each number: those that JAX draws with one key depend on the parameters beside them."""
+    """Returns a sampler with a key for each number: numbers that JAX draws with one key depend on their neighbours."""
 
     def draws(source: Source, meta: torch.Tensor, *parameters: jax.Array, **_: Any) -> jax.Array:
         keys = source.sample(jax.random.split, meta.shape)
@@ -321,7 +321,7 @@ def _reparameterized_gamma(draws: jax.Array, concentration: jax.Array) -> jax.Ar
 
 @_reparameterized_gamma.defjvp
 def _reparameterized_gamma_jvp(primals, tangents):
-    """The implicit gradient: what keeps the probability of less than the draw."""
+    """Computes the implicit gradient: the change that keeps the probability of a smaller draw constant."""
     (draws, concentration), (_, change) = primals, tangents
     return _reparameterized_gamma(draws, concentration), change * jax.lax.random_gamma_grad(concentration, draws)  # pyright: ignore[reportCallIssue]
 
@@ -329,11 +329,11 @@ def _reparameterized_gamma_jvp(primals, tangents):
 REPARAMETERIZED: dict[Any, Callable[..., jax.Array]] = {aten._standard_gamma.default: _reparameterized_gamma}
 """Random operation -> function(numbers, *the operation's arguments) that gives the numbers their gradient.
 
-That of `_sample_dirichlet` is a `torch.autograd.Function` of `torch.distributions`.
+The function for `_sample_dirichlet` is a `torch.autograd.Function` of `torch.distributions`.
 """
 
 _OF_VALUES = _operations(
     "bernoulli bernoulli.Tensor normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor multinomial poisson "
     "binomial _standard_gamma _sample_dirichlet"
 )
-"""Draws whose numbers depend on the values of their tensors, and not on the shapes alone."""
+"""Draws whose numbers depend on the values of their tensors, not only on their shapes."""

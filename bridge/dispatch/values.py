@@ -1,7 +1,7 @@
 """Operations without a translation, code that asks a tensor for its value, and errors of PyTorch's kernels.
 
-A kernel is asked, on the host with zeros in place of traced tensors, after something has failed, and before a few
-operations whose arguments look wrong: constant indices out of range, and dtypes that JAX would promote in silence.
+PyTorch's kernel is run on the host, with zeros in place of traced tensors, after an operation has failed, and before a
+few operations whose arguments look wrong: constant indices out of range, and dtypes that JAX would promote silently.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REMEDIES = {
     "torch.distributions.von_mises": DRAW_REMEDY,
     "torch.distributions": "write the formula in operations of PyTorch",
 }
-"""Modules of PyTorch that ask for values, and what helps."""
+"""Modules of PyTorch that ask for values, and remedies."""
 
 _NESTED_REMEDY = (
     "JAX has no nested tensors; make the TransformerEncoder with enable_nested_tensor=False, or call "
@@ -57,19 +57,19 @@ _NESTED_REMEDY = (
 
 @dataclasses.dataclass
 class Survey:
-    """The operations that a call made, and who serves them."""
+    """The operations that a call made, and the source of each implementation."""
 
     ops: collections.Counter[tuple[str, str]] = dataclasses.field(default_factory=collections.Counter)
     """(op, `ours`, `torchax`, `view`, `random`) -> times."""
     unsupported: dict[str, str] = dataclasses.field(default_factory=dict)
-    """op -> why and where first."""
+    """op -> the reason and the first place."""
 
     def note(self, func: Any, server: str) -> None:
         self.ops[func.name(), server] += 1
 
 
 def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, error: NotImplementedError) -> Any:
-    """Raise what says why, or give zeros if the call only lists its operations."""
+    """Raises the error that explains why, or returns zeros if the call only lists its operations."""
     if context.survey is not None:
         return _skip(context, func, args, kwargs, str(error))
     if shapes_by_data(func):
@@ -86,7 +86,7 @@ def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, er
 
 
 def asked_inside(remedy: str) -> tuple[str, str]:
-    """Returns the public function of PyTorch that needs values, if one does, as a part of an error; and the remedy."""
+    """Returns a clause that names the public function of PyTorch that needs values, or "", and the remedy."""
     frame, name, helps = sys._getframe(1), "", ""
     while frame is not None and is_framework(frame.f_code.co_filename):
         module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
@@ -114,7 +114,7 @@ _OF_FUNCTIONS = {
 
 
 def _skip(context: TraceContext, func: Any, args: tuple, kwargs: dict, why: str) -> Any:
-    """While surveying: note it, and go on with zeros of the right shape."""
+    """Records an unsupported operation of a survey, and returns zeros of the right shape."""
     assert context.survey is not None
     context.survey.unsupported.setdefault(func.name(), f"{why}, {context.where()}")
     metas = meta_of(func, args, kwargs)
@@ -125,7 +125,7 @@ def _skip(context: TraceContext, func: Any, args: tuple, kwargs: dict, why: str)
 # ---- errors of PyTorch's kernels
 
 AFFORDABLE = 2**26
-"""Elements up to which a kernel is asked."""
+"""Largest number of elements for which a kernel is run."""
 
 _NOT_ON_THE_HOST = ("for 'Half'", "for 'BFloat16'", "for 'Float8")
 
@@ -133,7 +133,7 @@ _NOT_ON_THE_HOST = ("for 'Half'", "for 'BFloat16'", "for 'Float8")
 def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
     """Returns the error of PyTorch's kernel for arguments of these types, shapes and constants.
 
-    None if it takes zeros or ones in place of traced tensors, draws random numbers, is large or not PyTorch's own.
+    Returns None if it accepts zeros or ones in place of traced tensors, draws random numbers, is large, or is custom.
     """
     sizes = [t.numel() for t in tensors_in((args, kwargs))]
     if func.namespace != "aten" or is_random(func) or sum(sizes) > AFFORDABLE:
@@ -159,13 +159,13 @@ def _on_host(fill: int, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def raise_kernel_error(func: Any, args: tuple, kwargs: dict) -> None:
-    """Raise PyTorch's own error for arguments that look wrong, if it refuses them."""
+    """Raises PyTorch's own error for arguments that look wrong, if PyTorch refuses them."""
     error = kernel_error(func, args, kwargs)
     if error is not None:
         raise error
 
 
-# ---- constant indices out of range, which PyTorch's kernels refuse and its meta device takes
+# ---- constant indices out of range, which PyTorch's kernels refuse and its meta device accepts
 
 
 def _outside(x: torch.Tensor, dim: int, index: Any) -> bool:
@@ -177,7 +177,7 @@ def _outside(x: torch.Tensor, dim: int, index: Any) -> bool:
 
 
 def _outside_brackets(args: tuple) -> bool:
-    """True also for a mask of another shape than what it selects from."""
+    """True for an index out of range, and for a mask whose shape is not that of the selected dimensions."""
     x, indices = args[:2]
     dim = 0
     for index in indices:
@@ -210,16 +210,16 @@ _CHECKED: dict[Callable[[tuple], bool], tuple] = {
     _outside_brackets: (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index),
 }  # fmt: skip
 CHECKS = {getattr(op, name): check for check, ops in _CHECKED.items() for op in ops for name in op.overloads()}
-"""Operation -> True for arguments that PyTorch's kernel may refuse while its meta device takes them."""
+"""Operation -> True for arguments that PyTorch's kernel may refuse while its meta device accepts them."""
 
 # ---- code that asks a tensor for its value: a branch, `.item()`, and PyTorch's own checks
 
 CHECKING = (torch.istft, torch.Tensor.istft)
-"""Functions in C++ that ask for a value to raise an error if it is true."""
+"""Functions in C++ that ask for a value in order to raise an error if it is true."""
 
 
 def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
-    """The value as a Python number. Raises `BridgeError` if it is traced, not known, and more than checked."""
+    """Returns the value as a Python number. Raises `BridgeError` if it is traced, unknown, and used beyond a check."""
     value = tensor.value
     if not isinstance(value, Tracer):
         return bool(value) if func is aten.is_nonzero.default else value.item()
@@ -239,25 +239,25 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
 
 
 def note_check(context: TraceContext) -> None:
-    """Say of a check that it is not made: in a warning, and in the report of `verify`."""
+    """Reports that a check is not made: in a warning, and in the report of `verify`."""
     context.options.assumed[context.where()] = None
     context.warn("a check of traced values is not made")
 
 
 def is_equal(context: TraceContext, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:
-    """`torch.equal`."""
+    """Returns `torch.equal(tensor, other)`."""
     with context.taking_apart():
         return tensor.shape == other.shape and bool((tensor == other).all())
 
 
 def is_all_true(_context: TraceContext, func: Any, tensor: BridgeTensor) -> torch.Tensor:
-    """The condition of a check that raises if it is false, as `torch.distributions` makes them: true while tracing."""
+    """Returns the condition of a check that raises if it is false, as in `torch.distributions`: true while tracing."""
     with below_modes():
         return torch.tensor(True) if isinstance(tensor.value, Tracer) else func(tensor_of(tensor.value))
 
 
 def check_matrix(_dispatch: Any, _func: Any, info: BridgeTensor, api_name: str, *, is_matrix: bool) -> None:
-    """Raise what PyTorch raises for a singular matrix, say; where values are traced, results are NaN instead."""
+    """Raises what PyTorch raises, for instance for a singular matrix; for traced values, results are NaN instead."""
     if not isinstance(info.value, Tracer):
         with below_modes():
             aten._linalg_check_errors.default(tensor_of(info.value), api_name, is_matrix=is_matrix)

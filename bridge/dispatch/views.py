@@ -41,16 +41,16 @@ aten = torch.ops.aten
 
 
 def view_steps(func: Any, base: BridgeTensor, args: tuple, kwargs: dict, outs: list[torch.Tensor]) -> list[View]:
-    """One `View` for each output of the view operation `func`; `outs` are its outputs on the meta device.
+    """Returns one `View` for each output of the view operation `func`; `outs` are the outputs on the meta device.
 
-    Raises `NotImplementedError` for a view this cannot follow.
+    Raises `NotImplementedError` for a view that cannot be followed.
     """
     rule = _RULES.get(func)
     if rule is not None:
         return rule(base, outs, *args[1:], **kwargs)
     if func.namespace != "aten":
         raise NotImplementedError("a view that is not PyTorch's own")
-    with below_modes():  # of the numbers of the elements, by which to gather and scatter
+    with below_modes():  # numbers the elements, for gather and scatter
         numbers = func(torch.arange(base.numel()).reshape(base.shape), *args[1:], **kwargs)
         return [_gather(each.numpy()) for each in listed(numbers)]
 
@@ -98,7 +98,7 @@ def _slice(
 
 
 def _split(base: BridgeTensor, outs: list[torch.Tensor], _sizes: Any, dim: int = 0) -> list[View]:
-    """All pieces at once: the gradients then meet in one concatenation instead of a sum of padded arrays."""
+    """Makes all pieces at once: their gradients then form one concatenation instead of a sum of padded arrays."""
     known: list[Any] = [None, None, ()]
     dim = dim % base.dim()
     sizes = tuple(out.shape[dim] for out in outs)
@@ -129,7 +129,7 @@ def _joined(x: jax.Array) -> jax.Array:
 
 
 def _bits(base: BridgeTensor, outs: list[torch.Tensor], _dtype: torch.dtype) -> list[View]:
-    """The same bits read as another dtype; nothing of it is differentiable, in PyTorch neither."""
+    """Reads the same bits as another dtype; this is not differentiable, in PyTorch neither."""
     old, new = base.dtype, outs[0].dtype
     if old.is_complex or new.is_complex:
         raise NotImplementedError("the bits of complex numbers; use view_as_real and view_as_complex")
@@ -141,14 +141,14 @@ def _bits(base: BridgeTensor, outs: list[torch.Tensor], _dtype: torch.dtype) -> 
         )
 
     def cast(x: jax.Array, dtype: Any) -> jax.Array:
-        # XLA takes two casts in a row together, and fails where three sizes are involved.
+        # XLA merges two casts in a row, and fails if three sizes are involved.
         return lax.optimization_barrier(stop_gradient(x)).view(dtype)
 
     return [View(lambda x: cast(x, there), lambda x, value: cast(value, here))]
 
 
 def _as_strided(base: BridgeTensor, outs: list[torch.Tensor], *_place: Any, **_named: Any) -> list[View]:
-    """It counts in memory, not in the tensor it is called on, so it starts from the handle's whole base."""
+    """Starts from the handle's whole base: `as_strided` counts in memory, not in the tensor that it is called on."""
     (out,), layout = outs, base._handle.storage.layout
     assert layout is not None
     if layout.dtype != out.dtype:
@@ -161,7 +161,7 @@ def _as_strided(base: BridgeTensor, outs: list[torch.Tensor], *_place: Any, **_n
         and torch.is_grad_enabled()
         and not np.isin(storage_offsets(out), storage_offsets(base._meta)).all()
     ):
-        # PyTorch's gradient reaches the elements of the tensor alone, until something is written into the memory.
+        # PyTorch's gradient reaches only the elements of the tensor, until something is written into the memory.
         raise NotImplementedError("it reaches elements outside of the tensor; call it on the tensor that has them all")
     return [_gather(index)]
 
@@ -196,7 +196,7 @@ _RULES: dict[Any, Callable[..., list[View]]] = {
     aten.view.dtype: _bits,
     aten.view_as_real.default: lambda *_: [View(_parts, lambda x, new: _joined(new))],
     aten.view_as_complex.default: lambda *_: [View(_joined, lambda x, new: _parts(new))],
-    # PyTorch puts both off until somebody reads, and marks the tensor; here the view itself computes it.
+    # PyTorch defers both until somebody reads, and marks the tensor; here the view itself computes it.
     aten._conj.default: lambda *_: [View(jnp.conj, lambda x, new: jnp.conj(new))],
     aten._neg_view.default: lambda *_: [View(jnp.negative, lambda x, new: jnp.negative(new))],
 }  # fmt: skip
@@ -208,11 +208,11 @@ METAS[aten._conj.default] = METAS[aten._neg_view.default] = aten.alias.default
 
 GIVES_MEMORY = "it gives a tensor the memory of another one; `x.data = y` does"
 _IN_DTYPE_OF_OUT = {aten.sum, aten.nansum, aten.mean, aten.prod, aten.cumsum, aten.cumprod}
-"""Operations that compute in the dtype of `out=` where they are told none."""
+"""Operations that compute in the dtype of `out=` if no dtype is given."""
 
 
 def make_view(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """A tensor, or several, over the memory of the first argument."""
+    """Returns a tensor, or several, over the memory of the first argument."""
     base: BridgeTensor = args[0]
     strided, detached = func is aten.as_strided.default, func is aten.detach.default
     metas = meta_of_strided(base, *args[1:], **kwargs) if strided else metas_of(context, func, args, kwargs)
@@ -227,21 +227,21 @@ def make_view(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> An
         marks = {"base": base._handle, "inference": torch.is_inference_mode_enabled()}
     if marks:
         steps = [dataclasses.replace(step, **marks) for step in steps]
-    if strided:  # counts in memory: starts over from the handle's base
+    if strided:  # counts in memory, so it starts from the handle's base
         base = BridgeTensor(base._handle, base._meta)
-    # A `detach` that the autograd layer has not passed on is no operation of the code: PyTorch's graph keeps a result.
+    # The code did not call a `detach` that the autograd layer has not passed on: PyTorch's graph saves a result.
     tracks = context.recording and not below_autograd() if detached else torch.is_grad_enabled()
     made = [as_view(base, o, s, differentiable=bool(tracks)) for o, s in zip(outs, steps, strict=True)]
     return made if several else made[0]
 
 
 def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`transpose_`, `squeeze_` and their like: the same tensor object becomes a view of what it was."""
+    """Runs `transpose_`, `squeeze_` and their like: the same tensor object becomes a view of the former tensor."""
     target, name = args[0], schema_name(func).removeprefix("aten::")
     if name == "set_":
         raise NotImplementedError(GIVES_MEMORY)
     if name == "as_strided_":
-        # As in PyTorch's pooling to one element of channels-last images, every element has to stay where it is.
+        # Every element has to stay at its place, as in PyTorch's pooling of channels-last images to one element.
         there, here = storage_offsets(meta_of_strided(*args, **kwargs)), storage_offsets(target._meta)
         if there.shape != here.shape or (there != here).any():
             raise NotImplementedError("PyTorch's gradient of it is wrong once the memory is written; use as_strided")
@@ -256,13 +256,13 @@ def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict
             raise NotImplementedError("it makes a tensor larger; make one of the new size")
     view = make_view(context, functional_op(func), args, kwargs)
     with below_modes():
-        func(*args, **kwargs)  # PyTorch's own record of the shape
+        func(*args, **kwargs)  # updates PyTorch's own record of the shape
     target.become(view)
     return target
 
 
 def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """The target, after what the operation would give without its write was written into it."""
+    """Writes the result of the operation's functional form into the target, and returns the target."""
     given = args, kwargs
     target, functional, args, kwargs = functional_of(func, args, kwargs)
     inputs: list[BridgeTensor] = []
@@ -280,7 +280,7 @@ def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) 
     source = compute(context, functional, args, kwargs, like=None if into_out else target)
     if context.condition is not None:
         source = compute(context, aten.where.self, (context.condition, context.wrap(source), target), {}, like=target)
-    if isinstance(source, torch.Tensor):  # a constant where what was written there does not count, as in `zero_`
+    if isinstance(source, torch.Tensor):  # a constant, if the old values do not matter, as in `zero_`
         source = context.wrap(source)
     if not isinstance(source, BridgeTensor) or source.shape != target.shape:
         raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
@@ -299,7 +299,7 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32, complex: to
 
 
 def _takes_wider(target: BridgeTensor, values: tuple) -> bool:
-    """True if a value has a type that the target cannot hold, such as a float beside integers."""
+    """True if a value has a type that the target cannot hold, such as a float if the target holds integers."""
     for value in values:
         dtype = value.dtype if isinstance(value, torch.Tensor) else _DTYPES.get(type(value), target.dtype)
         if not torch.can_cast(dtype, target.dtype):
@@ -308,9 +308,9 @@ def _takes_wider(target: BridgeTensor, values: tuple) -> bool:
 
 
 def _refuse_write(target: BridgeTensor, inputs: list[BridgeTensor]) -> None:
-    """Raise what PyTorch raises for a write with gradients on: into a leaf, or, by how it was made, into a view.
+    """Raises what PyTorch raises for a write, with gradients enabled, into a leaf or into certain views.
 
-    The results of `unbind`, `split` and `chunk` take none, nor do views that were made while gradients were off.
+    Results of `unbind`, `split` and `chunk` accept no write, nor do views that were made while gradients were off.
     """
     if not torch.is_grad_enabled():
         return

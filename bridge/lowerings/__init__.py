@@ -1,6 +1,6 @@
-"""Our own JAX lowerings, where torchax has none, a less exact or a longer one. Each can be switched off by name.
+"""The bridge's own JAX lowerings, where torchax has none, a less exact or a longer one. Each can be disabled by name.
 
-One file a subject; importing this package fills the tables.
+Each file covers one subject; importing this package fills the tables.
 """
 
 from bridge._compat.torchax import MissingOperation, missing_operations_tolerated

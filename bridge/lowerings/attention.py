@@ -1,4 +1,4 @@
-"""Linear layers and attention, also by a Pallas kernel for TPU that keeps no scores: `bridge.fused_attention`."""
+"""Linear layers and attention, including `bridge.fused_attention`, a Pallas kernel for TPU that stores no scores."""
 
 import functools
 import math
@@ -26,13 +26,13 @@ FUNCTIONS[F.linear] = aten.linear.default
 @lowers(aten.linear.default)
 @inlined
 def linear(x, weight, bias=None):
-    """One contraction over the last axis of both; PyTorch's own path adds a transpose and two reshapes."""
+    """Contracts the last axis of both in one operation; PyTorch's own path adds a transpose and two reshapes."""
     out = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     return out if bias is None else out + broadcast(bias, out.shape)
 
 
 def repeated(heads: jax.Array, times: int) -> jax.Array:
-    """Each head as often as there are heads of the query that share it."""
+    """Returns each head as often as there are heads of the query that share it."""
     *batch, count, length, width = heads.shape
     copies = broadcast(heads[..., None, :, :], (*batch, count, times, length, width))
     return jnp.reshape(copies, (*batch, count * times, length, width))
@@ -41,10 +41,10 @@ def repeated(heads: jax.Array, times: int) -> jax.Array:
 @lowers(aten.scaled_dot_product_attention.default)
 @inlined
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """Attention over `(..., heads, length, width)` with scores and softmax in float32 whatever the input dtype.
+    """Attention over `(..., heads, length, width)` with scores and softmax in float32 for any input dtype.
 
     A row that may attend to nothing yields zeros, as in PyTorch. The sum of the weights divides last, in float32:
-    `jax.nn.dot_product_attention` rounds the normalised weights, half as exact in bf16 unless it is cuDNN that runs.
+    `jax.nn.dot_product_attention` rounds the normalised weights, which is half as exact in bf16 unless cuDNN runs.
     """
     if attn_mask is None and not dropout_p and _flash_serves(query, key, value, is_causal):
         q, k, v = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
@@ -56,14 +56,14 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
 def attention_by_operations(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
-    """`attention` without cuDNN. Raises `NotImplementedError` for dropout, which the decomposition draws."""
+    """Returns `attention` without cuDNN. Raises `NotImplementedError` for dropout, which the decomposition draws."""
     if dropout_p:
         raise NotImplementedError("attention dropout is drawn by the decomposition")
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (repeated(x, query.shape[-3] // x.shape[-3]) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     wide = jnp.promote_types(query.dtype, jnp.float32)
-    # Where that rounds no more than the scores do, the query is scaled: XLA fuses `product * scale - top` into one
+    # Where this rounds no more than the scores do, the query is scaled: XLA fuses `product * scale - top` into one
     # rounding, but not the `product * scale` that `top` is taken from, and scores of 1e8 then have weights of infinity.
     early = query.dtype == wide or math.frexp(scale)[0] == 0.5
     query = query * jnp.asarray(scale, query.dtype) if early else query
@@ -78,11 +78,11 @@ def attention_by_operations(
 
 
 _LONG = 1024
-"""Positions from which causal attention is computed in blocks."""
+"""Number of positions from which causal attention is computed in blocks."""
 
 
 def _long_causal(query: jax.Array, key: jax.Array, value: jax.Array, scale: float | None) -> jax.Array:
-    """A block of rows at a time, with the keys up to its last row: of 8 blocks, 9/16 of the products and weights."""
+    """Computes a block of rows at a time, with the keys up to its last row: 8 blocks need 9/16 of the products."""
     length = query.shape[-2]
     rows = max(256, math.ceil(length / 8))
     blocks = []
@@ -95,7 +95,7 @@ def _long_causal(query: jax.Array, key: jax.Array, value: jax.Array, scale: floa
 
 
 def _attended(query, key, value, scale, bias, allowed):
-    """Softmax of the scores, times values: `scale` and `bias` are optional, and so is the mask `allowed`."""
+    """Returns softmax of the scores, times values: `scale` and `bias` are optional, and so is the mask `allowed`."""
     scores = _product("...qd,...kd->...qk", query, key)
     scores = scores if scale is None else scores * scale
     scores = scores if bias is None else scores + bias
@@ -106,7 +106,7 @@ def _attended(query, key, value, scale, bias, allowed):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """`jnp.einsum` with a result in float32 or wider; derivatives are products in the dtype of the operands."""
+    """Returns `jnp.einsum` in float32 or wider; derivatives are products in the dtype of the operands."""
     return jnp.einsum(equation, x, y, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -123,7 +123,7 @@ _product.defjvp(_product_jvp, symbolic_zeros=True)
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _weights(dtype: Any, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Weights in `dtype` up to a factor for each row, and their sum (1 where all are zero).
+    """Returns weights in `dtype` up to a factor for each row, and their sum (1 where all are zero).
 
     Only the quotient has a meaning. The sum is that of the rounded weights, which are also what the backward pass
     keeps.
@@ -136,9 +136,9 @@ def _weights(dtype: Any, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @_weights.defjvp
 def _weights_jvp(dtype, primals, tangents):
-    """The sum is held still and the weights move against their mean, which is the derivative of the quotient.
+    """Keeps the sum constant and moves the weights against their mean, which is the derivative of the quotient.
 
-    Where one weight is all there is, this is zero, as in PyTorch. Differentiated as two results it would be the
+    Where one weight is the only one, this is zero, as in PyTorch. Differentiated as two results it would be the
     difference of two rounded products, times keys and queries that are large in this case.
     """
     weights, total = _weights(dtype, *primals)
@@ -149,7 +149,7 @@ def _weights_jvp(dtype, primals, tangents):
 
 
 def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool) -> bool:
-    """True if cuDNN's fused attention takes this: half precision on an NVIDIA GPU from Ampere on, plain shapes."""
+    """True if cuDNN's fused attention accepts this: half precision on an NVIDIA GPU from Ampere on, plain shapes."""
     if jax.default_backend() != "gpu" or not query.ndim == key.ndim == value.ndim == 4:
         return False
     width = query.shape[-1]
@@ -168,7 +168,7 @@ def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal:
 
 
 def attention_meta(query, key, value, *_args, **_kwargs):
-    """Laid out as the fused kernels do, (batch, length, heads, width): models `.view` the transposed result."""
+    """Returns the layout of fused kernels, (batch, length, heads, width): models `.view` the transposed result."""
     if query.dim() != 4 or key.dim() != 4:
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
         return query.new_empty((*lead, query.shape[-2], value.shape[-1]))
@@ -183,7 +183,7 @@ METAS[aten.scaled_dot_product_attention.default] = attention_meta
 def attention_with_dropout(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
-    """The same attention in torch operations, for the one case that draws random numbers."""
+    """Returns the same attention in torch operations, for the one case that draws random numbers."""
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -195,7 +195,7 @@ def attention_with_dropout(
     if attn_mask is not None:
         masked = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, float("-inf")) if masked else scores + attn_mask
-    alone = (scores == float("-inf")).all(-1, keepdim=True)  # a row that may attend to nothing yields zeros
+    alone = (scores == float("-inf")).all(-1, keepdim=True)  # rows that may attend to nothing yield zeros
     weights = torch.softmax(scores.masked_fill(alone, 0.0), dim=-1).masked_fill(alone, 0.0)
     weights = torch.dropout(weights, dropout_p, train=True)
     return (weights.to(value.dtype) @ value).to(query.dtype)
@@ -208,13 +208,13 @@ _LANES = 128
 def fused_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *, interpret=False
 ):
-    """`aten::scaled_dot_product_attention` by JAX's splash attention, for programs that run on a TPU.
+    """Computes `aten::scaled_dot_product_attention` by JAX's splash attention, for programs that run on a TPU.
 
-    It serves causal attention, masks that are constants with at least one key for each query, and boolean masks of the
-    data, `(length, length)` or `(batch, 1, length, length)`, of which it leaves out the blocks without a key. Query,
-    key and value are bfloat16 arrays `(batch, heads, length, width)` of one length, a multiple of 128 like the width.
-    The backward pass computes the scores again from the logarithms of their sums. Every other attention is that of the
-    bridge's own lowering, its reference. `interpret` runs the kernel on any machine, slowly.
+    It serves causal attention, constant masks with at least one key for each query, and boolean masks computed from the
+    data, `(length, length)` or `(batch, 1, length, length)`, skipping blocks without a key. Query, key and value are
+    bfloat16 arrays `(batch, heads, length, width)` of one length, a multiple of 128 like the width. The backward pass
+    recomputes the scores from the logarithms of their sums. The bridge's own lowering, which is the reference, computes
+    every other attention. `interpret` runs the kernel on any machine, slowly.
 
     The kernel has a gradient, but no `jvp` and no gradient of the gradient. It takes the scaled query in bfloat16, so a
     scale that is not a power of two rounds once more.
@@ -247,14 +247,14 @@ def _mask_of_rows(attn_mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
 
 
 def _masked_by_rows(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, interpret: bool) -> jax.Array:
-    """A query without a key has zeros, as in PyTorch; the kernel gives it an average."""
+    """Gives a query without a key zeros, as PyTorch does; the kernel gives it an average."""
     empty = ~mask.any(-1)
     out = _in_default_precision(jax.vmap(_kernel_of_masks(mask.shape[-1], interpret)))(query, key, value, mask)
     return jnp.where(empty[:, None, :, None], 0, out)
 
 
 def _in_default_precision(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`function` with its derivative, traced without `jax.default_matmul_precision`.
+    """Returns `function` with its derivative, traced without `jax.default_matmul_precision`.
 
     Under `jax.checkpoint`, the kernel for the forward pass is traced after the lowering has returned, where products
     have PyTorch's precision for float32. Mosaic refuses bfloat16 with it.

@@ -1,7 +1,7 @@
 """Convolution, pooling and resizing; and strides of results where PyTorch's meta device differs from its CPU.
 
-Strides decide whether `flatten` and `reshape` copy, so whether a later write reaches the source, and whether `view` is
-possible. Where all arguments are contiguous the answers agree, and nothing more is asked.
+Strides decide whether `flatten` and `reshape` copy, and so whether a later write reaches the source, and whether `view`
+is possible. If all arguments are contiguous, both give the same strides, and nothing more is computed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
         tuple(v) * (rank // len(v)) for v in (stride, padding, dilation, output_padding)
     )
     sizes = weight.shape[2:]
-    if transposed:  # the gradient of a convolution by its input: holes in the input, the kernel turned round
+    if transposed:  # the gradient of a convolution by its input: holes in the input, the kernel reversed
         weight = jnp.flip(weight, tuple(range(2, rank + 2)))
         weight = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).swapaxes(1, 2)
         weight = weight.reshape(-1, *weight.shape[2:])
@@ -49,7 +49,7 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
 
 
 def _gathered_max(x: jax.Array, windows: Sequence[np.ndarray]) -> tuple[jax.Array, jax.Array]:
-    """The largest entry of every window, and its place in the flattened spatial dimensions.
+    """Returns the largest entry of every window, and its place in the flattened spatial dimensions.
 
     `windows` has the positions (outputs, window) along each dimension. The first of equal entries counts.
     """
@@ -66,7 +66,7 @@ def _gathered_max(x: jax.Array, windows: Sequence[np.ndarray]) -> tuple[jax.Arra
 
 
 def _inside(position: np.ndarray, size: int) -> np.ndarray:
-    """`position` (outputs, window), where the first one inside the input takes the place of those that are not."""
+    """Returns `position` (outputs, window), with the first one inside the input in place of those outside."""
     inside = (position >= 0) & (position < size)
     first = np.take_along_axis(position, np.argmax(inside, axis=1)[:, None], 1)
     return np.where(inside, position, first)
@@ -91,7 +91,7 @@ def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
 
 
 def _reduce_windows(x, start, function, kernel, stride, padding, ends):
-    """`ends`: padding on the far side of each dimension; negative where the last entries are in no window."""
+    """Reduces windows. `ends`: padding at the far side; negative where the last entries are in no window."""
     n = len(kernel)
     x = x[(..., *(slice(None, size + min(end, 0)) for size, end in zip(x.shape[-n:], ends, strict=True)))]
     lead = (1,) * (x.ndim - n)
@@ -101,7 +101,7 @@ def _reduce_windows(x, start, function, kernel, stride, padding, ends):
 
 @lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 def avg_pool(x, kernel, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
-    """A window counts the padding it covers, if so asked, but never what `ceil_mode` lets stick out behind that."""
+    """Counts the padding that a window covers, if asked, but never what `ceil_mode` lets stick out beyond it."""
     n = x.ndim - 2 if len(kernel) == 1 else len(kernel)
     kernel, padding = _each(kernel, n), _each(padding, n)
     stride = _each(stride, n) if stride else kernel
@@ -117,7 +117,7 @@ def avg_pool(x, kernel, stride=(), padding=0, ceil_mode=False, count_include_pad
 
 
 def _adaptive_windows(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The positions (outputs, window), and True for those that are in the window; the others repeat the first."""
+    """Returns positions (outputs, window), and True for those in the window; the others repeat the first."""
     starts = np.arange(count)[:, None] * size // max(count, 1)
     ends = -(-(np.arange(count)[:, None] + 1) * size // max(count, 1))
     position = starts + np.arange(np.max(ends - starts, initial=1))
@@ -146,7 +146,7 @@ def adaptive_avg_pool(x, output_size):
 
 @lowers(aten.max_unpool2d.default, aten.max_unpool3d.default)
 def max_unpool(x, indices, output_size, stride=None, padding=None):
-    """Entries that share a place have its gradient together, whichever of them it holds."""
+    """Gives entries that share a place its whole gradient each, whichever of them it holds."""
     n = len(output_size)
     lead = x.shape[:-n]
     rows, places = math.prod(lead), jnp.reshape(indices, (math.prod(lead), -1))
@@ -173,13 +173,13 @@ def _triangle(x: np.ndarray) -> np.ndarray:
 
 
 def _cubic(x: np.ndarray) -> np.ndarray:
-    """Keys' cubic kernel with a = -1/2."""
+    """Returns Keys' cubic kernel with a = -1/2."""
     x = np.abs(x)
     return np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, np.where(x < 2, ((-0.5 * x + 2.5) * x - 4) * x + 2, 0))
 
 
 def _weights(size: int, wanted: int, kernel: Callable, align: bool, factor: float | None) -> np.ndarray:
-    """The share (wanted, size) that each input has in each output."""
+    """Returns the share (wanted, size) that each input has in each output."""
     if align:
         scale = (size - 1) / (wanted - 1) if wanted > 1 else 0.0
     else:
@@ -190,7 +190,7 @@ def _weights(size: int, wanted: int, kernel: Callable, align: bool, factor: floa
 
 
 def _resized_bytes(x: jax.Array, weights: np.ndarray) -> jax.Array:
-    """Resize the last axis in the fixed point of PyTorch's kernels: weights of 16 bits, one rounding."""
+    """Resizes the last axis in the fixed point of PyTorch's kernels: weights of 16 bits, one rounding."""
     places = next(p for p in range(23) if p == 22 or int(0.5 + weights.max(initial=0) * 2 ** (p + 1)) >= 2**15)
     whole = np.trunc(weights * 2**places + np.copysign(0.5, weights)).astype(np.int32)
     total = jnp.einsum("...w,Ww->...W", x.astype(jnp.int32), whole)
@@ -217,13 +217,13 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _suggested(x: torch.Tensor) -> torch.memory_format:
-    """The format that PyTorch's `suggest_memory_format` gives."""
+    """Returns the format that PyTorch's `suggest_memory_format` gives."""
     last = _CHANNELS_LAST.get(x.dim())
     return last if last and x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
 
 
 def _plain(x: torch.Tensor) -> bool:
-    """True if no other memory format describes it: a kernel of size 1 may be channels last and contiguous at once."""
+    """True if no other memory format describes the tensor: with a kernel of size 1, two formats may."""
     return x.stride() == torch.empty(x.shape, device="meta").stride()
 
 
@@ -233,7 +233,7 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: An
         return out
     if x.dim() != 3:
         return torch.empty_like(out, memory_format=convolution_format(x, weight, *settings))
-    stride, padding, dilation, transposed, extra, groups = settings  # PyTorch makes it an image of one row
+    stride, padding, dilation, transposed, extra, groups = settings  # PyTorch makes the input an image of one row
     rows = [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *extra], groups
     chosen = convolution_format(x.contiguous().unsqueeze(2), weight.unsqueeze(2), *rows)
     return torch.empty_like(out.unsqueeze(2), memory_format=chosen).squeeze(2)
@@ -253,7 +253,7 @@ def _rolled(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Contiguous, as are both results of PyTorch's kernel."""
+    """Returns contiguous tensors, as PyTorch's kernel does."""
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
@@ -278,7 +278,7 @@ def formatted_batch_norm(x, *settings):
 
 
 def _copied(op: Any, x: torch.Tensor, *settings: Any) -> torch.Tensor:
-    """The decomposition of `op`, in new memory: PyTorch's kernel returns no view, even where it changes nothing."""
+    """Runs the decomposition of `op` in new memory: PyTorch's kernel returns no view, even if it changes nothing."""
     made_of = decomposition(op)
     assert made_of is not None
     return made_of(x, *settings).clone(memory_format=_suggested(x))
@@ -290,5 +290,5 @@ for _op in (aten.channel_shuffle.default, aten.replication_pad2d.default, aten.r
 
 @lowers(prims.copy_strided.default)
 def copy_strided(x, _stride):
-    """The strides are those of the result on the meta device."""
+    """Copies; the strides are those of the result on the meta device."""
     return x

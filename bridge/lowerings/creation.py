@@ -1,4 +1,4 @@
-"""Constants, copies, casts, and broadcasts of narrow types, whose gradient is added in float32 and rounded once."""
+"""Constants, copies, casts, and broadcasts of narrow types, whose gradient is summed in float32 and rounded once."""
 
 import functools
 import operator
@@ -16,9 +16,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @inlined
 def _cast(x, dtype):
-    """Floats beyond a small integer type wrap around, as on PyTorch's CPU; XLA would give the nearest number.
+    """Wraps floats beyond a small integer type, as PyTorch's CPU does; XLA would give the nearest number.
 
-    Those beyond float8_e4m3fn, which has no infinity, become its largest number, where XLA has nan.
+    Those beyond float8_e4m3fn, which has no infinity, become its largest number, where XLA gives nan.
     """
     if dtype == jnp.float8_e4m3fn and jnp.issubdtype(x.dtype, jnp.inexact):
         largest = float(jnp.finfo(dtype).max)
@@ -34,7 +34,7 @@ def to_copy(x, *, dtype=None, **_placement):
 
 @lowers(prims.convert_element_type.default)
 def convert_element_type(x, dtype):
-    """PyTorch's own decompositions cast by it."""
+    """PyTorch's own decompositions cast with this operation."""
     return to_copy(x, dtype=dtype)
 
 
@@ -45,7 +45,7 @@ def clone(x, **_layout):
 
 @lowers(aten.permute_copy.default)
 def permute_copy(x, dims):
-    """A tensor without dimensions comes with one, as to every operation with a `dim`."""
+    """A tensor without dimensions arrives with one, as for every operation with a `dim`."""
     return jnp.transpose(x, dims) if dims else x
 
 
@@ -55,7 +55,7 @@ def copy(destination, source, non_blocking=False):
 
 
 def _of_size(number, size, *_stride, dtype=None, **_placement):
-    """`torch.empty` promises nothing; zeros are deterministic, and newer JAX would hand out whatever was there."""
+    """Returns zeros: `torch.empty` promises nothing, and newer JAX would return arbitrary memory."""
     return jnp.full(tuple(size), number, jax_dtype(dtype or torch.get_default_dtype()))
 
 
@@ -94,7 +94,7 @@ def scalar_tensor(value, *, dtype=None, **_placement):
 
 
 def plain_zeros_meta(size, *, dtype=None, **_placement):
-    """PyTorch's forward mode makes zeros without memory, on which its own meta kernels take shortcuts."""
+    """PyTorch's forward mode makes zeros without memory, for which its own meta kernels take shortcuts."""
     return torch.empty(size, dtype=dtype, device="meta")
 
 
@@ -113,7 +113,7 @@ NARROW = (jnp.bfloat16, jnp.float16)
 
 
 def broadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns `x` with that shape. JAX adds its gradient in the dtype of `x`: ones, in bfloat16, only up to 256."""
+    """Returns `x` with that shape. JAX sums its gradient in the dtype of `x`: ones, in bfloat16, only up to 256."""
     if x.shape == shape or x.dtype not in NARROW:
         return jnp.broadcast_to(x, shape)
     return _broadcast_narrow(shape, x)

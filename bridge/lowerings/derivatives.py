@@ -1,6 +1,6 @@
 """PyTorch's backward operations, which differentiation inside `forward` calls, as JAX's pullbacks of the operations.
 
-Those that are not here have a decomposition of PyTorch's.
+The other backward operations are decomposed by PyTorch.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from bridge.tensor.tensor import BridgeTensor, stop_gradient, wrap
 aten = torch.ops.aten
 
 Derivative = Callable[..., jax.Array]
-"""(tangent, result, *arguments) -> what the tangent of one argument adds to that of the result; linear in it."""
+"""(tangent, result, *arguments) -> the term of one argument in the result's tangent; linear in `tangent`."""
 
 
 def converted(argument: Any, dtype: np.dtype) -> jax.Array:
-    """A Python integer beside integers of few bits wraps, as in PyTorch."""
+    """Converts an argument; a Python integer beside integers of few bits wraps, as in PyTorch."""
     wraps = isinstance(argument, int) and jnp.issubdtype(dtype, jnp.integer)
     return jnp.asarray(np.asarray(argument).astype(dtype) if wraps else argument, dtype)
 
 
 def with_derivatives(*derivatives: Derivative) -> Callable[[Callable], Callable[..., jax.Array]]:
-    """Give the decorated function of elements these derivatives, one for each argument.
+    """Returns a decorator that gives a function of elements these derivatives, one for each argument.
 
-    Arguments are brought to one shape and dtype. Derivatives of constants are not computed. The derivatives are
+    Arguments are converted to one shape and dtype. Derivatives of constants are not computed. The derivatives are
     differentiated in turn, so a second derivative is that of PyTorch's formula, too.
     """
 
@@ -70,7 +70,7 @@ def with_derivatives(*derivatives: Derivative) -> Callable[[Callable], Callable[
 
 
 def _pullback(call: Callable, gradient: torch.Tensor, *primals: torch.Tensor) -> list[BridgeTensor]:
-    """The gradients of `primals`, given that of `call(*primals)`."""
+    """Returns the gradients of `primals`, given that of `call(*primals)`."""
     gradient, *tensors = (t if isinstance(t, BridgeTensor) else wrap(array_of(t)) for t in (gradient, *primals))
 
     def forward(*arrays: jax.Array) -> jax.Array:
@@ -90,13 +90,13 @@ def _masked(gradients: list, mask: list[bool]) -> tuple:
 
 
 def _pulled_back(backward: Any, forward: Any, gradient: torch.Tensor, *args: Any, **named: Any) -> Any:
-    """`backward(gradient, *args, **named)` as the pullback of `forward`, whose arguments have the same names.
+    """Returns `backward(gradient, *args, **named)` as the pullback of `forward`, whose arguments have the same names.
 
     The results are the gradients of the first arguments of `forward`.
     """
     names = [argument.name for argument in arguments(backward)[1:]]
     given: dict[str, Any] = dict(zip(names, args, strict=False)) | named
-    if "input_size" in given:  # of an interpolation, which is linear in its input
+    if "input_size" in given:  # an interpolation, which is linear in its input
         given["self"] = gradient.new_zeros(given["input_size"])
     elif "adaptive" in forward.name():
         given["output_size"] = gradient.shape[-2 if "2d" in forward.name() else -3 :]
@@ -144,7 +144,7 @@ def convolution_backward(gradient, x, weight, bias_sizes, *settings):
 
 
 def _grid_sampler(op: Any, x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool) -> Any:
-    """PyTorch's decomposition; its kernel gives coordinates on the border, or moved there, no gradient."""
+    """Runs PyTorch's decomposition; its kernel gives no gradient to coordinates on the border or moved there."""
     if mode == 0 and padding == 1:
         limit = 1 if align_corners else 1 - 1 / torch.tensor(x.shape[:1:-1])
         grid = torch.where(grid.abs() < limit, grid, grid.detach())
@@ -171,13 +171,13 @@ def lstm_layer_backward(
     return tuple(_pullback(weighed, torch.ones(()), x, w_input, w_hidden, b_input, b_hidden, h, c))
 
 
-# torchax has functions under the names of the next three that take fewer arguments.
+# torchax has functions with the names of the next three that take fewer arguments.
 
 DECOMPOSITIONS[aten.native_group_norm_backward.default] = pytorch_decomposition(aten.native_group_norm_backward.default)
 
 
 def _statistics(x: torch.Tensor, dims: list[int], mean: torch.Tensor, rstd: torch.Tensor) -> tuple:
-    """The saved mean and inverse deviation as functions of `x` again, which the second derivative goes through."""
+    """Returns the saved mean and inverse deviation as functions of `x`, for the second derivative."""
     x = x.to(rstd.dtype)
     own = x.mean(dims).view_as(mean)
     var = x.var(dims, correction=0).view_as(rstd)
@@ -209,11 +209,11 @@ def standard_gamma_grad(concentration, draws):
 
 
 _TERMS = 200
-"""The terms of a continued fraction, enough for float32 and concentrations up to 10 000."""
+"""The number of terms of a continued fraction, enough for float32 and concentrations up to 10 000."""
 
 
 def _fraction(a: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
-    """The continued fraction of the incomplete beta function, which converges below the mean of Beta(a, b)."""
+    """Returns the continued fraction of the incomplete beta function, which converges below the mean of Beta(a, b)."""
 
     def term(i: jax.Array, rest: jax.Array) -> jax.Array:
         m = jnp.floor((_TERMS - i) / 2)
@@ -226,7 +226,7 @@ def _fraction(a: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
 
 @lowers(aten._dirichlet_grad.default)
 def dirichlet_grad(x, concentration, total):
-    """The derivative of a number from Beta(concentration, total - concentration) by the first, divided by `1 - x`.
+    """Returns the derivative of a draw of Beta(concentration, total - concentration) by the first, over `1 - x`.
 
     The cumulative probability is `x**a (1-x)**b / (a B(a, b))` times the fraction, and one minus its mirror image.
     """

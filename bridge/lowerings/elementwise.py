@@ -1,7 +1,7 @@
 """Functions of elements, with PyTorch's gradient at corners, boundaries, ties, zeros and nan.
 
-Inside most are in float32, whatever the dtype they are given; the dispatcher rounds to PyTorch's dtype. Derivatives
-that are given are the formulas of PyTorch; where one says 0 * inf or shares a tie, so does the other.
+Most compute in float32, whatever the dtype of their arguments; the dispatcher rounds to PyTorch's dtype. The given
+derivatives are PyTorch's formulas; where one of these gives 0 * inf or shares a tie, so does the other.
 """
 
 import functools
@@ -38,7 +38,7 @@ def glu(x, dim=-1):
 @lowers(aten.abs.default)
 @with_derivatives(lambda t, out, x: t * sign(x))
 def absolute(x):
-    """Its gradient at zero is zero, as PyTorch's; that of `jnp.abs` is one."""
+    """Its gradient at zero is zero, as in PyTorch; that of `jnp.abs` is one."""
     return jnp.abs(x)
 
 
@@ -52,7 +52,7 @@ def softplus(x, beta=1, threshold=20):
 
 @lowers(aten.log_sigmoid_forward.default)
 def log_sigmoid(x):
-    """Zero counts as positive throughout: with the derivatives of `abs` and `minimum` the second one would be 0 there.
+    """Zero counts as positive throughout: derivatives of `abs` and `minimum` would make the second one zero there.
 
     PyTorch's second result is memory for its backward.
     """
@@ -71,7 +71,7 @@ def elu(x, alpha=1, scale=1, input_scale=1):
 
 lowers(aten.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
 lowers(aten.leaky_relu.default)(lambda x, slope=0.01: jnp.where(x > 0, x, widened(x) * slope))
-# Unlike that of `clamp`, the gradient on a boundary is zero.
+# The gradient on a boundary is zero, unlike that of `clamp`.
 lowers(aten.hardtanh.default)(lambda x, low=-1, high=1: jnp.where(x <= low, low, jnp.where(x >= high, high, x)))
 
 
@@ -81,7 +81,7 @@ def sign(x):
     if jnp.iscomplexobj(x):
         other = jnp.where(x == 0, 1, x)
         return jnp.where(x == 0, 0, other / jnp.abs(other))
-    return x if x.dtype == bool else jnp.where(x != x, 0, jnp.sign(x)).astype(x.dtype)  # of nan it is zero
+    return x if x.dtype == bool else jnp.where(x != x, 0, jnp.sign(x)).astype(x.dtype)  # for nan it is zero
 
 
 @lowers(aten.angle.default)
@@ -135,13 +135,13 @@ for _name in (
     "laguerre_polynomial_l",
 ):  # fmt: skip
     _op = getattr(aten, f"special_{_name}")
-    # torchax takes no Python number for a degree.
+    # torchax accepts no Python number as the degree.
     decomposes(_op.n_scalar)(lambda x, n, of=_op.default: of(x, torch.full((), n, dtype=x.dtype)))
 
 
 @decomposes(aten.native_dropout.default)
 def native_dropout(x, p, train):
-    """Returns the result and which elements were kept."""
+    """Returns the result and a mask of the elements that were kept."""
     if train is None:
         raise NotImplementedError("PyTorch's gradient of it is not that of its result for train=None; pass True")
     if not train:
@@ -152,7 +152,7 @@ def native_dropout(x, p, train):
 
 @decomposes(aten.rrelu_with_noise.default)
 def rrelu(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
-    """`noise` becomes the slopes, 1 where `x` is positive."""
+    """Turns `noise` into the slopes, which are 1 where `x` is positive."""
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
     if generator is not None or (CURRENT.call is not None and CURRENT.generator is not None):
@@ -170,7 +170,7 @@ def rrelu_in_place(x, noise, lower=0.125, upper=1 / 3, training=False, generator
 
 @decomposes(aten.embedding_renorm_.default)
 def embedding_renorm(weight, indices, max_norm, norm_type):
-    """Rows that are looked up and longer than `max_norm` are shortened in place."""
+    """Shortens, in place, rows that are looked up and longer than `max_norm`."""
     norms = torch.linalg.vector_norm(weight, norm_type, 1, keepdim=True)
     used = torch.zeros(weight.shape[0], dtype=torch.int32).index_fill(0, indices.reshape(-1), 1).unsqueeze(1)
     return weight.mul_(torch.where((used > 0) & (norms > max_norm), max_norm / (norms + 1e-7), 1.0))
@@ -180,7 +180,7 @@ def embedding_renorm(weight, indices, max_norm, norm_type):
 @of_widened
 @with_derivatives(lambda t, out, x: t * (2 * x * out - 2 / math.sqrt(math.pi)))
 def erfcx(x):
-    """The asymptotic series where the product of exp and erfc leaves float32."""
+    """Returns the asymptotic series where the product of exp and erfc leaves float32."""
     large = x > 8
     y = jnp.where(large, x, 8)
     square = 1 / (y * y)
@@ -191,13 +191,13 @@ def erfcx(x):
 
 @lowers(aten.polygamma.default)
 def polygamma(n, x):
-    """`jax.lax.polygamma` is another function where `n` is zero, and wrong for numbers below -7.
+    """`jax.lax.polygamma` is another function for `n` = 0, and wrong for numbers below -7.
 
-    There, that of `n` = 1 is reflected, as PyTorch's is, and the others are nan.
+    Below -7 the function for `n` = 1 is reflected, as in PyTorch, and the others return nan.
     """
     x = widened(x)
     if n == 1:
-        far = jnp.where(x < -7, x, 0.5)  # finite in the branch that is not taken, whose gradient would be nan
+        far = jnp.where(x < -7, x, 0.5)  # is finite in the branch that is not taken, whose gradient would be nan
         near = jax.lax.polygamma(jnp.ones_like(x), jnp.where(x < -7, 1 - x, x))
         return jnp.where(x < -7, jnp.square(jnp.pi / jnp.sin(jnp.pi * (far - jnp.round(far)))) - near, near)
     return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x)) if n else jax.lax.digamma(x)
@@ -219,7 +219,7 @@ _IN_FLOAT32: dict[Any, Callable[..., jax.Array]] = {
     aten.mish.default: lambda x: x * jnp.tanh(softplus(x)),
     aten.special_i1.default: jax.scipy.special.i1,
     aten.special_modified_bessel_i1.default: jax.scipy.special.i1,
-    # That of `jnp.arccosh` has the derivative of the other branch left of the imaginary axis.
+    # `jnp.arccosh` has the derivative of the other branch left of the imaginary axis.
     aten.acosh.default: lambda x: (
         jnp.log(x + jnp.sqrt(x - 1) * jnp.sqrt(x + 1)) if jnp.iscomplexobj(x) else jnp.arccosh(x)
     ),
@@ -243,7 +243,7 @@ LOWERINGS |= {op: of_widened(function) for op, function in _IN_FLOAT32.items()}
 
 @lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
 def fake_quantize(x, scale, zero_point, low, high):
-    """The values, and where they were not clipped: there the gradient passes as it is."""
+    """Returns the values, and a mask of those not clipped: there the gradient passes unchanged."""
     steps = jnp.round(x * (1 / jnp.asarray(scale, jnp.float32)).astype(x.dtype)) + zero_point
     inside = (steps >= low) & (steps <= high)
     values = (jnp.clip(steps, low, high) - zero_point) * scale
@@ -323,9 +323,9 @@ def subtract(x, y, alpha=1):
 
 
 def _scaled_sum(x, y, alpha):
-    """`x + alpha * y`, with the product in the dtype of the sum, or in float32 where that is narrower."""
+    """Returns `x + alpha * y`, with the product in the dtype of the sum, or in float32 if that is narrower."""
     dtype = jnp.result_type(x, y)
-    x, y, alpha = (converted(a, dtype) for a in (x, y, alpha))  # numbers, too: PyTorch rounds them first
+    x, y, alpha = (converted(a, dtype) for a in (x, y, alpha))  # PyTorch rounds numbers first, too
     if jnp.issubdtype(dtype, jnp.inexact):
         x, y, alpha = widened(x), widened(y), widened(jnp.asarray(alpha))
     return x + alpha * y
@@ -339,7 +339,7 @@ def multiply(x, y):
 
 
 def wide_beside_numbers(x: Any, y: Any) -> tuple[Any, Any]:
-    """An array in float32 beside a Python number, which PyTorch does not round to a narrow dtype before the result."""
+    """Returns an array beside a Python number in float32: PyTorch does not round the number to a narrow dtype first."""
     beside = isinstance(x, (int, float)) or isinstance(y, (int, float))
     return (_wide_if_floating(x), _wide_if_floating(y)) if beside else (x, y)
 
@@ -350,7 +350,7 @@ def _wide_if_floating(x: Any) -> Any:
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x, low=None, high=None):
-    """On a boundary the whole gradient is that of `x`; of nan there is none."""
+    """On a boundary the whole gradient goes to `x`; nan has no gradient."""
     if low is None or high is None:
         return clamp_min(x, low) if high is None else clamp_max(x, high)
     return _clamped(x, low, high)
@@ -389,7 +389,7 @@ for _packet in (aten.__lshift__, aten.__rshift__, aten.bitwise_left_shift, aten.
 
 lowers(aten.fmax.default)(lambda x, y: jnp.where((x >= y) | jnp.isnan(y), x, y))
 lowers(aten.fmin.default)(lambda x, y: jnp.where((x <= y) | jnp.isnan(y), x, y))
-# Integers stay integers: in floating point those beyond 2**24 lose their last digits.
+# Integers stay integers: as floats, those beyond 2**24 would lose their last digits.
 lowers(aten.fmod.Tensor, aten.fmod.Scalar)(jnp.fmod)
 # A sum would lose the sign of an imaginary zero, which decides the side of a branch cut.
 lowers(aten.complex.default)(lambda real, imag: jax.lax.complex(*jnp.broadcast_arrays(real, imag)))
@@ -397,7 +397,7 @@ lowers(aten.complex.default)(lambda real, imag: jax.lax.complex(*jnp.broadcast_a
 for _ops, (_function, *_derivatives) in {
     (aten.relu.default,): (
         lambda x: jnp.maximum(x, 0),
-        lambda t, out, x: jnp.where(out <= 0, 0, t),  # that of nan is that of a positive number
+        lambda t, out, x: jnp.where(out <= 0, 0, t),  # nan is treated as a positive number
     ),
     (aten.maximum.default,): (
         jnp.maximum,
@@ -476,14 +476,14 @@ def _quotient(x, y):
 @lowers(aten.div.Tensor)
 @inlined
 def divide(x, y):
-    """The square of a divisor, which JAX's derivative has, overflows long before the quotient does."""
+    """JAX's derivative has the square of a divisor, which overflows long before the quotient does."""
     traced = isinstance(y, jax.Array) and jnp.issubdtype(jnp.result_type(x, y), jnp.floating)
     return _quotient(x, y) if traced else jnp.true_divide(*wide_beside_numbers(x, y))
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def divide_and_round(x, y, *, rounding_mode=None):
-    """Quotients of integers are exact: their quotient as a float32 is another number from 2**24 on."""
+    """Quotients of integers are exact: a float32 quotient differs from 2**24 on."""
     if rounding_mode is None:
         return divide(x, y)
     if jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):

@@ -1,4 +1,4 @@
-"""Elements picked and written by an index. Where one index occurs often, sums are added in float32."""
+"""Elements picked and written by an index. Where one index occurs often, values are summed in float32."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def picked(pick: Callable, x: jax.Array, index: Any) -> jax.Array:
-    """`pick(x, index)`, which is linear in `x`; `index` is an array, or several."""
+    """Returns `pick(x, index)`, which is linear in `x`; `index` is an array, or several."""
     return _picked_of_narrow(pick, x, index) if x.dtype in NARROW else pick(x, index)
 
 
@@ -36,7 +36,7 @@ def _picked_of_narrow_jvp(pick, primals, tangents):
 
 @lowers(aten.index_select.default)
 def index_select(x, dim, index):
-    """An index without dimensions selects one slice and leaves the dimension."""
+    """An index without dimensions selects one slice and keeps the dimension."""
     return picked(lambda x, index: jnp.take(x, jnp.reshape(index, -1), dim), x, index) if x.ndim else x
 
 
@@ -55,7 +55,7 @@ def gather(x, dim, index):
 
 @lowers(aten.nonzero_static.default)
 def nonzero_static(x, *, size, fill_value=-1):
-    """The first `size` places, which is a shape that does not depend on data."""
+    """Returns the first `size` places, a shape that does not depend on data."""
     places = jnp.nonzero(jnp.atleast_1d(x), size=size, fill_value=fill_value)[: x.ndim]
     return jnp.stack(places, -1) if places else jnp.zeros((size, 0), int)
 
@@ -75,7 +75,7 @@ _METHODS = {"prod": "multiply", "amax": "max", "amin": "min"}
 
 
 def _neutral(reduce: str, dtype: Any) -> Any:
-    """The neutral element of the reduction."""
+    """Returns the neutral element of the reduction."""
     if reduce not in ("amax", "amin"):
         return 1 if reduce == "prod" else 0
     if jnp.issubdtype(dtype, jnp.floating):
@@ -86,7 +86,7 @@ def _neutral(reduce: str, dtype: Any) -> Any:
 def _combine(x: jax.Array, at: Place, src: jax.Array, reduce: str, include_self: bool) -> jax.Array:
     if x.dtype == bool:
         return _combine(x.astype(jnp.int32), at, src.astype(jnp.int32), reduce, include_self).astype(bool)
-    if jnp.issubdtype(x.dtype, jnp.inexact):  # as many roundings as there are entries, otherwise
+    if jnp.issubdtype(x.dtype, jnp.inexact):  # otherwise there are as many roundings as entries
         x, src = widened(x), widened(src)
     start, kept = x, True
     if not include_self:
@@ -108,7 +108,7 @@ def _combine(x: jax.Array, at: Place, src: jax.Array, reduce: str, include_self:
 
 
 def _slopes_of_product(x, src, value, at, start):
-    """d value / d x and d value / d src, where a factor that is zero counts for all others."""
+    """Returns d value / d x and d value / d src; beside a factor that is zero, the slopes of all others are zero."""
     others = jnp.where(src == 0, 1, src)
     zeros = jnp.zeros_like(x).at[at].add((src == 0).astype(x.dtype))[at]
     rest = start.at[at].multiply(others)[at] / others
@@ -116,14 +116,14 @@ def _slopes_of_product(x, src, value, at, start):
 
 
 def _slopes_of_extreme(x, src, value, at, start):
-    """Entries that share the extreme share its gradient evenly."""
+    """Shares the gradient of the extreme evenly among the entries that are equal to it."""
     own, chosen = _alike(x, value), _alike(src, value[at])
     share = jnp.zeros_like(x).at[at].add(chosen.astype(x.dtype)) + own
     return jnp.where(own, 1 / share, 0), jnp.where(chosen, 1 / share[at], 0)
 
 
 def _alike(x: jax.Array, value: jax.Array) -> jax.Array:
-    """True if they are equal up to rounding: XLA may compute `x` again, with another one than `value` has."""
+    """True if they are equal up to rounding: XLA may compute `x` again, and round it differently from `value`."""
     return (x == value) | (jnp.abs(x - value) <= 8 * jnp.finfo(x.dtype).eps * jnp.abs(value))
 
 
@@ -150,7 +150,7 @@ def scatter_by(x, dim, index, src, *, reduce):
 
 @lowers(aten.index_put.default)
 def index_put(x, indices, values, accumulate=False):
-    if accumulate and x.dtype == bool:  # JAX adds no bools
+    if accumulate and x.dtype == bool:  # JAX cannot add bools
         return index_put(x.astype(jnp.int32), indices, values.astype(jnp.int32), True).astype(bool)
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if len(given) == 1 and given[0][1].dtype == bool and given[0][1].ndim:
@@ -166,9 +166,9 @@ def index_put(x, indices, values, accumulate=False):
 
 
 def _at_mask(x: jax.Array, dim: int, mask: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-    """The mask from dimension `dim` on and the values, broadcast against `x`; None if each selected row has its own.
+    """Returns mask from dimension `dim` on, and values, broadcast against `x`; None if selected rows' values differ.
 
-    torchax hands out values in the order of the rows even where all rows should get the same.
+    torchax assigns values in the order of the rows, even if all rows should get the same.
     """
     behind = x.ndim - dim - mask.ndim
     rows = values.ndim - behind - 1
@@ -208,7 +208,7 @@ def index_copy(x, dim, index, source):
 
 
 def _written(view: Any, x: torch.Tensor, src: torch.Tensor, *place: Any) -> torch.Tensor:
-    """A copy of `x` in which `src` is written into the view at `place`."""
+    """Returns a copy of `x` in which `src` is written into the view at `place`."""
     out = x.clone()
     view(out, *place).copy_(src)
     return out
@@ -260,7 +260,7 @@ def put(x, index, source, accumulate=False):
 
 @lowers(aten.masked_scatter_backward.default)
 def masked_scatter_backward(gradient, mask, sizes):
-    """The gradient of the source, whose first elements went to the true places of the mask, in order."""
+    """Returns the gradient of the source, whose first elements went to the true places of the mask, in order."""
     flat = jnp.reshape(jnp.broadcast_to(mask, gradient.shape), -1)
     size = math.prod(sizes)
     place = jnp.where(flat, jnp.cumsum(flat, dtype=jnp.int32) - 1, size)

@@ -20,9 +20,9 @@ aten = torch.ops.aten
 @lowers(aten.addmm.default, aten.addmv.default)
 @inlined
 def product_added(x, a, b, *, beta=1, alpha=1):
-    """`beta * x + alpha * a @ b`; with a `beta` of zero `x` counts nothing, even where it is nan.
+    """Returns `beta * x + alpha * a @ b`; with a `beta` of zero, `x` has no effect, even if it is nan.
 
-    Beside integers PyTorch cuts the numbers off to integers; other numbers multiply in float32 at least.
+    For integers, PyTorch truncates the two numbers to integers; other numbers are multiplied in float32 at least.
     """
     if alpha != 1 or beta not in (0, 1):
         x, a, b = (widened(v) if jnp.issubdtype(v.dtype, jnp.floating) else v for v in (x, a, b))
@@ -40,7 +40,7 @@ def product_added(x, a, b, *, beta=1, alpha=1):
 
 @lowers(aten._grouped_mm.default)
 def grouped_product(a, b, offs=None, bias=None, out_dtype=None):
-    """`offs` has the end of each group along the dimension that a matrix has in common for all groups."""
+    """`offs` has the end of each group along the dimension that a matrix shares with all groups."""
     if offs is None:
         return jnp.matmul(a, b)
     ragged = a.shape[-1 if b.ndim == 2 else 0] if a.ndim == 2 else b.shape[1]
@@ -50,19 +50,19 @@ def grouped_product(a, b, offs=None, bias=None, out_dtype=None):
         return jax.lax.ragged_dot(a, b, sizes)
     if a.ndim == 3:
         return jax.lax.ragged_dot(b.T, jnp.swapaxes(a, 1, 2), sizes).T
-    # JAX has the product over groups as a gradient only, and no gradient of that.
+    # JAX has the product over groups only as a gradient, and no gradient of that.
     place = jnp.arange(ragged)
     own = (place >= (ends - sizes)[:, None]) & (place < ends[:, None])
     return jnp.matmul(jnp.where(own[:, None], a, 0), jnp.where(own[:, :, None], b, 0))
 
 
 def _meta_of_groups(a, b, offs=None, bias=None, out_dtype=None):
-    """PyTorch's own is that of a kernel for GPUs in bfloat16. Rows are aligned to 16 bytes."""
+    """Returns the meta result, since PyTorch's is for bfloat16 kernels of GPUs. Rows are aligned to 16 bytes."""
     groups = {len(x) for x in (a, b) if x.dim() == 3} | (set() if offs is None else {len(offs)})
     ragged = a.dim() == 2 or b.dim() == 2
     dtypes = {a.dtype, b.dtype, out_dtype or a.dtype}
     if ragged == (offs is None) or bias is not None or len(groups) > 1 or a.shape[-1] != b.shape[-2] or len(dtypes) > 1:
-        raise RuntimeError("matrices, offsets and dtypes of a grouped product do not fit")  # the kernel says why
+        raise RuntimeError("matrices, offsets and dtypes of a grouped product do not fit")  # the kernel says which
     size = (*(groups if a.dim() == b.dim() else ()), a.shape[-2], b.shape[-1])
     row = -(-size[-1] * a.element_size() // 16) * 16 // a.element_size()
     return a.new_empty_strided(size, (row * size[-2], row, 1)[-len(size) :])
@@ -79,12 +79,12 @@ def _adjoint(a: jax.Array) -> jax.Array:
 
 
 def _first(found: jax.Array) -> jax.Array:
-    """The place along the last dimension, counted from 1, of the first that is true; zero if none is."""
+    """Returns the place along the last dimension, counted from 1, of the first true entry; zero if there is none."""
     return jnp.where(jnp.any(found, -1), jnp.argmax(found, -1) + 1, 0)
 
 
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The factors, the pivots counted from 1 as LAPACK does, and the place of the first zero on the diagonal."""
+    """Returns the factors, the pivots counted from 1 as in LAPACK, and the place of the first zero on the diagonal."""
     if not a.size:
         return a, jnp.zeros(a.shape[:-1], jnp.int32), jnp.zeros(a.shape[:-2], jnp.int32)
     lu, pivots, _ = jax.lax.linalg.lu(a)
@@ -119,7 +119,7 @@ def lu_unpack(lu, pivots, unpack_data=True, unpack_pivots=True):
 
 
 def _matrices(lu: jax.Array, permutation: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """P, L and U, of which P has no gradient."""
+    """Returns P, L and U; P has no gradient."""
     rows, columns = lu.shape[-2:]
     least = min(rows, columns)
     p = (jnp.arange(rows)[:, None] == permutation[..., None, :]).astype(lu.dtype)
@@ -143,7 +143,7 @@ def _factors(a: jax.Array, transposed: bool) -> tuple[jax.Array, jax.Array]:
 
 
 def _factors_transposed(a: torch.Tensor) -> dict[str, bool]:
-    """PyTorch's formula for the gradient takes the factors for those of the transpose of a contiguous real matrix."""
+    """PyTorch's gradient formula takes the factors for those of the transpose of a contiguous real matrix."""
     return {"factors_transposed": a.is_contiguous() and not a.is_complex()}
 
 
@@ -167,7 +167,7 @@ def solve(a, b, *, left=True, check_errors=False):
 
 @lowers(aten.linalg_householder_product.default)
 def householder_product(a, tau):
-    """The first columns of the product of the reflections `I - tau v v^H`; JAX's own has no derivative."""
+    """Returns the first columns of the product of the reflections `I - tau v v^H`; JAX's own has no derivative."""
     rows, columns = a.shape[-2:]
     count = tau.shape[-1]
     vectors = jnp.tril(a[..., :count], -1) + jnp.eye(rows, count, dtype=a.dtype)
@@ -183,13 +183,13 @@ def householder_product(a, tau):
 
 @lowers(aten.linalg_qr.default)
 def qr(a, mode="reduced"):
-    """PyTorch returns an empty Q where only R is asked for."""
+    """PyTorch returns an empty Q if only R is requested."""
     return (jnp.zeros(0, a.dtype), jnp.linalg.qr(a, "r")) if mode == "r" else jnp.linalg.qr(a, mode)
 
 
 @lowers(aten._linalg_eigvals.default)
 def eigenvalues(a):
-    """Taken whole: JAX differentiates the values, and not the vectors, which PyTorch would ask for besides."""
+    """JAX differentiates the values, but not the vectors, for which PyTorch's decomposition would ask as well."""
     return jnp.linalg.eigvals(a)
 
 
@@ -206,7 +206,7 @@ def eigh(a, uplo="L", compute_v=True):
 def pinv(a, *, atol=None, rtol=None, hermitian=False):
     if atol is not None and np.any(atol):
         raise NotImplementedError("with `atol`; give `rtol`, a share of the largest singular value")
-    if hermitian:  # PyTorch reads one triangle, and its derivative is that of any matrix
+    if hermitian:  # PyTorch reads one triangle, with the derivative of a general matrix
         a = regraft(_from_triangle(a, False), a)
     return jnp.linalg.pinv(a, max(a.shape[-2:]) * jnp.finfo(a.dtype).eps if rtol is None else rtol)
 
@@ -232,7 +232,7 @@ def ldl_factor(*args, **kwargs):
 
 
 def _from_triangle(a: jax.Array, upper: bool) -> jax.Array:
-    """The Hermitian matrix that has this triangle of `a`, with the gradient path of the Hermitian part of `a`."""
+    """Returns the Hermitian matrix with this triangle of `a`, and the gradient path of the Hermitian part of `a`."""
     other = _adjoint(a)
     kept = jnp.tril(jnp.ones(a.shape[-2:], bool))
     value = jnp.where(kept.T if upper else kept, a, other)
@@ -248,7 +248,7 @@ def _factor(a: jax.Array, upper: bool) -> jax.Array:
 
 @_factor.defjvp
 def _factor_jvp(upper, primals, tangents):
-    """PyTorch's formula, in which the diagonal of a complex factor may have an imaginary tangent."""
+    """Uses PyTorch's formula, in which the diagonal of a complex factor may have an imaginary tangent."""
     factor = _factor(*primals, upper)
     change = jax.lax.linalg.triangular_solve(factor, *tangents, left_side=True, lower=True)
     change = _adjoint(jax.lax.linalg.triangular_solve(factor, _adjoint(change), left_side=True, lower=True))
@@ -257,13 +257,13 @@ def _factor_jvp(upper, primals, tangents):
 
 @lowers(aten.linalg_cholesky_ex.default)
 def cholesky(a, upper=False, check_errors=False):
-    """Where `a` is not positive definite the factor is NaN, and `info` the first minor that is not."""
+    """If `a` is not positive definite, the factor is NaN and `info` is the first minor that is not."""
     factor = _factor(a, upper)
     return _adjoint(factor) if upper else factor, _first_minor(_from_triangle(a, upper))
 
 
 def _first_minor(a: jax.Array) -> jax.Array:
-    """The order of the first leading minor that is not positive, zero if there is none. No work unless it is used."""
+    """Returns the order of the first leading minor that is not positive, or zero. It costs nothing unless used."""
     if not a.size:
         return jnp.zeros(a.shape[:-2], jnp.int32)
 
@@ -282,7 +282,7 @@ def cholesky_of_old(a, upper=False):
 
 @lowers(aten.cholesky_solve.default)
 def cholesky_solve(b, factor, upper=False):
-    """One triangle of the factor decides the value; PyTorch's gradient is that of the product of the whole factor."""
+    """One triangle of the factor decides the value; PyTorch's gradient is that of the whole factor's product."""
     batch = jnp.broadcast_shapes(b.shape[:-2], factor.shape[:-2])
     b, factor = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (b, factor))
     if not b.size:

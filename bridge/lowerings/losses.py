@@ -46,17 +46,17 @@ def nll_loss(x, target, weight, reduction, ignore_index):
 
 
 _NEVER = -1e30
-"""The logarithm of a probability of zero; infinities have no gradient."""
+"""The logarithm used for a probability of zero; infinities have no gradient."""
 
 
 @lowers(aten._ctc_loss.default, aten._ctc_loss.Tensor)
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
-    """Losses, and in place of PyTorch's table of forward variables zeros of its shape.
+    """Returns losses, and zeros in the shape of PyTorch's table of forward variables.
 
-    Lengths that are traced are arrays. The table of a batch of padded targets then has their width.
+    Traced lengths are arrays. The table of a batch of padded targets then has their width.
 
-    The gradient is PyTorch's, which takes `log_probs` for a result of log_softmax: besides the derivative it has the
-    probabilities, and log_softmax cancels them.
+    The gradient is PyTorch's, which assumes that `log_probs` is a result of log_softmax: it adds the probabilities to
+    the derivative, and log_softmax cancels them.
     """
     log_probs = widened(log_probs)
     steps, batch, _ = log_probs.shape
@@ -92,7 +92,7 @@ def _array(lengths: Sequence[int] | jax.Array) -> np.ndarray | jax.Array:
 
 
 def _rows(targets: jax.Array, lengths: Sequence[int] | jax.Array) -> jax.Array:
-    """The labels of each sequence in a row of its own, padded with whatever follows them."""
+    """Returns the labels of each sequence in a row of its own, padded with whatever follows them."""
     widest = _widest(targets, lengths)
     if targets.ndim == 2:
         return targets[:, :widest]
@@ -102,7 +102,7 @@ def _rows(targets: jax.Array, lengths: Sequence[int] | jax.Array) -> jax.Array:
 
 
 def _widest(targets: jax.Array | torch.Tensor, lengths: Sequence[int] | jax.Array | torch.Tensor) -> int:
-    """The most labels of a sequence, or as many as there may be where the lengths are traced."""
+    """Returns the largest number of labels of a sequence, or its upper bound if the lengths are traced."""
     return max(lengths, default=0) if isinstance(lengths, Sequence) else targets.shape[-1]
 
 
@@ -137,7 +137,7 @@ def huber_loss(x, y, reduction=_MEAN, delta=1.0):
 
 @lowers(aten.binary_cross_entropy.default)
 def binary_cross_entropy(x, target, weight=None, reduction=_MEAN):
-    """Logarithms stop at -100 and the gradient's denominator at 1e-12, PyTorch's guards for 0 and 1."""
+    """Bounds logarithms at -100 and the gradient's denominator at 1e-12, as PyTorch does for 0 and 1."""
     p, t = jax.lax.stop_gradient(widened(x)), jax.lax.stop_gradient(widened(target))
     log_p, log_q = jnp.log(p), jnp.log1p(-p)
     value = -(t * jnp.maximum(log_p, -100) + (1 - t) * jnp.maximum(log_q, -100))
@@ -148,7 +148,7 @@ def binary_cross_entropy(x, target, weight=None, reduction=_MEAN):
 
 @lowers(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss(x, target, reduction):
-    """A row's labels end at the first negative one."""
+    """The labels of a row end at the first negative one."""
     rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
     valid = jnp.cumprod(labels >= 0, axis=1).astype(bool)[:, :, None]
     is_target = jnp.any(valid & (labels[:, :, None] == jnp.arange(rows.shape[1])), 1)
@@ -158,7 +158,7 @@ def multilabel_margin_loss(x, target, reduction):
     return _reduced(losses.reshape(target.shape[:-1]), reduction), is_target.reshape(x.shape).astype(x.dtype)
 
 
-# For one row and no reduction PyTorch's meta device says (1,), its CPU gives ().
+# For one row and no reduction PyTorch's meta device returns (1,), its CPU ().
 METAS[aten.multilabel_margin_loss_forward.default] = lambda x, target, reduction: (
     x.new_empty(target.shape[:-1] if reduction == 0 else ()),
     x.new_empty(x.shape),

@@ -1,4 +1,4 @@
-"""Normalisations, softmax among them, with statistics in float32 whatever the input dtype."""
+"""Normalizations, including softmax, with statistics in float32 for any input dtype."""
 
 import functools
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def softmax(x, dim, _half_to_float):
 
 @lowers(aten._safe_softmax.default)
 def safe_softmax(x, dim, dtype=None):
-    """Zeros, with no gradient, where all entries are -inf."""
+    """Returns zeros, with no gradient, where all entries are -inf."""
     x = widened(x if dtype is None else x.astype(jax_dtype(dtype)))
     empty = jnp.all(jnp.isneginf(x), dim, keepdims=True)
     return jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, x), dim))
@@ -36,7 +36,7 @@ def log_softmax(x, dim, _half_to_float):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _standardize(x: jax.Array, axes: tuple[int, ...], eps: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`x` with mean 0 and variance 1 along `axes`, the mean and the inverse deviation."""
+    """Returns `x` with mean 0 and variance 1 along `axes`, the mean and the inverse deviation."""
     mean = jnp.mean(x, axes, keepdims=True)
     centred = x - mean
     rstd = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axes, keepdims=True) + eps)
@@ -48,7 +48,7 @@ def _standardize_jvp(axes, eps, primals, tangents):
     """Written in terms of the result, as PyTorch's backward is.
 
     JAX's own derivative goes through the cube of the inverse deviation, which is zero in float32 for inputs beyond
-    1e13: the part of the gradient that comes from the variance is then lost while the values are still right.
+    1e13: the part of the gradient due to the variance would then be lost while the values are still right.
     """
     (x,), (dx,) = primals, tangents
     out, mean, rstd = _standardize(x, axes, eps)
@@ -59,7 +59,7 @@ def _standardize_jvp(axes, eps, primals, tangents):
 
 
 def _affine(x: Any, weight: Any, bias: Any, shape: Sequence[int] | None = None) -> Any:
-    """Arrays or tensors; `weight` and `bias` may be None, and are brought to `shape` before."""
+    """Takes arrays or tensors; `weight` and `bias` may be None, and are first reshaped to `shape`."""
     if weight is not None:
         x = x * (weight if shape is None else weight.reshape(shape))
     if bias is not None:
@@ -88,7 +88,7 @@ def group_norm(x, weight, bias, batch, channels, size, groups, eps):
 
 @lowers(aten._weight_norm_interface.default)
 def weight_norm(v, g, dim=0):
-    """Every slice along `dim` has a norm of its own; of a vector, every element. The norms have no gradient."""
+    """Every slice along `dim` has its own norm; in a vector, every element. The norms have no gradient."""
     wide = widened(v)
     axes = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
     norm = jnp.sqrt(jnp.sum(jnp.square(wide), axes, keepdims=True))
@@ -122,6 +122,6 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
     invstd = torch.rsqrt(var + eps)
     out = (wide - mean.view(shape)) * invstd.view(shape)
     out = _affine(out, weight, bias, shape)
-    if not training:  # PyTorch saves nothing then
+    if not training:  # PyTorch saves nothing in this case
         return out.to(x.dtype), mean.new_empty(0), invstd.new_empty(0)
     return out.to(x.dtype), mean.detach(), invstd.detach()

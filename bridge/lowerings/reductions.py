@@ -1,7 +1,7 @@
 """Reductions, selections and scans, with PyTorch's gradient at ties, at zero, at infinities and beside nan.
 
-Under `jit`, XLA may compute the entries a second time, with another rounding, to compare them with their maximum, and
-then none is equal to it. So the position of the maximum is computed, too.
+Under `jit`, XLA may compute the entries a second time, with different rounding, to compare them with their maximum, and
+then none may be equal to it. So the position of the maximum is computed, too.
 """
 
 import functools
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def _place_of(reduce: Callable, x: jax.Array, axes: tuple[int, ...]) -> jax.Array | None:
-    """True if an entry is at the place of the largest or smallest one along the axes; None for other reductions."""
+    """Returns a mask of the largest or smallest entry along the axes; None for other reductions."""
     argument = {jnp.max: jnp.argmax, jnp.min: jnp.argmin}.get(reduce)
     if argument is None or not x.size:
         return None
@@ -44,7 +44,7 @@ def extreme(x: jax.Array, reduce: Callable, axes: tuple[int, ...], nan: bool) ->
 
 @extreme.defjvp
 def _extreme_jvp(reduce, axes, nan, primals, tangents):
-    """Equals share the gradient. `nan`: whether nan is equal to itself; otherwise its share is 0 / 0."""
+    """Equal entries share the gradient. `nan`: whether nan equals itself; otherwise its share is 0 / 0."""
     (x,), (dx,) = primals, tangents
     out = extreme(x, reduce, axes, nan)
     same, place = x == out, _place_of(reduce, x, axes)
@@ -53,7 +53,7 @@ def _extreme_jvp(reduce, axes, nan, primals, tangents):
     if nan:
         same = same | (jnp.isnan(x) & jnp.isnan(out))
     count = jnp.sum(same, axes, keepdims=True).astype(x.dtype)
-    share = jnp.where(same, 1 / count, jnp.where(count == 0, jnp.nan, 0)).astype(x.dtype)  # XLA takes 0 / 0 for 0
+    share = jnp.where(same, 1 / count, jnp.where(count == 0, jnp.nan, 0)).astype(x.dtype)  # XLA computes 0 for 0 / 0
     return out, jnp.sum(dx * share, axes, keepdims=True)
 
 
@@ -77,7 +77,7 @@ def _picked(x: jax.Array, index: jax.Array, dim: int, keepdim: bool) -> tuple[ja
 
 
 def _extreme_along(x, dim, keepdim=False, *, place):
-    """Among equals the first has the index and the whole gradient; `amax` shares it."""
+    """Among equal entries the first has the index and the whole gradient; `amax` shares it."""
     return _picked(x, place(x, dim, keepdims=True), dim, keepdim)
 
 
@@ -86,9 +86,9 @@ lowers(aten.min.dim)(functools.partial(_extreme_along, place=jnp.argmin))
 
 
 def _middle(x: jax.Array, dim: int, skip_nan: bool) -> jax.Array:
-    """The place of the lower of the two in the middle, of the first nan if there is one and it is not to be skipped."""
+    """Returns the place of the lower of the two middle entries, or of the first nan unless nans are skipped."""
     order, size = jnp.argsort(x, dim, stable=True), x.shape[dim]
-    count = jnp.sum(~jnp.isnan(x), dim, keepdims=True)  # nan comes last
+    count = jnp.sum(~jnp.isnan(x), dim, keepdims=True)  # nan is sorted last
     middle = jnp.maximum(count - 1, 0) // 2 if skip_nan else jnp.where(count < size, count, (size - 1) // 2)
     return jnp.take_along_axis(order, middle, dim)
 
@@ -98,7 +98,7 @@ def _median_along(x, dim=-1, keepdim=False, *, skip_nan):
 
 
 def _median_of_all(x: jax.Array, *, skip_nan: bool) -> jax.Array:
-    """Equals share the gradient."""
+    """Equal entries share the gradient."""
     if not x.size:
         return jnp.full((), jnp.nan, x.dtype)
 
@@ -122,7 +122,7 @@ def kthvalue(x, k, dim=-1, keepdim=False):
 
 @lowers(aten.mode.default)
 def mode(x, dim=-1, keepdim=False):
-    """The smallest of the most frequent values, and its last place."""
+    """Returns the smallest of the most frequent values, and its last place."""
     fixed = jax.lax.stop_gradient(x)
     value = jax.scipy.stats.mode(fixed, axis=dim % x.ndim, keepdims=True)[0]
     last = x.shape[dim] - 1 - jnp.argmax(jnp.flip(fixed == value, dim), dim, keepdims=True)
@@ -138,7 +138,7 @@ def sort(x, dim=-1, descending=False, *, stable=None):
 
 @lowers(aten.topk.default)
 def topk(x, k, dim=-1, largest=True, sorted=True):
-    """Nan is larger than all. Integers are turned round by their complement, which holds for the smallest one, too."""
+    """Treats nan as larger than all. Integers are reversed by their complement, which works for the smallest, too."""
     fixed = jnp.moveaxis(jax.lax.stop_gradient(x), dim, -1)
     if largest or jnp.issubdtype(x.dtype, jnp.integer):
         places = jax.lax.top_k(fixed if largest else ~fixed, k)[1]
@@ -148,7 +148,7 @@ def topk(x, k, dim=-1, largest=True, sorted=True):
 
 
 def _running(x, dim, *, scan):
-    """Values are taken by index, so that the gradient goes to one entry only: the last of equals."""
+    """Takes values by index, so that the gradient goes to one entry only: the last of equal ones."""
     if not x.ndim or not x.size:
         return x, jnp.zeros(x.shape, jnp.int32)
     dim = dim % x.ndim
@@ -188,7 +188,7 @@ def mean(x, dim=None, keepdim=False, *, dtype=None):
 
 
 _LEAST = -1e30
-"""Stands for the logarithm of zero among complex numbers, where JAX's sum of two such logarithms is nan."""
+"""Replaces the logarithm of zero among complex numbers, where JAX's sum of two such logarithms is nan."""
 
 
 @lowers(aten.logcumsumexp.default)
@@ -211,9 +211,9 @@ def _variance(x: jax.Array, axes: tuple[int, ...], ddof: float) -> jax.Array:
 
 @_variance.defjvp
 def _variance_jvp(axes, ddof, primals, tangents):
-    """Not through the mean: entries beside an infinite one have a gradient."""
+    """Leaves the mean out, so that entries beside an infinite one have a gradient."""
     (x,), (dx,) = primals, tangents
-    freedom = _count(x, axes) - ddof  # PyTorch's formula also divides by less than zero
+    freedom = _count(x, axes) - ddof  # PyTorch's formula also divides by negative numbers
     slope = jnp.asarray(2 / freedom if freedom else jnp.inf, x.dtype) * (x - jnp.mean(x, axes, keepdims=True))
     return _variance(x, axes, ddof), jnp.sum(dx * slope, axes, keepdims=True)
 
@@ -223,12 +223,12 @@ def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
 
 
 def _square_root(x: jax.Array) -> jax.Array:
-    """Square alias_roots; that of zero has no gradient."""
+    """Returns the square root, with a gradient of zero at zero."""
     return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
 
 
 def _spread(x, dim=None, *, correction=None, keepdim=False, root, with_mean):
-    """Variance or, with the gradient zero where all entries are equal, deviation; and the mean."""
+    """Returns variance or deviation, with zero gradient where all entries are equal; and the mean, if asked."""
     x = widened(x)
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(d % x.ndim for d in dim)
     ddof = 1 if correction is None else correction
@@ -252,7 +252,7 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     """Its gradient at zero is zero, PyTorch's choice among the subgradients; `jnp.linalg.norm` gives NaN."""
     x = widened(x if dtype is None else x.astype(jax_dtype(dtype)))
     axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(dim)
-    if ord == 2:  # not of the absolute values, whose derivative at zero is constant
+    if ord == 2:  # not from absolute values, whose derivative at zero is constant
         squares = jnp.square(x.real) + jnp.square(x.imag) if jnp.iscomplexobj(x) else jnp.square(x)
         return _square_root(jnp.sum(squares, axes, keepdims=keepdim))
     x = absolute(x)
@@ -285,7 +285,7 @@ def pdist(x, p=2):
 
 @lowers(aten._euclidean_dist.default)
 def euclidean_dist(x, y):
-    """`torch.cdist` of large sets, by a matrix product. The gradient at a distance of zero is zero."""
+    """Returns `torch.cdist` of large sets by a matrix product. The gradient at a distance of zero is zero."""
     squares = [jnp.sum(jnp.square(each), -1, keepdims=True) for each in (x, y)]
     product = -2 * jnp.matmul(x, jnp.swapaxes(y, -1, -2))
     return _square_root(jnp.maximum(squares[0] + product + jnp.swapaxes(squares[1], -1, -2), 0))

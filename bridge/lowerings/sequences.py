@@ -1,4 +1,4 @@
-"""Packed sequences, of lengths that are known while the call is traced, and recurrent layers as scans."""
+"""Packed sequences, whose lengths are known while the call is traced, and recurrent layers as scans."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pad(
 
 
 def _constant(real: torch.Tensor) -> torch.Tensor:
-    """A constant that belongs to the call."""
+    """Returns a constant that belongs to the call."""
     return torch.tensor(real.tolist(), dtype=real.dtype).reshape(real.shape)
 
 
@@ -56,12 +56,12 @@ def _constant(real: torch.Tensor) -> torch.Tensor:
 def lstm_layer(
     x, w_input, w_hidden, b_input, b_hidden, h, c, reverse, batch_sizes, mode, size, layers, has_biases, *_settings
 ):
-    """One direction of one LSTM layer over `(time, batch, features)`: what PyTorch's CPU build makes of an LSTM.
+    """Runs one direction of one LSTM layer over `(time, batch, features)`, as PyTorch's CPU build does.
 
-    A scan, so that a long sequence compiles once and not once a step. The last output is MKL-DNN's workspace.
+    It is a scan, so that a long sequence compiles once, not once a step. The last output is MKL-DNN's workspace.
     """
     inputs = jnp.einsum("tbf,gf->tbg", x, w_input)
-    if has_biases:  # otherwise what stands for them has the shape of the weights
+    if has_biases:  # otherwise the placeholders have the shape of the weights
         inputs = inputs + b_input + b_hidden
 
     def step(state, gates):

@@ -1,7 +1,7 @@
 """Operations whose result has a shape, or is a Python number, that depends on values.
 
-Under `jit` values are not known and the dispatcher says so; where they are (a constant of the module, or a call outside
-`jit`), PyTorch itself computes the answer.
+Under `jit` values are not known, and the dispatcher raises an error; where they are (a constant of the module, or a
+call outside `jit`), PyTorch itself computes the answer.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def is_traced(tensor: Any) -> bool:
 
 
 def known(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers on the host; JAX refuses those of a traced array."""
+    """Returns the numbers on the host; JAX refuses those of a traced array."""
     return tensor_of(tensor.value).to(tensor.dtype) if isinstance(tensor, BridgeTensor) else tensor
 
 
@@ -52,7 +52,7 @@ for _op in (
 
 @decomposes(aten.bincount.default)
 def bincount(x, weights=None, minlength=0):
-    """Traced numbers have to be known to lie below `minlength`, which then is the size of the result."""
+    """Traced numbers must be known to lie below `minlength`, which is then the size of the result."""
     if not is_traced(x):
         counts = _by_pytorch(aten.bincount.default)(x, None, minlength)
         if weights is None:
@@ -84,7 +84,7 @@ def masked_select(x, mask):
 
 @decomposes(aten.index.Tensor)
 def index(x, indices):
-    """A mask becomes the positions where it is true, which takes its values."""
+    """Replaces a mask by the positions where it is true, which needs its values."""
     expanded = []
     for place in indices:
         if place is not None and place.dtype in (torch.bool, torch.uint8):
@@ -102,21 +102,21 @@ def index_by_positions(x, indices):
 
 @decomposes(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats, *, output_size=None):
-    """The positions to repeat; with `output_size` given it needs no values."""
+    """Returns the positions to repeat; with `output_size` given, no values are needed."""
     size = int(repeats.sum()) if output_size is None else output_size
     return torch.searchsorted(repeats.cumsum(0), torch.arange(size), right=True)
 
 
 @decomposes(aten.one_hot.default)
 def one_hot(x, num_classes=-1):
-    """Taken whole: PyTorch insists on int64, and integers that come from JAX have 32 bits unless x64 is on."""
+    """PyTorch's function insists on int64, and integers that come from JAX have 32 bits unless x64 is on."""
     count = int(x.max()) + 1 if num_classes == -1 else num_classes
     return (x.unsqueeze(-1) == torch.arange(count)).to(torch.int64)
 
 
 @decomposes(aten.take_along_dim.default)
 def take_along_dim(x, indices, dim=None):
-    """Taken whole, as `one_hot` is."""
+    """Replaces PyTorch's function for the same reason as `one_hot`."""
     return aten.take_along_dim.default.decompose(x, indices.to(torch.int64), dim)
 
 
@@ -131,7 +131,7 @@ DECOMPOSITIONS[aten._assert_async.default] = DECOMPOSITIONS[aten._assert_async.m
 
 @decomposes(aten._new_zeros_with_same_feature_meta.default)
 def zeros_for_a_tangent(x, other, *, self_num_batch_dims=0):
-    """The tensor into which forward-mode differentiation copies a tangent that lies in memory unlike `other`."""
+    """Returns the tensor into which forward mode copies a tangent whose memory layout differs from that of `other`."""
     batch, offset = x.shape[:self_num_batch_dims], other.storage_offset()
     if other.is_contiguous() and not offset:
         return other.new_zeros((*batch, *other.shape))
@@ -140,7 +140,7 @@ def zeros_for_a_tangent(x, other, *, self_num_batch_dims=0):
     return memory.as_strided((*batch, *other.shape), (*memory.stride()[:-1], *other.stride()), offset)
 
 
-# The parts are no views to PyTorch, which cells of recurrent networks write into; `split` would forbid it.
+# PyTorch does not treat the parts as views, and cells of recurrent networks write into them; `split` would forbid it.
 
 
 @decomposes(aten.unsafe_split.Tensor)

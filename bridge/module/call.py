@@ -1,4 +1,4 @@
-"""One traced call of a module: a copy of it with arrays for its state, the run, and what the run leaves behind."""
+"""One traced call of a module: a copy with arrays for its state, the run, and everything that the run leaves behind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from bridge.tensor.tensor import BridgeTensor, empty_meta, wrap
 
 
 class Arguments:
-    """The contents of the arguments of a call, before it."""
+    """The contents of a call's arguments before the call."""
 
     def __init__(self, method: Callable, args: tuple, kwargs: dict):
         self._containers: list[tuple[Any, Any, dict]] = []
@@ -75,7 +75,7 @@ class Arguments:
                 todo += [(name, item) for item in items.values()]
 
     def changed(self, outputs: Any) -> list[str]:
-        """The names of those that the call has changed and does not return."""
+        """Returns the names of those that the call has changed and does not return."""
         places = [(n, {id(v)}) for n, v, before in self._containers if not _same(_items(v), before)]
         places += [
             (n, {id(storage), id(tensor._handle.storage)})
@@ -90,7 +90,7 @@ class Arguments:
 
 
 def _names(method: Callable, args: tuple, kwargs: dict) -> Iterator[str]:
-    """The names of the positional arguments in the signature."""
+    """Yields the names of the positional arguments in the signature."""
     try:
         parameters = [*inspect.signature(getattr(method, "forward", method)).parameters.values()]
     except (TypeError, ValueError):
@@ -114,7 +114,7 @@ def _same(now: dict | None, before: dict) -> bool:
 
 
 def _contents(outputs: Any) -> set[int]:
-    """The identities of the containers among the results, and of the memory of the tensors."""
+    """Returns the ids of the containers among the results, and of the memory of the tensors."""
     found: set[int] = set()
     todo = [outputs]
     while todo:
@@ -139,7 +139,7 @@ class Exported:
     buffers: dict[str, jax.Array]
     options: Options = dataclasses.field(default_factory=Options)
     second_names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
-    """Further names of a parameter or buffer -> the first one."""
+    """Further names of a parameter or buffer -> its first name."""
     verdicts: Verdicts = dataclasses.field(default_factory=Verdicts, init=False, repr=False, compare=False)
     """Decisions on the effects that calls have on the module."""
 
@@ -169,7 +169,7 @@ class Request:
 
 
 def _known(value: Any) -> jax.Array:
-    """Returns an array of NumPy's, or a number, as one that stays known while tracing."""
+    """Returns a NumPy array or a number as an array that stays known while tracing."""
     with jax.ensure_compile_time_eval():
         return jnp.asarray(value)
 
@@ -220,7 +220,7 @@ class Call:
         """The names of arguments that the run has changed and does not return."""
 
     def run(self, request: Request) -> Result:
-        """One call."""
+        """Runs one call."""
         snapshot = Snapshot(self._modules, self._slots, self._copies.values())
         result = self._run(request)
         self.changes = snapshot.changes()
@@ -230,7 +230,7 @@ class Call:
             if name in self._fn.params and start.written(tensor):
                 self.written.append(name)
             trained = name in self._fn.params and tensor is start.tensor
-            if trained and tensor.requires_grad != start.requires_grad:  # frozen or thawed
+            if trained and tensor.requires_grad != start.requires_grad:  # the call froze or unfroze it
                 self.changes[name, "requires_grad"] = tensor.requires_grad
             parted = parted or self._memory[name] is not start.memory
         if parted:
@@ -238,9 +238,9 @@ class Call:
         return result
 
     def run_twice(self, first: Request, second: Request, hidden: Place | None) -> tuple[Result, Result, dict]:
-        """Two calls on this copy, the second one on the buffers that the first one leaves.
+        """Runs two calls on this copy, the second one with the buffers that the first one leaves.
 
-        The second one cannot read what is at the `hidden` place. Returns both results, and what the second one changes.
+        The second call cannot read the value at the `hidden` place. Returns both results and the second call's changes.
         """
         before = self._run(first)
         self._dispatch.rng, self._dispatch.draws = second.rng, 0
@@ -254,7 +254,7 @@ class Call:
         return before, after, start.changes()
 
     def _has_parted(self, tensor: torch.Tensor) -> bool:
-        """True if the tensor is over memory that a parameter or buffer had before the call, and has no longer.
+        """True if the tensor is over memory that a parameter or buffer had before the call and has no longer.
 
         In PyTorch that memory lives on; in a later call, the tensor would be over the new one.
         """
@@ -272,7 +272,7 @@ class Call:
             except Exception as error:
                 add_place(error, dispatch.where)
                 raise
-            finally:  # PyTorch's own error about one that the call registered says nothing of that
+            finally:  # PyTorch's own error about a buffer that the call registered does not name it
                 refuse_gradient_hooks(self._module)
             # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
             final = {name: value_in(name, slot) for name, slot in self._slots.items()}
@@ -306,7 +306,7 @@ class Call:
         return tensor._handle.storage if isinstance(tensor, BridgeTensor) else storage_id(tensor)
 
     def _to_torch(self, value: Any) -> Any:
-        """No input has `requires_grad`, as in PyTorch, unless the code itself differentiates by it; JAX always may."""
+        """Converts an input. No input has `requires_grad`, as in PyTorch, unless the code differentiates by it."""
         real = isinstance(value, torch.Tensor) and not isinstance(value, BridgeTensor)
         if real and value.layout is torch.strided and has_counterpart(value.dtype):
             value = array_of(value)  # as in a cache that the caller has made
@@ -323,14 +323,14 @@ class Call:
             )
         dtype = torch_dtype(array.dtype)
         if dtype == torch.int32 and array.dtype == jax_dtype(torch.int64):
-            dtype = torch.int64  # JAX has no wider one, and labels and indices of PyTorch are wide
+            dtype = torch.int64  # JAX has no wider dtype, and labels and indices of PyTorch are wide
         meta = empty_meta(array.shape, None, dtype)
         tensor = wrap(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
         self._dispatch.inputs.append(tensor)
         return start_graph(tensor, self.recording) if self.recording else tensor
 
     def _bound_state(self, reals: Mapping[str, torch.Tensor], request: Request) -> dict[str, BridgeTensor]:
-        """The traced tensor of each parameter and buffer."""
+        """Returns the traced tensor of each parameter and buffer."""
         state: dict[str, BridgeTensor] = {}
         windows = alias_roots(reals)
         for name in sorted(reals, key=windows.__contains__):
@@ -338,7 +338,7 @@ class Call:
             trained = name in self._fn.params
             array = jnp.asarray(request.params[name] if trained else request.buffers[name])
             dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
-            if name in windows:  # written into the memory that it shows, as `load_state_dict` does
+            if name in windows:  # is written into the memory that it views, as `load_state_dict` does
                 tensor = alias_of(state[windows[name]], real, differentiable=is_view_of(real, reals[windows[name]]))
                 if windows[name] not in self._fn.params:  # a parameter may have been updated since, and decides
                     tensor.write(array.astype(tensor.value.dtype), tracked=False, grad_enabled=False)
@@ -355,7 +355,7 @@ class Call:
         return state
 
     def _set_mode(self, train: bool) -> None:
-        """`module.train(train)` on the copy, by the modules' own methods where one has its own."""
+        """Runs `module.train(train)` on the copy, by the modules' own methods where a module has its own."""
         if all(type(m).train is nn.Module.train and "train" not in vars(m) for m in self._modules.values()):
             for m in self._modules.values():
                 m.training = train
@@ -373,7 +373,7 @@ class Call:
 def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
     """Returns everything that the call leaves behind, and the parameters that it has written.
 
-    Raises `BridgeError` for an effect on the module that a later call would miss; warns of what is only lost.
+    Raises `BridgeError` for an effect on the module that a later call would miss; warns about harmless losses.
     """
 
     recording, call, result = NO_GRAPH, None, None
@@ -386,7 +386,7 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
     assert call is not None
     if call.changes and request.survey is None:
         numbers = _Numbers(request)
-        # In eval mode the parameters are the same in the next call, so a table of them may serve it.
+        # In eval mode the parameters are the same in the next call, so a table computed from them remains valid.
         training = any(m.training for m in fn.module.modules()) if request.train is None else request.train
 
         def second_call(first: list, second: list, hidden: Place | None = None) -> tuple:
@@ -407,9 +407,9 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
 
 
 class _Numbers:
-    """The arrays in a request but its overrides, and requests with others in their place.
+    """The arrays of a request except its overrides, and requests with other arrays in their place.
 
-    NumPy's arrays stay what they are beside traced ones: they are constants of the program that is traced.
+    NumPy arrays stay NumPy arrays beside traced ones: they are constants of the traced program.
     """
 
     def __init__(self, request: Request):
@@ -439,7 +439,7 @@ def method_of(module: nn.Module, name: str) -> Callable[..., Any]:
 
 
 def refuse_gradient_hooks(module: nn.Module) -> None:
-    """They belong to PyTorch's engine, which does not run; what they do to a gradient would be left out."""
+    """Refuses hooks of PyTorch's engine, which does not run; their effect on a gradient would be lost."""
     hooked = gradient_hooks(module)
     if hooked:
         raise BridgeError(

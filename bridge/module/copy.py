@@ -1,7 +1,7 @@
-"""Copies of a module: one for each traced call, with traced tensors in it, and those that `verify` works on.
+"""Copies of a module: one with traced tensors for each traced call, and those that `verify` works on.
 
-Modules, containers and objects whose state is their attributes are copied, wherever they hang: what the call assigns
-dies with the copy. Whatever a module holds twice, its copy holds twice.
+Modules, containers and objects whose state is their attributes are copied at any depth, so the call's assignments are
+lost with the copy. Whatever a module holds twice, its copy holds twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Slot = tuple[nn.Module, str]
 
 
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by its first qualified name; a tied one once."""
+    """Returns every parameter and buffer by its first qualified name; a tied one appears once."""
     seen: dict[int, str] = {}
     state: dict[str, torch.Tensor] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -53,7 +53,7 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def second_names(module: nn.Module) -> dict[str, str]:
-    """The further names of parameters and buffers that have several -> the first one."""
+    """Returns the further names of parameters and buffers that have several -> the first one."""
     first = {id(tensor): name for name, tensor in state_of(module).items()}
     every = [
         *module.named_parameters(remove_duplicate=False),
@@ -63,7 +63,7 @@ def second_names(module: nn.Module) -> dict[str, str]:
 
 
 def slots_of(modules: Mapping[str, nn.Module], names: Iterable[str]) -> dict[str, Slot]:
-    """Returns where the parameters and buffers of these names are in modules by their names."""
+    """Returns the slots of the parameters and buffers with these names, given the modules by name."""
     slots: dict[str, Slot] = {}
     for name in names:
         path, _, slot = name.rpartition(".")
@@ -72,13 +72,13 @@ def slots_of(modules: Mapping[str, nn.Module], names: Iterable[str]) -> dict[str
 
 
 def slot_of(module: nn.Module, name: str) -> Slot:
-    """The submodule and the name in it of a qualified name."""
+    """Returns the submodule and the local name for a qualified name."""
     path, _, slot = name.rpartition(".")
     return module.get_submodule(path), slot
 
 
 def value_in(name: str, slot: Slot) -> Any:
-    """Returns the object in the place of a parameter or buffer. Raises `BridgeError` if a call has deleted it."""
+    """Returns the object in the slot of a parameter or buffer. Raises `BridgeError` if a call has deleted it."""
     owner, key = slot
     for registry in (owner._parameters, owner._buffers):
         if key in registry:
@@ -89,7 +89,7 @@ def value_in(name: str, slot: Slot) -> Any:
 
 
 class Start(NamedTuple):
-    """A parameter or buffer as a call finds it."""
+    """A parameter or buffer at the beginning of a call."""
 
     tensor: BridgeTensor
     memory: Storage
@@ -129,9 +129,9 @@ def check_final(start: Mapping[str, Start], final: Mapping[str, Any], memory_of:
 
 
 def _check_sharing(before: Mapping[str, Any], after: Mapping[str, Any], final: Mapping[str, Any]) -> None:
-    """Raise for names that share memory before the call, or after it, and not at the other time.
+    """Raises for names that share memory before the call or after it, but not both.
 
-    Where two share memory before the call, one array is a window on the other in each.
+    If two share memory before the call, one array is a window on the other at each call.
     """
     for memory, other, what in (
         (before, after, "share memory before the call and not after it, and would share it in the next one"),
@@ -154,7 +154,7 @@ def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_tied(names: Mapping[str, str], slots: Mapping[str, Slot], final: Mapping[str, Any]) -> None:
-    """Raise for a tensor with two names that is two tensors after the call: it has one array."""
+    """Raises for a tensor with two names that is two tensors after the call: it has only one array."""
     for name, first in names.items():
         if value_in(name, slots[name]) is not final[first]:
             raise BridgeError(
@@ -167,26 +167,26 @@ def check_tied(names: Mapping[str, str], slots: Mapping[str, Slot], final: Mappi
 
 
 def shadow(module: nn.Module, known: Mapping[int, torch.Tensor]) -> tuple[nn.Module, dict[int, Any]]:
-    """The copy for one call, and the copy of everything that is copied with it by the id of its original.
+    """Returns the copy for one call, and a dict from the ids of originals to everything copied with it.
 
-    `known`: what stands for a parameter or buffer, by the id of the real one, wherever modules and containers hold it.
-    Tensors that are neither, and objects that hold state elsewhere than in attributes, are shared.
+    `known`: what replaces a parameter or buffer, by the id of the real one, wherever modules and containers hold it.
+    Other tensors, and objects that hold state elsewhere than in attributes, are shared.
     """
     copier = _Copier(known, _shared)
     return copier.copied_tree(module), copier.copies
 
 
 def independent(module: nn.Module) -> nn.Module:
-    """A copy that shares no tensor with the module; tensors that share memory do so in the copy.
+    """Returns a copy that shares no tensor with the module; tensors that share memory do so in the copy.
 
-    A tensor that a hook made of parameters (pruning, weight norm) is copied as its values: PyTorch copies no results.
-    What Python cannot copy, such as a lock or an open file, is shared.
+    A tensor that a hook computed from parameters (pruning, weight norm) is copied by value: PyTorch copies no results.
+    Objects that Python cannot copy, such as a lock or an open file, are shared.
     """
     return _Copier({}, _duplicate).copied_tree(module)
 
 
 def _shared(copier: _Copier, value: Any) -> Any:
-    if isinstance(value, torch.Generator):  # to each call it is one that the call has not seeded
+    if isinstance(value, torch.Generator):  # each call treats it as a generator that it has not seeded
         return copier.copies.setdefault(id(value), CallGenerator())
     return value
 
@@ -195,9 +195,9 @@ def _duplicate(copier: _Copier, value: Any) -> Any:
     base = base_of(value) if isinstance(value, torch.Tensor) else None
     if isinstance(value, torch.Tensor) and not value.is_leaf:
         new = value.detach().clone()
-    elif base is not None:  # autograd follows what is written into the base to the view
+    elif base is not None:  # autograd follows a write into the base to the view
         new = copier.visit(base).as_strided(value.size(), value.stride(), value.storage_offset())
-    elif type(value) is nn.Parameter:  # `deepcopy` would leave its attributes out, and part what shares memory
+    elif type(value) is nn.Parameter:  # `deepcopy` would drop its attributes and separate shared memory
         new = nn.Parameter(copy.deepcopy(value.detach(), copier.copies), value.requires_grad)
         vars(new).update({name: copier.visit(item) for name, item in vars(value).items()})
     else:
@@ -217,15 +217,15 @@ def _same(old: Iterable[Any], new: Iterable[Any]) -> bool:
 
 
 class _Copier:
-    """`copies` are by the ids of their originals, as in the memo of `copy.deepcopy`.
+    """Copies a module. `copies` maps ids of originals to copies, like the memo of `copy.deepcopy`.
 
-    `other` is what becomes of tensors that are not in it, and of everything that is not copied here.
+    `other` converts tensors that are not in `copies`, and everything that is not copied here.
     """
 
     def __init__(self, known: Mapping[int, Any], other: Callable[[_Copier, Any], Any]):
         self.copies = dict(known)
         self.alive: list[Any] = []
-        """Originals whose ids must stay theirs."""
+        """Originals that are kept alive so that their ids stay unique."""
         self._other = other
 
     def copied_tree(self, module: nn.Module) -> Any:
@@ -237,7 +237,7 @@ class _Copier:
         return self.copies[id(module)]
 
     def visit(self, value: Any) -> Any:
-        """The copy of the value; the value itself where nothing in it is copied."""
+        """Returns the copy of the value; the value itself if nothing in it is copied."""
         kind = type(value)
         if kind in ATOMS:
             return value
@@ -290,9 +290,9 @@ class _Copier:
         return self._fill(copied, value)
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
-        """A closure over what is copied, closed over the copies instead.
+        """Returns a closure over copied values with the copies in their place.
 
-        Also one that wraps a method, as those of `torch.compile` and `torch.no_grad()(self.step)` do.
+        This includes closures that wrap a method, such as those of `torch.compile` and `torch.no_grad()(self.step)`.
         """
         if not value.__closure__:
             return value
@@ -312,7 +312,7 @@ class _Copier:
         self.copies[id(value)] = value
         try:
             content = self.visit(value.cell_contents)
-        except ValueError:  # an empty one
+        except ValueError:  # the cell is empty
             return value
         if content is not value.cell_contents:
             self.copies[id(value)] = types.CellType(content)
@@ -334,7 +334,7 @@ class _Copier:
         return new
 
     def _handle(self, value: RemovableHandle) -> RemovableHandle:
-        """One that removes the hook from the copy of its module."""
+        """Returns a handle that removes the hook from the copy of its module."""
         self.copies[id(value)] = new = object.__new__(RemovableHandle)
         new.__setstate__(self.visit(value.__getstate__()))
         return new
@@ -353,7 +353,7 @@ _BY_KIND: dict[type, Callable[[_Copier, Any], Any]] = {
 }
 
 
-# ---- what a call changes
+# ---- changes by a call
 
 Place = tuple[str, Any]
 """(path of a container from the module, key or position in it)"""
@@ -373,7 +373,7 @@ _ATOMS = ATOMS | _TENSORS | _CODE | {np.ndarray}
 """Types of values that hold no further state."""
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 _LISTS_OF_STATE = frozenset({"_flat_weights", "_flat_weight_refs", "_non_persistent_buffers_set"})
-"""Attributes that list parameters and buffers; recurrent modules make theirs again at each call."""
+"""Attributes that list parameters and buffers; recurrent modules rebuild theirs at each call."""
 
 
 class _Unreadable:
@@ -390,7 +390,7 @@ _UNREADABLE = _Unreadable()
 
 
 class Snapshot:
-    """Attributes of a copied module tree, and the contents of the containers and objects in it, at one time."""
+    """The attributes of a copied module tree, and the contents of its containers and objects, at one time."""
 
     def __init__(self, modules: Mapping[str, nn.Module], slots: Mapping[str, Slot], copies: Iterable[Any]):
         """`modules`: the copies of a call, by qualified name. `slots`: the places of its parameters and buffers.
@@ -410,7 +410,7 @@ class Snapshot:
                 self._held.append((value.__dict__, value.__dict__.copy()))
 
     def changes(self) -> dict[Place, Any]:
-        """Returns what is now at every place that has changed since; `GONE` where nothing is."""
+        """Returns the present value at every place that has changed since; `GONE` where there is none."""
         changed: dict[Place, Any] = {}
         for value, before in self._held:
             now = value if type(value) in _PLAIN else _items(value)
@@ -435,10 +435,10 @@ class Snapshot:
         return any(registry is owner._parameters or registry is owner._buffers for owner in owners)
 
     def _path(self, wanted: Any) -> str:
-        """The way to a container from the module."""
+        """Returns the path from the module to a container."""
         seen = set[int]()
         todo: list[tuple[str, Any]] = [(name, module.__dict__) for name, module in self._modules.items()]
-        for path, value in todo:  # which grows
+        for path, value in todo:  # the list grows during the loop
             if value is wanted:
                 return path
             container = isinstance(value, (dict, list, tuple, set, collections.deque))
@@ -451,13 +451,13 @@ class Snapshot:
         return "an object that a function encloses"
 
     def hide(self, place: Place) -> None:
-        """Let code that reads what is at the place fail."""
+        """Makes code that reads the value at the place fail."""
         for value, items in self._held:
             if place[1] in items and not isinstance(value, set) and self._path(value) == place[0]:
                 value[place[1]] = _UNREADABLE
 
     def holders(self, memory: Callable[[torch.Tensor], bool]) -> dict[Place, Any]:
-        """The places where attributes and containers held tensors over some memory then and hold them now."""
+        """Returns the places where attributes and containers held tensors over some memory before and still do."""
         return {
             (self._path(value), key): KEPT
             for value, before in self._held
@@ -468,7 +468,7 @@ class Snapshot:
 
 
 def _items(value: Any) -> dict:
-    """The items of a container by key or position, read without methods of its own class."""
+    """Returns the items of a container by key or position, read without methods of its own class."""
     if isinstance(value, dict):
         return dict.copy(value)
     if isinstance(value, set):
@@ -486,7 +486,7 @@ def _shown(key: Any) -> str:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """True if the two are the same to whoever reads them. Objects are if they are identical."""
+    """True if code that reads the two cannot tell them apart. Objects are equal only if they are identical."""
     if a is b:
         return True
     if type(a) is not type(b) or isinstance(a, BridgeTensor):
@@ -507,7 +507,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def override(module: nn.Module, copies: Iterable[Any], name: str, number: BridgeTensor) -> None:
-    """Set a number in an attribute of the copy of a module, or of an object that was copied with it."""
+    """Sets a number in an attribute of the copy of a module, or of an object that was copied with it."""
     *path, last = name.split(".")
     owner: Any = module
     for depth, step in enumerate(path):
@@ -534,9 +534,9 @@ def _no_number(name: str, place: str, owner: Any, step: str) -> str:
 
 
 def name_calls(modules: Mapping[str, nn.Module]) -> None:
-    """Calls of each module run under `jax.named_scope("layers.0[Block]")`: its qualified name and its class.
+    """Makes calls of each module run under `jax.named_scope("layers.0[Block]")`: its qualified name and its class.
 
-    Profiles and compiled programs show it. It writes into the modules themselves, which are copies for one call.
+    Profiles and compiled programs show the scope. It is set on the modules themselves, which are copies for one call.
     """
     for name, module in modules.items():
         if getattr(type(module), "forward", None) in (None, nn.Module.forward):  # a container

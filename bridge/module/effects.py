@@ -1,8 +1,8 @@
 """Effects of a call on its module besides the values of parameters and buffers, and the policy on them.
 
-A call runs on a copy of the module, so what it assigns to attributes, or puts into lists, dicts and objects that hang
-on them, is gone with the call. That is harmless where no later call would read it, as for a lazily built table, and
-another model where one would. `judge` finds out, once for each kind of call: it traces a second call on the copy that
+A call runs on a copy of the module, so what it assigns to attributes, or puts into lists, dicts and objects that they
+hold, is lost with the call. That is harmless if no later call would read it, as for a lazily built table, and changes
+the model if one would. `judge` decides this once for each kind of call: it traces a second call on the copy that
 the first one left, and the same call on a fresh copy, and compares the two programs.
 
 State elsewhere (globals, closures, class attributes, files) is not followed here; `bridge.verify` compares two calls.
@@ -30,16 +30,16 @@ from bridge.tensor.tensor import BridgeTensor
 
 
 class Verdicts:
-    """Decisions on the effects of a module's calls, each made once."""
+    """Decisions on the effects of a module's calls; each decision is made once."""
 
     def __init__(self):
         self._known: dict[Hashable, tuple[str, list[str]]] = {}
         self._said: set[str] = set()
 
     def check(self, changes: Mapping[Place, Any], kind: Hashable, second_call: SecondCall, shapes: Shapes) -> None:
-        """Raise `BridgeError` where a later call would read what one has changed; warn where the change is only lost.
+        """Raises `BridgeError` if a later call would read a changed value; warns if the change is merely lost.
 
-        A value that the next call would write again, such as a cached table, is neither. `kind`: the method, the mode
+        A value that the next call would write again, such as a cached table, does neither. `kind`: the method, the mode
         and the shapes of a call.
         """
         key = kind, frozenset(map(_name, changes))
@@ -51,7 +51,7 @@ class Verdicts:
         self.warn(lost, "the call writes {}, which is lost with it: the module keeps what it had")
 
     def warn(self, names: list[str], text: str) -> None:
-        """Warn once of each name; `text` has a place for them."""
+        """Warns once for each name; `text` has a placeholder for the names."""
         new = [name for name in dict.fromkeys(names) if text + name not in self._said]
         self._said |= {text + name for name in new}
         if new:
@@ -66,7 +66,7 @@ call left at the `hidden` place cannot be read."""
 
 
 class Shapes(NamedTuple):
-    """The arrays that a call gets, as abstract values."""
+    """The arrays that a call takes, as abstract values."""
 
     leaves: list[Any]
     of_state: int
@@ -74,12 +74,12 @@ class Shapes(NamedTuple):
 
 
 def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes) -> tuple[str, list[str]]:
-    """Returns the text of an error, or "" and the names of values that are lost."""
+    """Returns the text of an error, or "", and the names of values that are lost."""
     try:
         same, again = _compare(changes, second_call, shapes)
     except Exception:  # the code does not expect the state that a call leaves, or it asks for values
         same, again = False, {}
-    # A parameter is trained, so it matters where it stays even if every call that makes it would make the same.
+    # A parameter is trained, so its place matters even if every call that makes it would make the same.
     made = [place for place, value in changes.items() if isinstance(value, nn.Parameter) and place not in again]
     if made or not same:
         return (
@@ -95,8 +95,8 @@ def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes)
 def _compare(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes) -> tuple[bool, dict[Place, bool]]:
     """Returns whether a second call does the same on the copy that the first one left as on a fresh one.
 
-    And the places that it changes again, with whether what it puts there follows from parameters and buffers alone, as
-    a weight that a hook computes.
+    Also returns the places that it changes again, and whether their values depend on parameters and buffers alone, as a
+    weight computed by a hook does.
     """
     kept: list[tuple[Place, int, int]] = []
     others: list[list[str]] = []
@@ -118,7 +118,7 @@ def _compare(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shap
 
     (numbers, after), (numbers_alone, alone) = next_values(len(after)), next_values(len(alone))
     same, n = numbers == numbers_alone and others[0] == others[1], len(shapes.leaves)
-    if any(key == "requires_grad" for _, key in changes):  # which changes no value, but what a gradient reaches
+    if any(key == "requires_grad" for _, key in changes):  # no value changes, only which tensors a gradient reaches
         reached = [
             [{i % n for i in value.paths if i % n < shapes.of_state} for value in half] for half in (after, alone)
         ]
@@ -132,7 +132,7 @@ def _compare(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shap
 
 
 def _unread(place: Place, second_call: SecondCall, shapes: Shapes) -> bool:
-    """True if a call of this kind does not read what it finds there, so that one of another mode or method may."""
+    """True if a call of this kind does not read the value at the place, so that a call of another kind may."""
     try:
         jax.eval_shape(lambda *given: second_call(*given, hidden=place) and None, shapes.leaves, shapes.leaves)
     except Exception:
@@ -144,18 +144,18 @@ class Value(NamedTuple):
     """A result of a traced program."""
 
     number: int
-    """The same for two results that have the same value."""
+    """A number that two results share if they have the same value."""
     inputs: frozenset[int]
     """The inputs that it depends on."""
     paths: frozenset[int]
-    """Those that a gradient reaches."""
+    """The inputs that a gradient reaches."""
 
 
 def value_numbers(closed: Any) -> list[Value]:
     """Returns the results of a traced program as values that can be compared.
 
-    Two are the same where the same operations on the same inputs and constants make them, in whatever order. What only
-    decides gradients does not count for that.
+    Two results are the same if the same operations on the same inputs and constants make them, in any order. Operations
+    that only decide gradients are ignored.
     """
     numbers: dict[Hashable, int] = {}
     constants: dict[int, Any] = {}
@@ -183,7 +183,7 @@ def value_numbers(closed: Any) -> list[Value]:
         if unchanged is not None:
             known[equation.outvars[0]] = unchanged
         elif name in _MOVES and all(v.number in constants for v in operands):
-            # A part of a constant, whether PyTorch or the program took it.
+            # This is a part of a constant, whether PyTorch or the program took it.
             known[equation.outvars[0]] = constant(_moved(equation, [constants[v.number] for v in operands]))
         else:
             params = tuple((key, _parameter(setting)) for key, setting in sorted(equation.params.items()))
@@ -193,7 +193,7 @@ def value_numbers(closed: Any) -> list[Value]:
 
 
 def _unchanged(equation: Any, operands: list[Value]) -> Value | None:
-    """The operand that an operation returns; None if it computes something."""
+    """Returns the operand that an operation passes on unchanged; None if it computes something."""
     name, inner = equation.primitive.name, getattr(equation.params.get("call_jaxpr"), "jaxpr", None)
     if name == "stop_gradient":
         return operands[0]._replace(paths=frozenset())
@@ -217,7 +217,7 @@ def _without_addresses(value: Any) -> str:
 
 
 def _parameter(value: Any) -> Hashable:
-    """A parameter of an operation, with the constants of a program in it."""
+    """Returns a hashable form of an operation's parameter, with the constants of a program in it."""
     return _without_addresses(value), tuple(map(_comparable, getattr(value, "consts", ())))
 
 
@@ -225,7 +225,7 @@ def _comparable(constant: Any) -> Hashable:
     if isinstance(constant, Tracer):
         return id(constant)
     if jnp.issubdtype(getattr(constant, "dtype", np.dtype(object)), jax.dtypes.prng_key):
-        with jax.ensure_compile_time_eval():  # under `jit`, too
+        with jax.ensure_compile_time_eval():  # also under `jit`
             constant = jax.random.key_data(constant)
     array = np.asarray(constant)
     return array.shape, str(array.dtype), array.tobytes()

@@ -1,4 +1,4 @@
-"""Run a module in PyTorch and through the bridge, compare everything, name the worst leaf first."""
+"""Run a module in PyTorch and through the bridge, compare all results, and list the worst leaf first."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def verify(
     `args` and `kwargs` hold torch tensors. The gradient is that of `loss(outputs)`, by default of a fixed random
     projection of all outputs that carry one. Buffers and written parameters go from step to step. In each further step,
     floating inputs are drawn between the least and the largest given number, integers and masks are rolled along their
-    first axis; or `advance` makes the inputs from the outputs (a carry, say). Random draws are PyTorch's, replayed in
-    JAX. The module itself is not changed. JAX runs on `jax.devices()[0]`, PyTorch on the host; the report names both.
+    first axis; or `advance` makes the inputs from the outputs (of a carry, for instance). JAX replays PyTorch's random
+    draws. The module itself is not changed. JAX runs on `jax.devices()[0]`, PyTorch on the host; the report names both.
 
     Where a leaf is beyond `tolerance`, the steps run in PyTorch again in float64, and the leaf may differ by 8 times
     what PyTorch's own float32 differs from that, where this is small enough to be rounding. `double` is the module in
@@ -64,7 +64,7 @@ def verify(
     `edge_index`) that stay the same in each call and that JAX knows while tracing. `int64` and `static` are those of
     `export`; PyTorch's integers have 64 bits in any case. The report names constant buffers and checks not made.
 
-    Raises `BridgeError` for what cannot be translated, and where PyTorch itself or the exported call fails.
+    Raises `BridgeError` if something cannot be translated, or if PyTorch itself or the exported call fails.
     """
     _check(tolerance, steps, jitter, known_inputs)
     check_method(module, method)
@@ -148,7 +148,7 @@ def _remedy(call: Call, step: int) -> str:
 
 
 _ROUNDING = 1e-3
-"""A leaf that differs more from float64 has roundings of 16 bits in it, or it is another computation."""
+"""A leaf that differs more from float64 has 16-bit roundings in it, or is another computation."""
 
 
 def _in_double(module: nn.Module, double: nn.Module | None) -> nn.Module:
@@ -164,7 +164,7 @@ def _again(
     """
     try:
         wide = TorchSide(_in_double(module, double), call, widened)
-        # In float64, parameters and buffers have memory of their own, which they may have shared before.
+        # In float64, parameters and buffers have memory of their own; they may have shared it before.
         same = TorchSide(copied(module)._apply(torch.clone), call)
         while True:
             with in_float64():
@@ -173,7 +173,7 @@ def _again(
             draws.clear()
             yield Again(doubles[-1], again[-1], _ROUNDING if double is None else math.inf)
     except Exception as error:
-        yield from itertools.repeat(f"PyTorch fails in float64, by which it could be judged: {first_line(error)}")
+        yield from itertools.repeat(f"PyTorch fails in float64, so the leaf cannot be judged: {first_line(error)}")
 
 
 def _check(tolerance: float, steps: int, jitter: float, known_inputs: str) -> None:

@@ -21,23 +21,23 @@ from bridge.parity.report import Leaves, Row
 from bridge.parity.sides import JaxSide, Shifts, TorchSide, in_float64, widened
 
 _STEPS = (1e-3, 1e-5)
-"""The steps of finite differences along a unit direction: a module may round to float32 in between, or have corners."""
+"""Steps of finite differences along a unit direction: a module may round to float32 in between, or have corners."""
 _NEAR = 0.1
-"""A side is right if it is nearer to the judge than this part of the difference between the sides."""
+"""A side is right if its distance from the judge is below this fraction of the difference between the sides."""
 _NOISE, _TRIES = 1e-6, 4
-"""Relative changes of the parameters in float32. Where they move a leaf by `_NEAR` of the difference, rounding does."""
+"""Relative changes of the parameters in float32. If they move a leaf by `_NEAR` of the difference, rounding does."""
 _MOST = 8
-"""Leaves that are decided in a report: each one takes two to four runs more."""
+"""The largest number of leaves that are decided in a report: each one takes two to four more runs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arbiter:
-    """Decides about leaves beyond tolerance. `torch_side` and `jax_side` make either side anew, in float64."""
+    """Decides about leaves beyond tolerance. `torch_side` and `jax_side` make a new side in float64."""
 
     torch_side: Callable[[], TorchSide]
     jax_side: Callable[[], JaxSide]
     narrow_side: Callable[[], TorchSide]
-    """Makes PyTorch's side as it was compared."""
+    """Makes PyTorch's side in the precision of the comparison."""
     draws: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
     """The draws of each step."""
     leaves: list[tuple[Leaves, Leaves]] = dataclasses.field(default_factory=list)
@@ -61,7 +61,7 @@ class Arbiter:
             try:
                 with jax.enable_x64(True):
                     wide.append(self._repeated(self.jax_side, last))
-            except Exception:  # its number is nan
+            except Exception:  # the number is then nan
                 wide.append([])
         return wide
 
@@ -91,7 +91,7 @@ class Arbiter:
         return f"{decision}: {text}" if text else ""
 
     def _by_float64(self, row: Row, wide: list, number: Callable, direction: np.ndarray, sides: Any) -> tuple[str, str]:
-        """Returns the decision, and the numbers on both sides and of the judge along the direction, or at the place."""
+        """Returns the decision, and the numbers of both sides and the judge along the direction, or at the place."""
         ours, theirs = sides
         near = _NEAR * abs(theirs - ours)
         wides = [number(side[row.step][row.kind][row.name].values) if side else math.nan for side in wide]
@@ -127,14 +127,14 @@ class Arbiter:
         return (ends[0] - ends[1]) / (2 * length)
 
     def _shifted(self, side: TorchSide, row: Row, shifts: Shifts) -> Leaves:
-        """The leaves of the step of a row, at shifted parameters."""
+        """Returns the leaves of the step of a row, at shifted parameters."""
         for drawn in self.draws[: row.step]:
             side.next(drawn)
         return side.next(self.draws[row.step], shifts)
 
 
 def _is_open(row: Row) -> bool:
-    """True if a decision is wanted, and PyTorch computes the same again."""
+    """True if a decision is wanted, and PyTorch reproduces its result."""
     again = not row.note.startswith("PyTorch itself")
     return (
         again

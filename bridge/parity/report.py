@@ -38,7 +38,7 @@ class Row:
     scale: float
     """The leaf's largest magnitude in PyTorch; not below 1e-3 of the largest gradient (or of 1, for outputs)."""
     tolerance: float
-    """The tolerance given, or a larger one where PyTorch's own float32 differs from float64 by more."""
+    """The given tolerance, or a larger one if PyTorch's own float32 differs from float64 by more."""
     zero: bool = False
     """Zero on both sides at every step, and nothing shows that it has to be: equal, but no proof."""
     note: str = ""
@@ -64,7 +64,7 @@ class Environment:
     matmul_precision: str
     """The precision of float32 products, in JAX's words; see `bridge.dispatch.compute`."""
     x64: bool
-    """True if JAX has 64-bit types; without them they are compared as the 32-bit ones they are stored as."""
+    """True if JAX has 64-bit types; otherwise they are compared as the 32-bit types in which they are stored."""
     versions: dict[str, str]
 
     @classmethod
@@ -95,7 +95,7 @@ class ParityReport:
     rows: tuple[Row, ...]
     environment: Environment = dataclasses.field(default_factory=Environment.here)
     granted: tuple[str, ...] = ()
-    """Buffers that were constants, and checks that were taken for passed."""
+    """Buffers that were constants, and checks that were assumed to pass."""
 
     @classmethod
     def of(cls, rows: Iterable[Row], granted: Iterable[str] = ()) -> ParityReport:
@@ -128,7 +128,7 @@ class ParityReport:
         return "\n".join([str(self.environment), _COLUMNS, *map(str, self.rows), *remark, *self.granted, self.summary])
 
     def to_json(self) -> str:
-        """`ok`, the counts, the environment and all rows; a number that is infinite is `null`."""
+        """Returns `ok`, the counts, the environment and all rows; an infinite number is `null`."""
         rows = [dataclasses.asdict(row) | {"verdict": row.verdict} for row in self.rows]
         whole = {
             "ok": self.ok,
@@ -157,7 +157,7 @@ class Leaf(NamedTuple):
     dtype: str = ""
     """The dtype that JAX stores; empty for a number of Python's, which has none."""
     reason: str = ""
-    """Why it may be zero on both sides, if something says so."""
+    """The reason why the leaf may be zero on both sides, if there is one."""
 
 
 Leaves = dict[str, dict[str, Leaf]]
@@ -169,8 +169,8 @@ ARRAYS = (jax.Array, np.ndarray)
 class Again(NamedTuple):
     """PyTorch's leaves of two further runs of the same step: in float64, and in the module's own types.
 
-    The second one tells a difference of rounding from one of state outside of the module. `limit` is the largest
-    difference from float64, relative to a leaf's scale, that is taken for rounding.
+    The second run distinguishes rounding from state outside of the module. `limit` is the largest difference from
+    float64, relative to a leaf's scale, that is still considered rounding.
     """
 
     wide: Leaves
@@ -179,14 +179,14 @@ class Again(NamedTuple):
 
 
 def named(tree: Any) -> dict[str, Leaf]:
-    """Every number in a tree by its path."""
+    """Returns every number in a tree by its path."""
     flat, _ = jax.tree_util.tree_flatten_with_path(convert(tree, lambda v: v, objects=True))
     name_of = path_name if isinstance(tree, dict) else jax.tree_util.keystr
     return {name_of(path) or "value": leaf_of(v) for path, v in flat if torch.is_tensor(v) or is_number(v)}
 
 
 def path_name(path: tuple) -> str:
-    """A path in a tree whose first key is plain: `carry.inner.z_H`, `0['x']`."""
+    """Returns a path in a tree whose first key is plain: `carry.inner.z_H`, `0['x']`."""
     return jax.tree_util.keystr(path[:1], simple=True) + jax.tree_util.keystr(path[1:])
 
 
@@ -199,7 +199,7 @@ def leaf_of(value: Any, reason: str = "") -> Leaf:
         value = value.resolve_neg().numpy()
     array = np.asarray(value)
     wide: Any = np.int64
-    if jnp.issubdtype(array.dtype, jnp.inexact):  # bfloat16 is none of NumPy's own
+    if jnp.issubdtype(array.dtype, jnp.inexact):  # NumPy has no bfloat16 of its own
         wide = np.complex128 if jnp.issubdtype(array.dtype, jnp.complexfloating) else np.float64
     return Leaf(array.astype(wide), dtype, reason)
 
@@ -207,7 +207,7 @@ def leaf_of(value: Any, reason: str = "") -> Leaf:
 def compare(
     step: int, ours: Leaves, theirs: Leaves, again: Iterator[Again | str] | None, tolerance: float
 ) -> Iterator[Row]:
-    """One row for each leaf of PyTorch's (`ours`) or JAX's (`theirs`), also for one that a side lacks.
+    """Yields one row for each leaf of PyTorch's (`ours`) or JAX's (`theirs`), also if one side lacks it.
 
     `again` gives PyTorch's leaves of this step again, at most once, where a leaf is beyond `tolerance`; or a text that
     says why there are none to judge by.
@@ -232,16 +232,16 @@ _REMEDIES = {
     "buffer": "; one that the call registers belongs into __init__",
     ".grad": "; the call itself sets it, and a pure function returns no `.grad`: return the gradient, or leave it out",
 }
-"""Texts about leaves that JAX lacks, by kind."""
+"""Remarks on leaves that JAX lacks, by kind."""
 
 
 def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
-    """`row`, whose scale is the least one, with the difference of the two leaves or why there is none."""
+    """Returns `row`, given with its least scale, with the difference of the two leaves, or a note if there is none."""
     if expected is None:
         return dataclasses.replace(row, note="PyTorch has no such leaf")
     if actual is None:
         return dataclasses.replace(row, note="missing in JAX" + _REMEDIES.get(row.kind, ""))
-    whole = expected.values.dtype.kind == "i"  # an integer is equal or it is another one
+    whole = expected.values.dtype.kind == "i"  # integers are equal or different, without a tolerance
     row = dataclasses.replace(row, scale=1.0 if whole else max(_magnitude(expected.values), row.scale, 1e-30))
     shapes = actual.values.shape, expected.values.shape
     dtypes = actual.dtype or expected.dtype, expected.dtype or actual.dtype
@@ -255,7 +255,7 @@ def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
 
 
 def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | str) -> Row:
-    """The row, judged by 8 times what PyTorch's own float32 differs from float64 at this leaf.
+    """Returns the row, judged by 8 times the difference between PyTorch's own float32 and float64 at this leaf.
 
     A gradient that is zero in float64 may be 8 roundings of the largest gradient.
     """
@@ -268,14 +268,14 @@ def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | st
     allowed, limit, note = 8 * own, again.limit, f"float64 differs from PyTorch's own by {own:.1e}"
     if "gradient" in row.kind and _magnitude(wide.values) <= 1e-12 * largest:
         allowed = max(allowed, 8 * float(np.finfo(np.float32).eps) * largest / row.scale)
-        limit, note = max(limit, 0.05), "zero in float64"  # relative to a scale that is 1e-3 of the largest
+        limit, note = max(limit, 0.05), "zero in float64"  # relative to a scale of at least 1e-3 of the largest
     if not own <= limit:
         return dataclasses.replace(row, note=f"{note}, which is taken for more than rounding")
     return dataclasses.replace(row, tolerance=max(row.tolerance, allowed), note=note)
 
 
 def _magnitude(a: np.ndarray) -> float:
-    """Returns the size of the finite entries: an infinity that both sides have shall hide no difference beside it."""
+    """Returns the size of the finite entries: an infinity on both sides must not hide a difference beside it."""
     size = np.abs(a.astype(np.result_type(a, np.float64)))
     return float(size.max(initial=0.0, where=np.isfinite(size)))
 

@@ -35,7 +35,7 @@ Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
 
 
 Shifts = Mapping[tuple[str, str], torch.Tensor]
-"""(kind of gradient, name) of a parameter or input -> what is added to it."""
+"""(kind of gradient, name) of a parameter or input -> the shift added to it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,27 +50,27 @@ class Call:
     loss: Callable[[Any], Any]
     input_gradients: bool
     known_inputs: str = ""
-    """Matches the names of inputs that the JAX side knows while tracing, and that stay the same in each step."""
+    """A regular expression over names of inputs that the JAX side knows while tracing, and that stay the same."""
 
     def knows(self, name: str) -> bool:
         return bool(self.known_inputs) and re.fullmatch(self.known_inputs, name) is not None
 
 
 def named_inputs(args: tuple, kwargs: dict) -> tuple[dict[str, Any], Any]:
-    """Every leaf of a call's inputs by its name (`0`, `carry.inner.z_H`), and the structure."""
+    """Returns every leaf of a call's inputs by its name (`0`, `carry.inner.z_H`), and the structure."""
     flat, structure = jax.tree_util.tree_flatten_with_path(convert((args, kwargs), lambda v: v, objects=True))
     return {path_name(path[1:]): value for path, value in flat}, structure
 
 
 def other_numbers(inputs: Any, step: int, kept: Container[int] = ()) -> Any:
-    """Inputs for a further call: tensors of the same shapes, types and kind of content, with other numbers in them.
+    """Returns inputs for a further call: tensors of the same shapes, types and kind of content, with other numbers.
 
     Floats are drawn between the least and the largest given one, from a fixed seed. Integers, booleans and floats that
     look like a mask, which are whole or not finite, are rolled along the first axis that has several entries. `kept`
     has the ids of tensors that stay as they are.
     """
     generator = torch.Generator().manual_seed(step)
-    known: dict[int, Any] = {}  # an input that is given twice stays one
+    known: dict[int, Any] = {}  # an input that is given twice stays one object
 
     def other(value: Any) -> Any:
         if not torch.is_tensor(value) or value.layout is not torch.strided or not value.numel() or id(value) in kept:
@@ -97,7 +97,7 @@ def _other(tensor: torch.Tensor, step: int, generator: torch.Generator) -> torch
 
 
 def widened(value: Any) -> Any:
-    """A floating-point or complex tensor in double precision, anything else as it is."""
+    """Returns a floating-point or complex tensor in double precision, and anything else unchanged."""
     if not torch.is_tensor(value) or not differentiable(value.dtype):
         return value
     return value.detach().to(torch.promote_types(value.dtype, torch.float64)).requires_grad_(value.requires_grad)
@@ -119,9 +119,9 @@ def to_jax(value: Any) -> Any:
 
 
 def inputs_of(call: Call, convert_leaf: Callable[[Any], Any]) -> Generator[tuple[tuple, dict], Any, None]:
-    """Args and kwargs of step after step. The caller sends the outputs of each step to get the inputs of the next one.
+    """Yields args and kwargs of each step. The caller sends the outputs of each step to get the inputs of the next one.
 
-    `convert_leaf` makes a side's own arrays of the tensors that were given.
+    `convert_leaf` converts the given tensors to the side's own arrays.
     """
     given = (call.args, call.kwargs)
     kept = {id(value) for name, value in named_inputs(*given)[0].items() if call.knows(name)}
@@ -139,7 +139,7 @@ def inputs_of(call: Call, convert_leaf: Callable[[Any], Any]) -> Generator[tuple
 
 
 class TorchSide:
-    """The steps in PyTorch. Works on `module` itself: give it a copy."""
+    """The steps in PyTorch. The side works on `module` itself: give it a copy."""
 
     def __init__(self, module: nn.Module, call: Call, convert_leaf: Callable[[Any], Any] = lambda value: value):
         self._module, self._call = module, call
@@ -151,11 +151,11 @@ class TorchSide:
         if call.train is not None:
             module.train(call.train)
         self._first = self._state().keys()
-        # As they are before the first call: a buffer that is assigned a result requires grad after it.
+        # The state before the first call: a buffer to which a result is assigned requires grad after it.
         self.trained = {n: t for n, t in self._state().items() if t.requires_grad}
 
     def next(self, draws: list[torch.Tensor] | None = None, shifts: Shifts | None = None) -> Leaves:
-        """Runs the next step, with these random draws if there are any, at shifted parameters and inputs."""
+        """Runs the next step, with these random draws if any are given, at shifted parameters and inputs."""
         for tensor in self.trained.values():
             tensor.grad = None
         given = self._inputs.send(self._outputs)
@@ -166,7 +166,7 @@ class TorchSide:
         asked = {name for name, t in named_inputs(*given)[0].items() if torch.is_tensor(t) and t.requires_grad}
         with drawing(draws) as self.draws:
             outputs = method_of(self._module, self._call.method)(*args, **kwargs)
-        # Before the backward pass, which adds to a `grad` that the module returns, or that a `backward()` in it left.
+        # Copied before the backward pass, which adds to a `grad` that the module returns or that its `backward()` left.
         self._outputs = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
         leaves = self.trained | {name: leaf for name, leaf in inputs.items() if name in asked}
         left = {name: leaf_of(leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None}
@@ -176,7 +176,7 @@ class TorchSide:
         self.objective = float(objective.detach() if torch.is_tensor(objective) else objective)
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
-        # After the call: a buffer may have been assigned anew.
+        # Read after the call, since it may have assigned a buffer anew.
         state = {n: t for n, t in self._state().items() if not self._is_table(n)}
         leaves = {
             "output": named(self._outputs),
@@ -197,7 +197,7 @@ class TorchSide:
         return leaves
 
     def _copies(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, dict[str, torch.Tensor]]:
-        """Copies of the inputs, results of leaves, so that the module may write into them; and the leaves by name."""
+        """Returns copies of the inputs, as results of leaves so that the module may write into them, and the leaves."""
         leaves: dict[int, torch.Tensor] = {}
 
         def copy_of(value: Any) -> Any:
@@ -218,13 +218,13 @@ class TorchSide:
         return dict(self._module.named_parameters()) | dict(self._module.named_buffers())
 
     def _is_table(self, name: str) -> bool:
-        """True for a buffer that a call has made and no state dict has."""
+        """True for a buffer that a call has made and that no state dict has."""
         owner, _, key = name.rpartition(".")
         return name not in self._first and key in self._module.get_submodule(owner)._non_persistent_buffers_set
 
 
 def gradient_leaf(tensor: torch.Tensor) -> Leaf:
-    """The gradient that backward left at a leaf. Without one it is zero in truth: JAX's has to be zero, too."""
+    """Returns the gradient that backward left at a leaf. Without one it is truly zero: JAX's has to be zero, too."""
     if tensor.grad is None:
         return leaf_of(torch.zeros_like(tensor), "no gradient in PyTorch")
     return leaf_of(tensor.grad)
@@ -251,12 +251,12 @@ class JaxSide:
         rest = {n: None if n in arrays else np.asarray(v) if n in known else v for n, v in inputs.items()}
         others = structure, {n: v for n, v in rest.items() if n not in known}, [*map(type, rest.values())]
         if self._compiled is None or self._compiled[0] != others:
-            # Again only where something else than the arrays has changed; the known ones do not.
+            # Compile again only if something besides the arrays has changed; known inputs do not change.
             self._compiled = others, self._gradient(structure, rest)
         drawn = [array_of(draw) for draw in draws]
         (_, result), gradients = self._compiled[1](self._params, free, arrays, self._buffers, drawn)
         self._outputs, self._buffers, self._params = result
-        # The gradient of a real objective by a complex number is, in PyTorch, the conjugate of JAX's.
+        # In PyTorch, the gradient of a real objective by a complex number is the conjugate of JAX's.
         return {
             "output": named(self._outputs),
             "gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[0].items()},
@@ -273,14 +273,14 @@ class JaxSide:
         return side
 
     def _gradient(self, structure: Any, rest: dict[str, Any]) -> Callable:
-        """The gradient of one call by its parameters and `free`; `rest` holds the inputs that are no arrays."""
+        """Returns the gradient of one call by its parameters and `free`; `rest` holds inputs that are not arrays."""
         call = self._call
 
         def objective(params, free, arrays, buffers, draws):
             args, kwargs = jax.tree.unflatten(structure, (rest | arrays | free).values())
             with _noting_who_asks_inputs(self.asked):
                 result = self._fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
-            numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # no text, which JAX refuses
+            numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # JAX refuses text
             return jnp.asarray(call.loss(result.outputs), jnp.result_type(float)), result._replace(outputs=numbers)
 
         gradient = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
@@ -307,7 +307,7 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def drawing(given: list[torch.Tensor] | None) -> Iterator[list[torch.Tensor]]:
-    """Record what PyTorch draws, or replay `given`."""
+    """Records what PyTorch draws, or replays `given`."""
     with watched_generator() as default, _Draws(given, default) as mode:
         yield mode.draws
 
@@ -322,9 +322,9 @@ class _Draws(DispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if self._default.seeded or kwargs.get("generator") is not None or not is_random(func):
-            return func(*args, **kwargs)  # numbers of a seeded generator are the same on both sides
+            return func(*args, **kwargs)  # a seeded generator gives both sides the same numbers
         if func in DECOMPOSITIONS and not is_draw(func):
-            with self:  # for a draw that can be recorded, as the other side makes it
+            with self:  # for a draw that can be recorded, in the form that the other side uses
                 return DECOMPOSITIONS[func](*args, **kwargs)
         out = func(*args, **kwargs)
         if is_draw(func):
@@ -335,7 +335,7 @@ class _Draws(DispatchMode):
 
 
 def projection(outputs: Any) -> Any:
-    """A real number that feels every element of every output of either side: the default objective."""
+    """Returns a real number that depends on every element of every output of either side: the default objective."""
     rng = np.random.default_rng(0)
     total: Any = 0.0
     leaves: list[Any] = jax.tree.leaves(convert(outputs, lambda v: v, objects=True))
@@ -356,7 +356,7 @@ def projection(outputs: Any) -> Any:
 def copied(module: nn.Module, noise: float = 0.0, seed: int = 0) -> nn.Module:
     """A copy to work on, with noise of this size, relative to each parameter that is not zero, the same for each seed.
 
-    Raises `BridgeError` for a module with hooks of gradients, which a copy would not have.
+    Raises `BridgeError` for a module with gradient hooks, which a copy would not have.
     """
     refuse_gradient_hooks(module)
     copy = independent(module)

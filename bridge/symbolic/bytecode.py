@@ -13,7 +13,7 @@ from typing import Any
 
 from bridge.errors import HERE
 
-COMPUTED = "something is computed of the value"
+COMPUTED = "something is computed from the value"
 _ON_THE_STACK = (
     *("LOAD_", "COMPARE_OP", "BINARY_OP", "BINARY_SUBSCR", "IS_OP", "CONTAINS_OP", "UNARY_", "TO_BOOL"),
     *("COPY", "SWAP", "CACHE", "NOP", "EXTENDED_ARG"),
@@ -22,9 +22,9 @@ _ON_THE_STACK = (
 
 
 def check_under_way() -> bool | str | None:
-    """Returns the truth of a value with which the check passes that asks for it.
+    """Returns the truth value with which the check passes that is asking for the value of a tensor.
 
-    `COMPUTED` if something is computed of the value before; None if it is asked for anything else than a check.
+    Returns `COMPUTED` if the code first computes something from the value; None if no check is asking.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
@@ -41,7 +41,7 @@ def _check_at(code: types.CodeType, offset: int) -> bool | str | None:
     while "JUMP" not in instructions[i].opname:
         name = instructions[i].opname
         passes ^= name == "UNARY_NOT"
-        # The instruction at `offset` is the one that asks: a call, or one that needs a truth.
+        # The instruction at `offset` is the one that asks: a call, or one that needs a truth value.
         if i != first:
             if not name.startswith(_ON_THE_STACK):
                 return None
@@ -58,7 +58,7 @@ def _check_at(code: types.CodeType, offset: int) -> bool | str | None:
 
 
 def _raises(instructions: list[dis.Instruction], places: dict[int, int], i: int) -> bool:
-    """True if what follows does nothing but raise."""
+    """True if the following instructions do nothing but raise."""
     while True:
         name = instructions[i].opname
         if name == "RAISE_VARARGS":
@@ -72,7 +72,7 @@ def _raises(instructions: list[dis.Instruction], places: dict[int, int], i: int)
 
 
 def only_writes(frame: types.FrameType, rows: Any) -> bool:
-    """True if the code is a loop over the rows that leaves what it writes into tensors, and nothing else.
+    """True if the code is a loop over the rows that leaves nothing behind except what it writes into tensors.
 
     No name that a turn stores is read by another turn or after the loop, and the loop holds no list, set or dict.
     """

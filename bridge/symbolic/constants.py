@@ -1,4 +1,4 @@
-"""The remedy for code that has to know a traced value: what it is computed of as constants."""
+"""The remedy for code that has to know a traced value: make constants of the buffers that it is computed from."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ _KNOWN_REMEDY = (
 
 
 def as_constant(value: Any, otherwise: str) -> str:
-    """Returns the remedy for what has to know a value: constants by `static=` if it is computed of buffers alone."""
+    """Returns the remedy for code that has to know a value: `static=` if it is computed from buffers alone."""
     call = current()
     if call is None:
         return otherwise

@@ -1,7 +1,7 @@
-"""Indices that are traced: `x[i]`, `x[i : i + n]`, `x[:n]`, `x[mask]`, and writes to them.
+"""Traced indices: `x[i]`, `x[i : i + n]`, `x[:n]`, `x[mask]`, and writes to them.
 
-PyTorch asks a traced integer for its number and takes a view; here the place is an operand of the view. The shape of
-`x[:n]` and `x[mask]` depends on data: `Rows` stands for such a result in what can be computed on all elements, and a
+PyTorch asks a traced integer for its number and makes a view; here the place is an operand of the view. The shape of
+`x[:n]` and `x[mask]` depends on data: `Rows` represents such a result where it can be computed on all elements, and a
 loop over rows takes all of them in turn.
 """
 
@@ -32,7 +32,7 @@ from bridge.tensor.tensor import BridgeTensor, View, as_view, empty_meta
 aten = torch.ops.aten
 
 Error = Callable[[str, str], Exception]
-"""Makes the error of the traced call from what was found and a remedy."""
+"""Makes the error of the traced call from a description and a remedy."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -42,7 +42,7 @@ def is_traced_place(index: Any) -> bool:
 
 
 def is_traced_number(index: Any) -> bool:
-    """True for a traced integer whose value PyTorch cannot be told."""
+    """True for a traced integer whose value cannot be passed to PyTorch."""
     return is_traced_place(index) and isinstance(index.value, Tracer)
 
 
@@ -70,7 +70,7 @@ def is_prefix(index: Any) -> bool:
 
 
 def conditions_among(places: tuple) -> list[BridgeTensor]:
-    """The traced bools without dimensions: `x[…] = value` writes all or nothing by each of them."""
+    """Returns the traced bools without dimensions: `x[…] = value` writes all or nothing by each of them."""
     bools = (i for i in places if isinstance(i, BridgeTensor) and not i.shape and i.dtype == torch.bool)
     return [i for i in bools if isinstance(i.value, Tracer)]
 
@@ -109,7 +109,7 @@ def _dimensions(place: Any) -> int:
 
 
 def _check_within(number: BridgeTensor, name: str, most: int, what: str, error: Error) -> None:
-    """Raise `error` unless the number is known to be from 0 to `most`: PyTorch's slice is shorter where it is not."""
+    """Raises `error` unless the number is known to be from 0 to `most`: otherwise PyTorch's slice is shorter."""
     low, high = range_of(number)[:2]
     if low < 0 or high > most:
         raise error(
@@ -122,7 +122,7 @@ def _view(tensor: BridgeTensor, dim: int, place: jax.Array, length: int | None =
     """Returns the element at a traced place of a dimension, or `length` elements from there on."""
     shape, stride = [*tensor.shape], [*tensor._meta.stride()]
     layout = tensor._handle.storage.layout
-    # Where it lies in memory is not known, so its offset is one that no element of the memory has.
+    # Its place in memory is not known, so it gets an offset that no element of the memory has.
     beyond = tensor._meta.storage_offset() + math.prod(shape if layout is None else layout.shape) + 1
     offset = int(beyond) * max([1, *stride])
     if length is None:
@@ -145,15 +145,15 @@ def _view(tensor: BridgeTensor, dim: int, place: jax.Array, length: int | None =
 # ---- rows by a mask or a length
 
 SIZED = (torch.ones, torch.zeros)
-"""Functions that make a tensor of a size, which may be traced and then is at most `_LARGEST`."""
+"""Functions that make a tensor of a size, which may be traced and is then at most `_LARGEST`."""
 _LARGEST = 2**20
 _ELEMENTWISE = {aten._to_copy.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default}
-"""Operations beside those that PyTorch calls pointwise."""
+"""Elementwise operations besides those that PyTorch calls pointwise."""
 _NEUTRAL: dict[str, float] = {
     "sum": 0, "mean": 0, "prod": 1, "any": 0, "all": 1, "logsumexp": -inf,
     "amax": -inf, "max": -inf, "amin": inf, "min": inf,
 }  # fmt: skip
-"""Reduction -> the number that changes nothing of it."""
+"""Reduction -> its neutral number."""
 _REDUCTIONS = {getattr(owner, name) for name in _NEUTRAL for owner in (torch, torch.Tensor)}
 _LOSSES = {
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
@@ -161,7 +161,7 @@ _LOSSES = {
 }  # fmt: skip
 """Losses of each element."""
 _LAST_DIM = {F.linear, F.layer_norm, F.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
-"""Functions of the last dimensions of each row."""
+"""Functions that act on the last dimensions of each row."""
 _PARTS = {torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split}
 ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES, *_LAST_DIM}
 """Functions of rows whose own lowering would see all rows."""
@@ -179,8 +179,8 @@ def refused(what: str, remedy: str = SHAPE_REMEDY, rows: str = "x[mask]") -> Bri
 class Rows:
     """A tensor in PyTorch: the elements of `whole` that the mask selects.
 
-    `behind`: how many dimensions of `whole` come after those of the mask. `place`: where the code has read them.
-    `length`: of `x[:n]`, which has one traced size.
+    `behind`: number of dimensions of `whole` after those of the mask. `place`: where the code has read the rows.
+    `length`: the length n of `x[:n]`, which has one traced size.
     """
 
     is_place = False
@@ -192,12 +192,12 @@ class Rows:
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # No answer is right: code may take another branch for what is no tensor, and C++ code crashes on what is none.
+        # No answer is right: code may branch differently for an object that is no tensor, and C++ code crashes on one.
         raise self._refused(f"a result, or a check of its type, {self._place}")
 
     @property
     def _first(self) -> int:
-        """The place of the dimension of the rows; in `whole`, the dimensions of the mask begin there."""
+        """The index of the dimension of the rows; in `whole`, the dimensions of the mask begin there."""
         return self.whole.dim() - self._behind - self._mask.dim()
 
     @property
@@ -233,7 +233,7 @@ class Rows:
         return Rows(self.whole.unsqueeze(back), self._mask, self._behind + 1, self._place, self.length)
 
     def reshape(self, *sizes: Any) -> Rows:
-        """`rows.reshape(-1, …)`, where one place of the dimensions before the rows remains."""
+        """Returns `rows.reshape(-1, …)`, where one index of the dimensions before the rows remains."""
         sizes = sizes if isinstance(sizes[0], int) else tuple(sizes[0])
         behind = self.whole.shape[self.whole.dim() - self._behind :]
         if sizes[0] != -1 or self.whole.numel() != self._mask.numel() * math.prod(sizes[1:]) or not math.prod(behind):
@@ -244,7 +244,7 @@ class Rows:
     view = reshape
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """All rows in turn; a turn of one that is not selected writes nothing."""
+        """Yields all rows in turn; the turn of a row that is not selected writes nothing."""
         call = current()
         if call is None or self._mask.dim() != 1 or self._first or not only_writes(sys._getframe(1), self):
             raise self._refused("a loop that does anything else than write into tensors", _LOOP_REMEDY)
@@ -298,7 +298,7 @@ class Rows:
         return Rows(whole, self._mask, self._behind, self._place, self.length)
 
     def _elementwise(self, rows: list[Rows], func: Any, args: tuple, kwargs: dict) -> Any:
-        """`func`, which has to be made of elementwise operations, on the whole tensors."""
+        """Runs `func`, which has to consist of elementwise operations, on the whole tensors."""
         name, wholes = f"`{func.__name__}`", [each.whole for each in rows]
         args = tuple(self._whole_of(value, name) for value in args)
         kwargs = {key: self._whole_of(value, name) for key, value in kwargs.items()}
@@ -313,7 +313,7 @@ class Rows:
         if type(value) is Rows:
             if not self._selects_as(value):
                 raise self._refused(f"{name} of rows by two masks", _ONE_MASK)
-            # Of `x[:n]`, which attention reads by itself, the other rows are what is in the buffer.
+            # Attention handles `x[:n]` by itself; elsewhere the other rows would be arbitrary content of the buffer.
             return value.whole if value.length is None else self._only(value.whole, 1)
         if isinstance(value, torch.Tensor) and value.dim() > self._behind:
             raise self._refused(f"{name} beside a tensor with rows of its own")
@@ -328,21 +328,21 @@ class Rows:
     def _selects_as(self, other: Rows, beside: int = 0) -> bool:
         """True if both are known to be the same rows, counted from the last dimension.
 
-        `beside`: how many more dimensions come behind the rows of `self` than behind those of `other`.
+        `beside`: number of dimensions behind the rows of `self` in excess of those behind the rows of `other`.
         """
         mine = self._behind - beside, self.length is None, self._mask.shape
         theirs = other._behind, other.length is None, other._mask.shape
         return mine == theirs and same_values(self._selector.value, other._selector.value)
 
     def _write(self, target: torch.Tensor, index: Any) -> None:
-        """`target[index] = self`, where the index has the mask of `self`."""
+        """Runs `target[index] = self`, where the index has the mask of `self`."""
         rows = rows_by_mask(target, index, "", is_read=False)
         if rows is None or not self._selects_as(rows) or target.dtype != self.dtype:
             raise self._refused("an assignment by another mask, or of another dtype,", _ONE_MASK)
         rows.whole.copy_(torch.where(rows._wide(), self.whole, rows.whole))
 
     def _as_mask(self) -> Any:
-        """The index that `self` is: positions of which none is there twice."""
+        """Returns the index that `self` is: positions without duplicates."""
         if not self.is_place or self._mask.dim() != 1:
             raise self._refused("an assignment at positions that may be there twice", "use index_add_")
         return self._mask
@@ -354,7 +354,7 @@ class Rows:
         return each if reduction == "none" else each._reduced(reduction)
 
     def _last_dim(self, func: Any, other: Any, *rest: Any, **kwargs: Any) -> Rows:
-        """A function of `self` that does not reach the rows: a product with a matrix, or a normalization."""
+        """Runs a function of `self` that does not reach the rows: a product with a matrix, or a normalization."""
         reached = len(other) if isinstance(other, (tuple, list)) else 1 if other.dim() == 2 else math.inf
         if reached > self._behind:
             raise self._refused(f"`{func.__name__}`")
@@ -382,7 +382,7 @@ class Rows:
         return F.cross_entropy(logits._only(logits.whole, 1).flatten(0, -2), ignored.flatten(), weight, **kwargs)
 
     def _ctc_loss(self, scores: Any, targets: Any, input_lengths: Any, lengths: Any, **settings: Any) -> torch.Tensor:
-        """The targets are rows of labels, padded anywhere; the lengths are how many are selected of each."""
+        """The targets are rows of labels, padded anywhere; the lengths are the numbers selected in each row."""
         counted = targets is self and not self._behind and self._mask.dim() == 2 and isinstance(lengths, BridgeTensor)
         if not counted or not same_values(lengths.value, self._mask.sum(-1).value):
             raise self._refused("`ctc_loss` but of labels[mask] whose lengths are mask.sum(-1)")
@@ -390,12 +390,12 @@ class Rows:
         return F.ctc_loss(scores, self.whole.gather(1, first), input_lengths, lengths, **settings)
 
     def _reduced(self, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-        """A reduction: of each row by itself, over the rows, or of all that is selected."""
+        """Reduces each row by itself, over the rows, or everything that is selected."""
         reduce, settings, size = getattr(torch, name), {} if dtype is None else {"dtype": dtype}, self.dim()
         dims = range(size) if dim is None else [d % size for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
         given = () if dim is None else (dim, keepdim)
         if self._first not in dims:
-            places = [d if d < self._first else d - size for d in dims]  # as `whole` counts them
+            places = [d if d < self._first else d - size for d in dims]  # counted as in `whole`
             result = reduce(self.whole, places if len(places) > 1 else places[0], keepdim, **settings)
             values = result if isinstance(result, torch.Tensor) else result[0]
             behind = self._behind - (0 if keepdim else sum(d > self._first for d in dims))
@@ -410,7 +410,7 @@ class Rows:
         rows = self._only(self.whole, fill).flatten(self._first, self._first + wide - 1)
         if name == "mean":
             dtype = dtype or self.dtype
-            torch.ones(1, dtype=dtype).mean()  # PyTorch's error for integers
+            torch.ones(1, dtype=dtype).mean()  # raises PyTorch's error for integers
             count = mask.sum() * math.prod(rows.shape[d] for d in dims if d != self._first)
             total = rows.to(dtype).sum(*given, dtype=torch.promote_types(dtype, torch.float32))
             return (total / count).to(dtype)
@@ -419,7 +419,7 @@ class Rows:
         return reduce(rows, *given, **settings)
 
     def _extreme(self, name: str, rows: torch.Tensor, mask: torch.Tensor, fill: float, dim: int, keepdim: bool) -> Any:
-        """Along the rows, with the place among those that are selected; if all of them are `fill`, the first one."""
+        """Reduces along the rows, with the place among the selected ones; the first one if all of them are `fill`."""
         result = getattr(torch, name)(rows, dim, True)
         place = torch.where(result.values == fill, mask.to(torch.uint8).argmax(), result.indices)
         found = rows.gather(dim, place), (mask.cumsum(0) - 1)[place]
@@ -427,7 +427,7 @@ class Rows:
 
 
 class _ElementwiseOnly(UncompiledDispatchMode):
-    """Refuses operations that are not elementwise, and those that write anything else than `wholes`."""
+    """Refuses operations that are not elementwise, and those that write into anything but `wholes`."""
 
     def __init__(self, error: Callable[[], BridgeError], wholes: list[torch.Tensor]):
         super().__init__()
@@ -445,7 +445,7 @@ class _ElementwiseOnly(UncompiledDispatchMode):
 def rows_by_mask(tensor: torch.Tensor, index: Any, place: str, is_read: bool = True) -> Rows | None:
     """Returns `tensor[index]` by one traced mask among integers and slices; None for another index.
 
-    The whole has ones where the mask selects nothing; if it is not read but written, it is the view that is written.
+    The whole has ones where the mask selects nothing; for a write, it is the view that is written.
     """
     places = places_of(index)
     masks = [i for i, each in enumerate(places) if is_mask(each)]
@@ -474,7 +474,7 @@ def rows_by_length(tensor: torch.Tensor, places: tuple, error: Error, place: str
 
 
 def positions_of(mask: torch.Tensor, place: str) -> tuple[Rows, ...]:
-    """`torch.where(mask)`: where the mask is true, one result for each of its dimensions."""
+    """Returns `torch.where(mask)`: the positions where the mask is true, one result for each of its dimensions."""
     made = []
     for dim, size in enumerate(mask.shape):
         made.append(Rows(torch.arange(size).view(-1, *[1] * (mask.dim() - 1 - dim)).expand(mask.shape), mask, 0, place))
@@ -483,7 +483,7 @@ def positions_of(mask: torch.Tensor, place: str) -> tuple[Rows, ...]:
 
 
 def _at_positions(_func: Any, tensor: torch.Tensor, index: Any) -> Rows:
-    """`tensor[index]`, where positions of one mask stand side by side among None and slices: ones where it is false."""
+    """Returns `tensor[index]` for adjacent positions of one mask among None and slices, with ones where it is false."""
     places = places_of(index)
     at = [i for i, each in enumerate(places) if type(each) in (Rows, int)]
     rows = next(each for each in places if type(each) is Rows)
@@ -496,13 +496,13 @@ def _at_positions(_func: Any, tensor: torch.Tensor, index: Any) -> Rows:
 
 
 def _assigned(func: Any, target: torch.Tensor, index: Any, value: Any) -> None:
-    """`target[index] = value`, of which one is rows or their positions."""
+    """Runs `target[index] = value`, where one of them is rows or their positions."""
     index = tuple(each._as_mask() if type(each) is Rows else each for each in places_of(index))
     return value._write(target, index) if type(value) is Rows else func(target, index, value)
 
 
 def _added(func: Any, target: torch.Tensor, dim: int, index: Any, source: Any, **kwargs: Any) -> torch.Tensor:
-    """`index_add` of rows at positions of the same mask."""
+    """Runs `index_add` of rows at positions of the same mask."""
     alike = type(index) is Rows and type(source) is Rows and source._selects_as(index, source._behind)
     if not alike or index._behind or source._first != dim % target.dim() or source.dim() != target.dim():
         raise (source if type(source) is Rows else index)._refused(f"`{func.__name__}` but of rows at their positions")
@@ -515,7 +515,7 @@ _OF_TARGETS: dict[Any, Callable] = {
     torch.Tensor.__setitem__: _assigned,
     **dict.fromkeys((torch.index_add, torch.Tensor.index_add, torch.Tensor.index_add_), _added),
 }
-"""Functions of a tensor and, behind it, rows or their positions."""
+"""Functions of a tensor followed by rows or their positions."""
 
 
 def _is_basic(place: Any) -> bool:
@@ -523,7 +523,7 @@ def _is_basic(place: Any) -> bool:
 
 
 def _without(tensor: torch.Tensor, places: tuple, at: int) -> tuple[torch.Tensor, int]:
-    """Returns `tensor[places]` with all elements in place of the mask or slice `at`, and how many dimensions follow."""
+    """Returns `tensor[places]` with all elements in place of mask or slice `at`, and the number of later dimensions."""
     before, after, dims = places[:at], places[at + 1 :], _dimensions(places[at])
     view = tensor[(*before, *[slice(None)] * dims, *after)]
     ahead, behind = (sum(p is None or isinstance(p, slice) for p in part) for part in (before, after))
@@ -549,7 +549,7 @@ def sized(func: Any, args: tuple, kwargs: dict, error: Error, place: str) -> Row
 def _attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **rest
 ) -> torch.Tensor:
-    """Attention to the elements within the length. The others are made zero, because 0 times NaN is NaN."""
+    """Attends to the elements within the length. The others are made zero, because 0 times NaN is NaN."""
     if type(query) is Rows or type(key) is not Rows or type(value) is not Rows or key.length is None:
         raise refused("attention in which not keys and values alone have a traced length", _LENGTH_REMEDY, "x[:n]")
     if key._behind != 1 or not key._selects_as(value):
@@ -562,7 +562,7 @@ def _attention(
 
 
 def _mask(given: Any, key: Rows) -> torch.Tensor:
-    """The mask of the code for the whole buffer, without what lies beyond the length."""
+    """Returns the code's mask for the whole buffer, without the part beyond the length."""
     valid, whole = key._mask, given
     if given is None:
         return valid[None]

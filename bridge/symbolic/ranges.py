@@ -1,7 +1,7 @@
 """Intervals of integers, followed while tracing by the operations that index arithmetic is made of.
 
-An end that is not known is infinite, so a finite end says something. A tensor whose elements are all one integer also
-knows which: `pos + 2` is the root `pos` and the offset 2, so the length of `x[pos : pos + 2]` is known. The intervals
+An unknown end is infinite, so every finite end is known. A tensor whose elements are all one integer also records
+that integer: `pos + 2` is the root `pos` and the offset 2, so the length of `x[pos : pos + 2]` is known. The intervals
 also show where 64-bit integers do not fit into the 32 bits in which JAX stores them: a result that is known not to fit
 is an error, a product of unknown integers a warning.
 """
@@ -35,12 +35,12 @@ class Interval(NamedTuple):
     """An integer `root + offset`; the root is an array without dimensions."""
     offset: int = 0
     factor: float | None = None
-    """The largest known factor of a product of which nothing is known, at least 1; None for any other result."""
+    """The largest known factor of a product of unknown integers, at least 1; None for any other result."""
 
 
 UNKNOWN = Interval(-inf, inf)
 _ZERO = np.zeros((), np.int32)
-"""The root of Python's numbers."""
+"""The root of Python numbers."""
 _HUGE = 2**200
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -63,13 +63,13 @@ def range_of(value: Any) -> Interval:
 
 
 def known_number(tensor: BridgeTensor) -> int | None:
-    """Returns the only value that a traced number can have, that of a decided comparison, say; None if several."""
+    """Returns the only possible value of a traced number, for instance of a decided comparison; None if several are."""
     low, high = range_of(tensor)[:2]
     return int(low) if low == high else None
 
 
 def distance(a: BridgeTensor | int, b: BridgeTensor | int) -> int | None:
-    """Returns `a - b` of two integers that are the same one plus numbers; None for others."""
+    """Returns `a - b` of two integers that differ from the same one by numbers; None for others."""
     return _apart(range_of(a), range_of(b))
 
 
@@ -79,7 +79,7 @@ def _apart(a: Interval, b: Interval) -> int | None:
 
 
 def after_write(target: BridgeTensor, source: BridgeTensor) -> Interval | None:
-    """Returns what is known of the memory of `target` once that holds `source`; None if nothing is."""
+    """Returns the known interval of the memory of `target` after a write of `source`; None if nothing is known."""
     known = source._handle.storage.bounds
     if known is None or source.dtype != target.dtype:
         return None
@@ -205,13 +205,13 @@ RULES = {name: rule for names, rule in _RULES.items() for name in names.split()}
 
 @functools.cache
 def rule_of(func: Any) -> tuple[Rule, tuple[str, ...]] | None:
-    """Returns the rule of an operation and its arguments' names; None if any number may come out of it."""
+    """Returns the rule of an operation and its arguments' names; None if any number may result."""
     name = schema_name(func).removeprefix("aten::").strip("_")
     return (RULES[name], tuple(a.name for a in arguments_of(func))) if name in RULES else None
 
 
 def follow(context: TraceContext, func: Any, args: tuple, kwargs: dict, results: Sequence[Any]) -> None:
-    """Note what is known of integers. Raises `BridgeError` for 64-bit ones known not to fit into 32 bits."""
+    """Records the intervals of integers. Raises `BridgeError` for 64-bit ones known not to fit into 32 bits."""
     found = rule_of(func)
     if found is None or results[-1].dtype.is_floating_point:
         return
@@ -228,7 +228,7 @@ def follow(context: TraceContext, func: Any, args: tuple, kwargs: dict, results:
 
 
 def _of_64_bits(context: TraceContext, func: Any, known: Interval) -> Interval | None:
-    """Returns the interval of a result of 64 bits, None if it may be any number."""
+    """Returns the interval of a result of 64 bits; None if it may be any number."""
     factor = None if is_finite(known) else known.factor
     if factor is None and _fits(known):
         return known
@@ -254,11 +254,11 @@ REMEDY = (
     "or may wrap"
 )
 _OF_HASHES = 2**24
-"""A factor with which only numbers below 128 stay within 32 bits: a hash, say, whose other factor is an input."""
+"""A factor with which only numbers below 128 stay within 32 bits, as in a hash whose other factor is an input."""
 
 
 def check_policy(int64: str) -> None:
-    """Raise `BridgeError` for a policy that does not exist, or that JAX cannot keep as it is set up."""
+    """Raises `BridgeError` for a policy that does not exist, or that JAX in its present setup cannot keep."""
     if int64 not in ("refuse", "wrap", "exact"):
         raise BridgeError(f"int64 is {int64!r}; choose 'refuse', 'wrap' or 'exact'")
     if int64 == "exact" and not jax.config.read("jax_enable_x64"):
@@ -266,12 +266,12 @@ def check_policy(int64: str) -> None:
 
 
 def checked(int64: str) -> bool:
-    """True if results are checked: not where integers have 64 bits, nor where they may wrap."""
+    """True if results are checked; False if integers have 64 bits, or may wrap."""
     return int64 == "refuse" and not jax.config.read("jax_enable_x64")
 
 
 def check_values(name: str, values: torch.Tensor | np.ndarray | np.generic) -> None:
-    """Raise `BridgeError` for a concrete array of integers that 32 bits do not hold."""
+    """Raises `BridgeError` for a concrete array of integers that 32 bits do not hold."""
     if isinstance(values, torch.Tensor) and values.is_meta:
         return
     known = _of_values(values)
@@ -280,7 +280,7 @@ def check_values(name: str, values: torch.Tensor | np.ndarray | np.generic) -> N
 
 
 def note_constant(context: TraceContext, real: torch.Tensor, tensor: BridgeTensor) -> None:
-    """`tensor` stands for `real`; where that is no state of the module, its values are known."""
+    """Records the values of `real` for its stand-in `tensor`, unless `real` is state of the module."""
     storage = tensor._handle.storage
     if real.dtype not in (torch.int32, torch.int64) or storage.bounds is not None or tensor._handle.live:
         return
@@ -295,9 +295,9 @@ def note_constant(context: TraceContext, real: torch.Tensor, tensor: BridgeTenso
 def fitting(
     context: TraceContext, func: Any, inputs: Sequence[BridgeTensor], outs: Sequence[Any], args: tuple, kwargs: dict
 ) -> tuple[tuple, dict]:
-    """Returns the arguments, Python's integers beyond JAX's as it takes them: floats beside floats, otherwise wrapped.
+    """Returns the arguments; Python integers too large for JAX become floats beside floats, and wrap otherwise.
 
-    Raises `BridgeError` for those that 64 bits hold in PyTorch: `ids == 2**40`.
+    Raises `BridgeError` for integers that PyTorch holds in 64 bits, as in `ids == 2**40`.
     """
     for value in args:
         if type(value) is int and not -(2**31) <= value < 2**31:

@@ -1,4 +1,4 @@
-"""PyTorch tensors as JAX arrays: dtypes, bits, and where the elements lie in memory."""
+"""PyTorch tensors as JAX arrays: dtypes, bits, and the positions of elements in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridge.errors import BridgeError, refusal
 
 
 def jax_dtype(dtype: torch.dtype) -> Any:
-    """The dtype JAX stores for a torch dtype: 64-bit types become 32-bit ones while x64 is off.
+    """Returns the dtype in which JAX stores a torch dtype: 64-bit types become 32-bit ones while x64 is off.
 
     Raises `BridgeError` for one that JAX does not have.
     """
@@ -28,7 +28,7 @@ def jax_dtype(dtype: torch.dtype) -> Any:
 
 
 def refuse_dtype(dtype: torch.dtype) -> None:
-    """Raise `BridgeError` for a dtype that JAX does not have."""
+    """Raises `BridgeError` for a dtype that JAX does not have."""
     if not has_counterpart(dtype):
         if dtype == torch.complex32:
             remedy = "call .float() before the operation that makes complex numbers, or .to(torch.complex64)"
@@ -41,7 +41,7 @@ def refuse_dtype(dtype: torch.dtype) -> None:
 
 @functools.cache
 def has_counterpart(dtype: torch.dtype) -> bool:
-    """True if JAX has the dtype, or one of 32 bits for one of 64."""
+    """True if JAX has the dtype, or a 32-bit type for a 64-bit one."""
     try:
         jax_dtype_of(dtype)
     except RuntimeError:
@@ -54,22 +54,22 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 
 
 def array_of(tensor: torch.Tensor) -> jax.Array:
-    """A copy of a real tensor as a JAX array; later writes to the tensor do not reach it."""
+    """Returns a copy of a real tensor as a JAX array; later writes to the tensor do not reach it."""
     dtype = jax_dtype(tensor.dtype)
-    # Below every mode, and not staged under jit: reading memory is no operation of the module.
+    # Read below every mode, and not staged under jit: reading memory is no operation of the module.
     with below_modes(), jax.ensure_compile_time_eval():
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         if tensor.dtype == torch.bfloat16:
             return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)
         host = np.from_dlpack(tensor)  # after `numpy()`, PyTorch could not resize it any more
-        array = jnp.asarray(host, dtype)  # `jnp.array` would copy twice where memory is not aligned as JAX's
+        array = jnp.asarray(host, dtype)  # `jnp.array` would copy twice if memory is not aligned as JAX's
         if array.unsafe_buffer_pointer() == host.ctypes.data:
             array = array.copy()
         return array.block_until_ready()
 
 
 def tensor_of(array: jax.Array | np.ndarray) -> torch.Tensor:
-    """A PyTorch tensor with a copy of the array's bits."""
+    """Returns a PyTorch tensor with a copy of the array's bits."""
     with below_modes():
         if array.dtype == jnp.bfloat16:
             return torch.from_numpy(np.array(array).view(np.int16).copy()).view(torch.bfloat16)
@@ -81,11 +81,11 @@ def tensor_of(array: jax.Array | np.ndarray) -> torch.Tensor:
 # ---- places in memory
 
 PLAIN = (torch.Tensor, nn.Parameter)
-"""Classes of tensors that mean what their numbers mean."""
+"""Classes of tensors whose numbers are their whole meaning."""
 
 
 def what_is_special(tensor: torch.Tensor) -> str | None:
-    """Why an array cannot stand for the tensor, with the remedy; None if one can."""
+    """Returns the reason why an array cannot represent the tensor, with the remedy; None if one can."""
     if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
         return "is not initialized; call the module once before export"
     if type(tensor) not in PLAIN:
@@ -105,7 +105,7 @@ def what_is_special(tensor: torch.Tensor) -> str | None:
 
 
 def check_kinds(state: Mapping[str, torch.Tensor], meta: bool = False) -> None:
-    """Raise `BridgeError` for state that is more, or less, than its numbers; `meta`: values may come later."""
+    """Raises `BridgeError` for state that has more, or less, than its numbers; `meta`: values may come later."""
     for name, tensor in state.items():
         special = what_is_special(tensor)
         if special is not None and not (meta and tensor.is_meta and type(tensor) in PLAIN):
@@ -113,7 +113,7 @@ def check_kinds(state: Mapping[str, torch.Tensor], meta: bool = False) -> None:
 
 
 def move_to_meta(tensor: torch.Tensor) -> None:
-    """Lets the memory go: the tensor object is on the meta device, and has no values."""
+    """Frees the memory: the tensor object is then on the meta device, and has no values."""
     twin = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
     twin = nn.Parameter(twin, False) if isinstance(tensor, nn.Parameter) else twin
     vars(twin).update(vars(tensor))
@@ -121,7 +121,7 @@ def move_to_meta(tensor: torch.Tensor) -> None:
 
 
 def storage_offsets(tensor: torch.Tensor) -> np.ndarray:
-    """The position of each element in the tensor's storage, in the tensor's shape."""
+    """Returns the position of each element in the tensor's storage, in the tensor's shape."""
     place = np.asarray(tensor.storage_offset(), np.int64)
     for n, s in zip(tensor.shape, tensor.stride(), strict=True):
         place = place[..., None] + np.arange(n, dtype=np.int64) * s
@@ -158,10 +158,10 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def refuse_overlap(written: torch.Tensor, read: torch.Tensor) -> None:
-    """Raise for an operation that reads elements which it writes, unless it reads each where it writes it.
+    """Raises for an operation that reads elements that it writes, unless it reads each at the place that it writes.
 
-    PyTorch raises where both tensors are dense. Elsewhere its result depends on the order in which a kernel goes
-    through the elements, which `NotImplementedError` says here.
+    PyTorch raises if both tensors are dense. Otherwise its result depends on the order in which a kernel visits
+    the elements; that case raises `NotImplementedError` here.
     """
     same = (written.shape, written.stride(), written.storage_offset()) == (
         read.shape, read.stride(), read.storage_offset(),
@@ -177,7 +177,7 @@ def refuse_overlap(written: torch.Tensor, read: torch.Tensor) -> None:
 
 
 def has_overlap(tensor: torch.Tensor) -> bool:
-    """True if several elements of the tensor are one in memory, as in an expanded or unfolded one."""
+    """True if several elements of the tensor share memory, as in an expanded or unfolded one."""
     if tensor.is_contiguous():
         return False
     reach = 1
@@ -194,9 +194,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def alias_roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Name of a state tensor that is a window on another one -> name of the other one.
+    """Returns names of state tensors that are windows on others -> the names of these.
 
-    Raises `BridgeError` for two parameters that share elements: an optimizer would update each alone. The same for
+    Raises `BridgeError` for two parameters that share elements, since an optimizer would update each alone, and for
     tensors of which none holds all the elements of the others.
     """
     shared: dict[int, list[str]] = {}
@@ -221,7 +221,7 @@ def alias_roots(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _overlapping(state: Mapping[str, torch.Tensor], names: list[str]) -> list[list[str]]:
-    """Groups of names, each of several tensors that are connected by shared elements."""
+    """Returns groups of names, each of several tensors that are connected by shared elements."""
     groups: list[list[str]] = []
     for name in names:
         met = [g for g in groups if any(overlap(state[name], state[other]) for other in g)]
@@ -230,5 +230,5 @@ def _overlapping(state: Mapping[str, torch.Tensor], names: list[str]) -> list[li
 
 
 def version_of(tensor: torch.Tensor) -> Any:
-    """Returns how often the tensor was written; one made in inference mode does not count, so each time is another."""
+    """Returns the write count of a tensor; one made in inference mode does not count, so each value is unique."""
     return object() if tensor.is_inference() else tensor._version

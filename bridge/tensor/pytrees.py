@@ -25,7 +25,7 @@ from bridge._compat.torch import below_modes, closure_of
 _Instance = TypeVar("_Instance")
 
 ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
-"""Types of values that hold nothing."""
+"""Types of values that have no parts."""
 
 # ---- containers, read and built by the methods of the built-in classes: a subclass may forbid or change its own
 
@@ -34,12 +34,12 @@ _BUILT_IN = (collections.OrderedDict, collections.defaultdict, dict, list, colle
 
 @functools.lru_cache(4096)
 def built_in(kind: type) -> Any:
-    """The built-in container that a class is or derives from; None for any other class."""
+    """Returns the built-in container that a class is or derives from; None for any other class."""
     return next((base for base in _BUILT_IN if issubclass(kind, base)), None)
 
 
 def items_of(value: Any) -> list[tuple[Any, Any]]:
-    """The keys or places in a container, and what is there."""
+    """Returns the keys or indices of a container with its items."""
     base = built_in(type(value))
     return list(base.items(value) if issubclass(base, dict) else enumerate(base.__iter__(value)))
 
@@ -56,7 +56,7 @@ def _setting(value: Any) -> tuple:
 
 
 def empty_like(value: Any) -> Any:
-    """A new container without items, or a new object without attributes, of the class of `value`; no tuple."""
+    """Returns a new container without items, or a new object without attributes, of the class of `value`; no tuple."""
     return _empty(type(value), _setting(value))
 
 
@@ -69,7 +69,7 @@ def _empty(kind: Any, setting: tuple) -> Any:
 
 
 def put_items(container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Put (key, item) into a new container, in this order."""
+    """Puts (key, item) pairs into a new container, in this order."""
     base = built_in(type(container))
     if issubclass(base, dict):
         for key, item in pairs:
@@ -79,7 +79,7 @@ def put_items(container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def tuple_of(kind: type, items: Iterable[Any]) -> Any:
-    """The items as a tuple of this class, made without its `__new__`."""
+    """Returns the items as a tuple of this class, made without its `__new__`."""
     return kind(list(items)) if kind.__module__ == "torch.return_types" else tuple.__new__(kind, items)  # pyright: ignore[reportCallIssue]
 
 
@@ -92,9 +92,9 @@ _FOREIGN = sys.stdlib_module_names | {"jax", "jaxlib", "numpy"}
 
 @functools.lru_cache(4096)
 def is_plain_class(kind: type) -> bool:
-    """True if everything that an object of the class holds is in its `__dict__`: no `__slots__`, nothing of C.
+    """True if everything that an object of the class holds is in its `__dict__`: no `__slots__`, nothing in C.
 
-    Classes of Python's own are left out, such as loggers: they belong to the process.
+    Classes of Python itself, such as loggers, are excluded: they belong to the process.
     """
     if kind.__basicsize__ != _PLAIN_SIZE or kind.__itemsize__ or not kind.__dictoffset__:
         return False
@@ -103,11 +103,11 @@ def is_plain_class(kind: type) -> bool:
     return kind in _OF_PYTHON or kind.__module__.partition(".")[0] not in _FOREIGN
 
 
-# ---- how JAX takes the objects of a class apart
+# ---- flattening of the objects of a class
 
 _How = Literal["items", "functions", "fields", "parts", "leaf"]
 _KINDS: dict[type, _How] = {PackedSequence: "functions"}
-"""The classes that the bridge has registered. How JAX takes their objects apart:
+"""The classes that the bridge has registered -> how JAX flattens their objects:
 
 * by their items: the containers that JAX knows by itself;
 * by the functions that somebody has registered for the class;
@@ -117,13 +117,13 @@ _KINDS: dict[type, _How] = {PackedSequence: "functions"}
 
 
 def _how(value: Any) -> _How:
-    """A dataclass that is met for the first time is registered."""
+    """Returns how an object is flattened; registers a dataclass that is met for the first time."""
     kind = type(value)
     if kind in _KINDS:
         return _KINDS[kind]
     named = hasattr(kind, "_fields")
     if not jax.tree_util.all_leaves([value]):
-        if named and "__new__" in vars(kind) and "_fields" not in vars(kind):  # it may refuse what JAX puts into it
+        if named and "__new__" in vars(kind) and "_fields" not in vars(kind):  # it may refuse JAX's own placeholders
             return "parts"
         return "items" if named or kind in _BUILT_IN else "functions"
     if dataclasses.is_dataclass(kind):
@@ -133,7 +133,7 @@ def _how(value: Any) -> _How:
 
 
 class _Opaque:
-    """A part of an object that is passed on as it is; equal to itself alone."""
+    """A part of an object that is passed on as it is; equal only to itself."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -148,7 +148,7 @@ class _Opaque:
 class _Node(NamedTuple):
     """The structure of a container or an object.
 
-    That of a part is a `_Node`, None for an array, the number of an object that was met before, an `_Opaque`, or the
+    A part of it is a `_Node`, None for an array, the number of an object that was met before, an `_Opaque`, or the
     class and the value of a setting, since `True == 1`.
     """
 
@@ -159,7 +159,7 @@ class _Node(NamedTuple):
 
 
 def _split(whole: Any) -> tuple[list, _Node]:
-    """The arrays in an object, at any depth of containers and further objects, and the hashable rest of it."""
+    """Returns the arrays in an object, at any depth of containers and further objects, and the hashable rest of it."""
     leaves: list[tuple[Any, Any]] = []
     numbers: dict[int, int] = {}
 
@@ -192,7 +192,7 @@ def _split(whole: Any) -> tuple[list, _Node]:
 
 
 def _split_fields(value: Any) -> tuple[list, _Node]:
-    """The fields of a dataclass, and the structure of the object, which has those that are settings."""
+    """Returns the fields of a dataclass, and the object's structure, which includes the fields that are settings."""
     leaves, structure = [], []
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
@@ -205,7 +205,7 @@ def _split_fields(value: Any) -> tuple[list, _Node]:
 
 
 def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] = lambda value: value) -> Any:
-    """The object of that structure; `opaque` is applied to what is neither an array nor a setting."""
+    """Returns the object with that structure; `opaque` is applied to parts that are neither arrays nor settings."""
     rest, made = iter(leaves), []
 
     def part(node: Any) -> Any:
@@ -226,7 +226,7 @@ def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] 
             if node.items:
                 put_items(new, [(key, part(item)) for key, item in node.items])
         for name, item in node.attributes:
-            if dataclasses.is_dataclass(new):  # they may be slots
+            if dataclasses.is_dataclass(new):  # the fields may be slots
                 object.__setattr__(new, name, part(item))
             else:
                 vars(new)[name] = part(item)
@@ -236,19 +236,19 @@ def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] 
 
 
 def _join_mapping(structure: _Node, leaves: Iterable[Any]) -> Any:
-    """A dataclass that is a dict of its fields, as Hugging Face's outputs are."""
+    """Returns a dataclass that is a dict of its fields, like the outputs of Hugging Face."""
     rest = iter(leaves)
     return structure.kind(**{name: next(rest) if item is None else item[1] for name, item in structure.attributes})
 
 
 def _is_array_like(value: Any) -> bool:
-    """True for tensors, arrays, and what JAX puts in their places."""
+    """True for tensors, arrays, and the placeholders that JAX uses for them."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) or type(value) is object:
         return True
     return type(value).__module__.partition(".")[0] in ("jax", "jaxlib") and not callable(value)
 
 
-# ---- what JAX is told
+# ---- registration with JAX
 
 
 def register(
@@ -256,16 +256,16 @@ def register(
     flatten: Callable[[_Instance], tuple[Iterable[Any], Any]] | None = None,
     unflatten: Callable[[Any, Iterable[Any]], _Instance] | None = None,
 ) -> type[_Instance]:
-    """Make a class a JAX pytree, so that its objects can be arguments and results of transformed functions.
+    """Makes a class a JAX pytree, so that its objects can be arguments and results of transformed functions.
 
-    The fields of a dataclass are the children; text and other settings travel as structure. Of any other class whose
-    objects keep everything in attributes, the arrays in them are the children, and all else, numbers of Python
-    included, is structure. Rebuilding does not run `__init__`. For a class that keeps its state elsewhere,
+    The fields of a dataclass are the children; text and other settings travel as structure. For any other class whose
+    objects keep everything in attributes, the arrays in these are the children, and everything else, including Python
+    numbers, is structure. Rebuilding does not run `__init__`. For a class that keeps its state elsewhere,
     `flatten(object)` returns the children and a hashable structure, and `unflatten(structure, children)` the object, as
     for `jax.tree_util.register_pytree_node`.
 
-    A call registers the classes that it meets by itself; this is for an object that goes into `jax.jit` before, and
-    usable as a decorator. A call works on a rebuilt copy: return the object from the method to see what it has changed.
+    A call registers the classes that it meets by itself; this function is for objects passed to `jax.jit` earlier, and
+    can be used as a decorator. A call works on a rebuilt copy: return the object from the method to see its changes.
 
     Registering twice is no error. Raises `TypeError` for a class that needs functions and has none.
     """
@@ -291,7 +291,7 @@ def register(
 
 
 def convert(tree: Any, leaf: Callable[[Any], Any], objects: bool = False) -> Any:
-    """`jax.tree.map` over whatever the code passes around; dataclasses not met before are registered on the way.
+    """Applies `leaf` like `jax.tree.map` to any tree of the code; dataclasses not met before are registered on the way.
 
     With `objects`, also over the attributes of other objects, which are rebuilt. Dicts keep their order.
     """
@@ -319,13 +319,13 @@ def is_array(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """True if JAX takes it for a number; a call may return text and other objects, too."""
+    """True if JAX accepts it as a number; a call may return text and other objects, too."""
     return is_array(value) or isinstance(value, (bool, int, float, complex))
 
 
 def _flatten_packed(packed: PackedSequence) -> tuple[list, tuple[int, ...] | None]:
-    """Its batch sizes decide shapes: they travel as structure, unless they are traced."""
-    sizes = getattr(packed.batch_sizes, "value", packed.batch_sizes)  # of a tensor of the bridge
+    """Batch sizes decide shapes: they travel as structure, unless they are traced."""
+    sizes = getattr(packed.batch_sizes, "value", packed.batch_sizes)  # in case it is a tensor of the bridge
     known = None
     if not isinstance(sizes, Tracer) and (is_array(sizes) or isinstance(sizes, torch.Tensor)):
         with below_modes():
@@ -355,7 +355,7 @@ NO_PYTREE = (
 
 
 def tensor_inside(value: Any) -> str | None:
-    """The way to a tensor that an object holds at any depth, such as `.value[0]`; None without one."""
+    """Returns the path to a tensor that an object holds at any depth, such as `.value[0]`; None without one."""
     todo, seen = [("", value)], {}
     while todo:
         path, value = todo.pop()
@@ -368,7 +368,7 @@ def tensor_inside(value: Any) -> str | None:
 
 
 def parts_of(value: Any) -> list[tuple[str, Any]]:
-    """Returns what a container, a function or an object holds, each with the step to it."""
+    """Returns the parts of a container, a function or an object, each with the step to it."""
     if isinstance(value, types.FunctionType):
         return [*((f".{name}", item) for name, item in closure_of(value).items()), ("", value.__defaults__)]
     if isinstance(value, types.MethodType):

@@ -1,4 +1,4 @@
-"""Tensors that mean what PyTorch's mean: memory, autograd identity and view over JAX arrays.
+"""Tensors with the semantics of PyTorch: memory, autograd identity and view over JAX arrays.
 
 A PyTorch tensor is three things that a JAX array is not: memory that several tensors share, an identity that the
 autograd graph follows, and a window on both. So here:
@@ -17,7 +17,7 @@ JAX differentiates the arrays inside. The rules of PyTorch's gradient mode are t
    gradient path as it was: `regraft(new value, old path)`. That is how a leaf that is filled under `no_grad` keeps
    its gradient.
 
-`AutogradHandle.live` says whether an array may carry a tangent of JAX's, which decides what has to be stopped;
+3. A write while gradients are off, or through another handle of the same storage, changes the value and keeps the
 `AutogradHandle.tracked` is PyTorch's `requires_grad`, which decides what the code sees. An input or a buffer is live
 and not tracked: PyTorch has no gradient for it, but `jax.grad` may be asked for that of the input, or span the call
 that wrote a buffer and the call that reads it.
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 @jax.custom_jvp
 def regraft(value: jax.Array, path: jax.Array) -> jax.Array:
-    """`value`, with the gradient path of `path`: what a write that autograd does not see leaves behind."""
+    """Returns `value` with the gradient path of `path`: the result of a write that autograd does not see."""
     return value
 
 
@@ -78,12 +78,12 @@ def has_tangents(array: jax.Array) -> bool:
 
 
 class Region(threading.local):
-    """Code whose arrays must not outlive it: notes what it makes and what it changes, in the innermost region open."""
+    """Code whose arrays must not outlive it: the innermost open region notes what the code makes and changes."""
 
     notes: list[weakref.ref] | None = None
 
     def note(self, holder: Storage | AutogradHandle | BridgeTensor) -> None:
-        """Only where `notes` is not None."""
+        """Must be called only if `notes` is not None."""
         assert self.notes is not None
         self.notes.append(weakref.ref(holder))
 
@@ -92,7 +92,7 @@ REGION = Region()
 
 
 class Storage:
-    """Memory: the array that was written last, and how often it was written."""
+    """Memory: the array that was written last, and the number of writes."""
 
     __slots__ = ("__weakref__", "array", "bounds", "inference", "layout", "overlaps", "version")
 
@@ -103,9 +103,9 @@ class Storage:
         self.version = 0
         self.inference = torch.is_inference_mode_enabled()
         self.overlaps = False
-        """True if several elements of the array are one in PyTorch's memory, as in an expanded tensor."""
+        """True if several elements of the array share memory in PyTorch, as in an expanded tensor."""
         self.bounds: Any = None
-        """The interval of the numbers (`bridge.symbolic.ranges.Interval`), until a write; None if none is known."""
+        """The interval of the numbers (`bridge.symbolic.ranges.Interval`), until a write; None if unknown."""
         if REGION.notes is not None:
             REGION.note(self)
 
@@ -131,9 +131,9 @@ class AutogradHandle:
         self.live = live
         """True if the array may carry a tangent."""
         self.leaf = leaf
-        """The views of the tensor that is a leaf of PyTorch's graph, where the handle is tracked and no result."""
+        """The views of the tensor that is a leaf of PyTorch's graph, if the handle is tracked and no result."""
         self.thawed: AutogradHandle | None = None
-        """The handle that a frozen leaf has again once it requires grad."""
+        """The handle that a frozen leaf gets back once it requires grad again."""
         if REGION.notes is not None:
             REGION.note(self)
 
@@ -150,7 +150,7 @@ class AutogradHandle:
         return self._array
 
     def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
-        """Replace the base array. `tracked`, `live`: what the new value is by itself."""
+        """Replaces the base array. `tracked`, `live`: properties of the new value by itself."""
         old = self.read()
         if grad_enabled:
             self.leaf = None if tracked else self.leaf
@@ -170,7 +170,7 @@ class AutogradHandle:
             REGION.note(self.storage)
 
     def same_values(self, other: AutogradHandle) -> bool:
-        """True if both read the same array, gradient path included."""
+        """True if both read the same array, including its gradient path."""
         return self is other or (self.storage is other.storage and not self.live and not other.live)
 
     def detached(self) -> AutogradHandle:
@@ -179,7 +179,7 @@ class AutogradHandle:
 
     @contextlib.contextmanager
     def holding(self, array: jax.Array) -> Iterator[None]:
-        """Another array for a while, for everything over this storage."""
+        """Replaces the array temporarily, for everything over this storage."""
         before = self.read()
         self._hold(array)
         try:
@@ -196,9 +196,9 @@ class AutogradHandle:
         return AutogradHandle(self.storage, self.read(), True, live=self.live, leaf=views)
 
     def frozen(self) -> AutogradHandle:
-        """The same memory without a gradient, as long as the leaf does not require one."""
+        """Returns a handle on the same memory without a gradient, used while the leaf does not require one."""
         handle = AutogradHandle(self.storage, self.storage.array, False, live=False)
-        handle._seen = -1  # reads the memory at its first use: the program does not depend on when the leaf was frozen
+        handle._seen = -1  # reads the memory at first use: the program must not depend on when the leaf was frozen
         handle.thawed = self
         return handle
 
@@ -226,13 +226,13 @@ class View:
     repeats: Callable[[], bool] = _never
     """True if several elements of the view are one element of the viewed array; then `put` cannot be used."""
     one_of_several: bool = False
-    """True if an operation with several views as results made it, with gradients on."""
+    """True if an operation with several views as results made it, with gradients enabled."""
     base: AutogradHandle | None = None
-    """The handle that it was taken from, where gradients were off."""
+    """The handle that the view was taken from, if gradients were off."""
     inference: bool = False
-    """True if that was in inference mode."""
+    """True if the view was made in inference mode."""
     detached: bool = False
-    """True if it starts over: for PyTorch's rules the views before it do not count."""
+    """True if the view starts over: PyTorch's rules then ignore the views before it."""
 
 
 # ---- the tensor of a traced call
@@ -252,7 +252,7 @@ _DETACHED = View(lambda x: x, lambda x, new: new, detached=True)
 
 
 class Node:
-    """Stands for the `grad_fn` of a result: there is one, and nothing more can be said of it."""
+    """Represents the `grad_fn` of a result, which exists, but has no further properties."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -264,7 +264,7 @@ class Node:
 
 
 class BridgeTensor(torch.Tensor):
-    """The tensor that a module holds while it is traced: to PyTorch a CPU tensor without data, inside a JAX array."""
+    """The tensor that a module holds while it is traced: a CPU tensor without data to PyTorch, a JAX array inside."""
 
     _handle: AutogradHandle
     _views: tuple[View, ...]
@@ -305,7 +305,7 @@ class BridgeTensor(torch.Tensor):
             return base
         if self._cache is None or self._cache[0] != handle.storage.version:
             views, parent = self._views, self._parent
-            # By way of the tensor it was taken from, so that siblings share what they have in common.
+            # Read through the tensor it was taken from, so that siblings share what they have in common.
             if parent is not None and parent._handle.same_values(self._handle) and parent._views == views[:-1]:
                 base, views = parent.value, views[-1:]
             known = not isinstance(base, Tracer) and not has_tangents(base)
@@ -318,7 +318,7 @@ class BridgeTensor(torch.Tensor):
         return self._cache[1]
 
     def write(self, value: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
-        """Write through the views into the handle's base."""
+        """Writes through the views into the handle's base."""
         if self._handle.storage.overlaps:
             raise NotImplementedError("a write into elements that share memory; clone the tensor first")
         if self._views:
@@ -326,7 +326,7 @@ class BridgeTensor(torch.Tensor):
         self._handle.write(value, tracked=tracked, grad_enabled=grad_enabled, live=live)
 
     def _base_with(self, value: jax.Array) -> jax.Array:
-        """The base, with `value` in the place of this view of it."""
+        """Returns the base, with `value` in the place of this view of it."""
         if any(view.repeats() for view in self._views):
             return self._put_by_position(value)
         stages = [self._handle.read()]
@@ -337,10 +337,10 @@ class BridgeTensor(torch.Tensor):
         return value
 
     def _put_by_position(self, value: jax.Array) -> jax.Array:
-        """The base with `value` where PyTorch has the tensor in memory.
+        """Returns the base with `value` at the tensor's positions in PyTorch's memory.
 
-        Raises `NotImplementedError` where two elements of the tensor are at one position, or count other numbers than
-        the base does.
+        Raises `NotImplementedError` if two elements of the tensor are at one position, or its positions do not count
+        the base's elements.
         """
         layout, here = self._handle.storage.layout, storage_offsets(self._meta)
         index = None
@@ -352,16 +352,16 @@ class BridgeTensor(torch.Tensor):
         return jnp.reshape(jnp.reshape(base, -1).at[index].set(value), base.shape)
 
     def detach_in_place(self) -> None:
-        """A leaf is frozen by it: it may require grad again."""
+        """Detaches the tensor; a leaf is frozen, because it may require grad again."""
         self._handle = self._handle.frozen() if self.requires_grad and self.is_leaf else self._handle.detached()
         self._cache = None
 
     def become(self, other: BridgeTensor) -> None:
-        """The same handle seen through other views, after PyTorch changed this object's shape."""
+        """Looks at the same handle through other views, after PyTorch changed this object's shape."""
         self._handle, self._views, self._meta, self._cache = other._handle, other._views, other._meta, None
 
     def replace(self, other: BridgeTensor) -> None:
-        """`self.data = other`: the memory of the other, the same gradient path, and no tie to the old memory."""
+        """Runs `self.data = other`: the other's memory, the same gradient path, and no tie to the old memory."""
         frozen = self._handle.thawed is not None
         if frozen:
             self.requires_grad_(True)
@@ -382,7 +382,7 @@ class BridgeTensor(torch.Tensor):
         if frozen:
             self.requires_grad_(False)
 
-    # What Python code asks of a tensor's autograd state. PyTorch's own engine is not involved, so it cannot answer.
+    # Questions of Python code about a tensor's autograd state, which PyTorch's engine cannot answer, as it is not used.
 
     @property
     def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -394,7 +394,7 @@ class BridgeTensor(torch.Tensor):
 
     @property
     def may_have_gradient(self) -> bool:
-        """True if a gradient can reach it, PyTorch's or one that JAX is asked for."""
+        """True if a gradient can reach it, by PyTorch or by JAX."""
         return (self._handle.tracked or self._handle.live) and differentiable(self._meta.dtype)
 
     @property
@@ -406,10 +406,10 @@ class BridgeTensor(torch.Tensor):
         return None if self.is_leaf else Node()
 
     def requires_grad_(self, requires_grad: bool = True) -> BridgeTensor:
-        """A leaf, frozen until it requires grad again or trained. No change where it is so already.
+        """Makes a leaf require grad, or freezes it until it does again. Nothing changes if the flag is the same.
 
-        What becomes a leaf keeps what gradient path it has: PyTorch sees none in it, but JAX may differentiate by the
-        input or buffer that it is or comes from, which in PyTorch would have required grad before. Raises PyTorch's
+        A new leaf keeps its gradient path: PyTorch sees none in it, but JAX may differentiate by the input or buffer
+        that it is or comes from, which in PyTorch would have required grad before. Raises PyTorch's
         `RuntimeError` for the result of an operation, and for integers.
         """
         if requires_grad == self.requires_grad:
@@ -429,7 +429,7 @@ class BridgeTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        # Made without PyTorch, which counts the writes through it with those of `self`.
+        # Made without PyTorch, which would count the writes through it with those of `self`.
         views = (*self._views, _DETACHED) if any(v.one_of_several or v.base for v in self._views) else self._views
         return BridgeTensor(self._handle.detached(), self._meta, views)
 
@@ -442,7 +442,7 @@ class BridgeTensor(torch.Tensor):
         self.replace(other)
 
     def _materialized(self, constant: torch.Tensor) -> BridgeTensor:
-        """The traced tensor for a tensor of the call that no traced value has met."""
+        """Returns the traced tensor for a tensor of the call that no traced value has reached yet."""
         call = current()
         if call is None or not call.may_write(constant):
             what = "`.data = …` gives a traced tensor the memory of one that was there before the call"
@@ -452,11 +452,11 @@ class BridgeTensor(torch.Tensor):
         return taken
 
     def tolist(self) -> Any:
-        # PyTorch refuses subclasses; element by element it is an `.item()`, with its answer or its error.
+        # PyTorch refuses subclasses; element by element this is `.item()`, with its answer or its error.
         return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
 
     def as_subclass(self, cls: type) -> torch.Tensor:
-        """Without its modes PyTorch would make one."""
+        """Refuses a subclass; without the modes of the call, PyTorch would make one."""
         if cls is torch.Tensor:
             return self.view_as(self)
         raise refusal(
@@ -472,20 +472,20 @@ class BridgeTensor(torch.Tensor):
 
     __class__: Any = property(class_of, _set_class)
 
-    def __format__(self, spec: str) -> str:  # without `super()`, which does not go with a property `__class__`
+    def __format__(self, spec: str) -> str:  # without `super()`, which does not work with a property `__class__`
         return self.item().__format__(spec) if spec and not self.dim() else torch.Tensor.__format__(self, spec)
 
     def __copy__(self) -> torch.Tensor:
-        """A leaf over the same memory with the same attributes, as PyTorch's."""
+        """Returns a leaf over the same memory with the same attributes, as PyTorch does."""
         copied = self.detach().requires_grad_(self.requires_grad)
         mark_as_parameter(copied, is_parameter(self))
         vars(copied).update(self._attributes())
         return copied
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
-        """A leaf with memory of its own: a gradient goes to the copy and no further.
+        """Returns a leaf with memory of its own: a gradient reaches the copy and goes no further.
 
-        As in PyTorch, copies of tensors over one memory are over one memory, and have copies of the attributes; a copy
+        As in PyTorch, copies of tensors that share memory share memory, and have copies of the attributes; a copy
         of a parameter has neither. Raises PyTorch's `RuntimeError` for the result of an operation.
         """
         if id(self) in memo:
@@ -511,15 +511,15 @@ class BridgeTensor(torch.Tensor):
         return BridgeTensor(handle, self._meta, (*self._views, _DETACHED) if self._views else ())
 
     def _attributes(self) -> dict[str, Any]:
-        """The attributes that the code has set on it."""
+        """Returns the attributes that the code has set on the tensor."""
         return {name: value for name, value in vars(self).items() if name not in INTERNAL}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.reshape(-1)[:1].tolist()  # an `.item()`, with its error
+        self.reshape(-1)[:1].tolist()  # is an `.item()`, with its error
         raise refusal("a tensor of the call is pickled", "return it, and pickle the result")
 
     def jax(self) -> jax.Array:
-        """The array inside: libraries ask torchax's tensors for it to see whether they are being traced."""
+        """The JAX array. Libraries ask torchax's tensors for it to see whether they are being traced."""
         return self.value
 
     def __repr__(self, *, tensor_contents=None) -> str:
@@ -529,11 +529,11 @@ class BridgeTensor(torch.Tensor):
 
 
 INTERNAL = frozenset(BridgeTensor.__annotations__) | {"_is_param"}
-"""Attributes of a tensor that are the bridge's own; others are of the code."""
+"""Attributes of a tensor that belong to the bridge; all others belong to the code."""
 
 
 def empty_meta(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
-    """A twin on the meta device, made below every mode; without `stride` it is contiguous."""
+    """Returns a twin on the meta device, made below every mode; without `stride` it is contiguous."""
     with below_modes():
         if stride is None:
             return torch.empty(shape, dtype=dtype, device="meta")
@@ -552,9 +552,9 @@ def wrap(
     live: bool = True,
     leaf: bool = False,
 ) -> BridgeTensor:
-    """A tensor over memory of its own. Without `meta` it is contiguous, with the dtype of the array.
+    """Returns a tensor over memory of its own. Without `meta` it is contiguous, with the dtype of the array.
 
-    `leaf`: one that requires grad, if it is `tracked`, is a leaf and no result of an operation.
+    `leaf`: a `tracked` tensor, which requires grad, is then a leaf and no result of an operation.
     """
     if meta is None:
         meta = empty_meta(array.shape, None, torch_dtype(array.dtype))
@@ -562,10 +562,10 @@ def wrap(
 
 
 def as_view(base: BridgeTensor, meta: torch.Tensor, view: View, *, differentiable: bool) -> BridgeTensor:
-    """A view of `base`; one that is not differentiable follows the memory and carries no gradient."""
-    # Also of one that carries no tangent yet: a later write to the base may bring one.
+    """Returns a view of `base`; one that is not differentiable follows the memory and carries no gradient."""
+    # The handle is shared even if it carries no tangent yet: a later write to the base may bring one.
     handle = base._handle if differentiable else base._handle.detached()
     tensor = BridgeTensor(handle, meta, (*base._views, view))
-    if not CURRENT.recording:  # a graph of PyTorch's keeps the tensor, and a cycle through that is never collected
+    if not CURRENT.recording:  # PyTorch's graph keeps the tensor, and a cycle through that is never collected
         tensor._parent = base
     return tensor

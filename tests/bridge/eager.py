@@ -121,7 +121,7 @@ def verified(module: Module, *args: Any, **settings: Any) -> None:
 
 
 def in_jax(module: Module, *inputs: Any, jit: bool = False, **settings: Any) -> Any:
-    """What the exported module returns for arrays, or for tensors that become arrays."""
+    """Returns the exported module's result for arrays, or for tensors that become arrays."""
     fn, arrays = bridge.export(module_of(module)), [array(x) for x in inputs]
 
     def call(params: dict, *arrays: Any) -> Any:
@@ -214,7 +214,7 @@ def refused(make: Callable[[], nn.Module], message: str, *inputs: torch.Tensor, 
 
 
 def snapshot(value: Any) -> Any:
-    """What is in a value, in its order."""
+    """Returns the contents of a value in order."""
     if isinstance(value, torch.Tensor):
         return id(value), value.tolist()
     if isinstance(value, dict):
@@ -229,7 +229,7 @@ def snapshot(value: Any) -> Any:
 
 
 def close(result: Any, expected: torch.Tensor, tolerance: float) -> None:
-    """To `tolerance` of the largest finite entry."""
+    """Asserts equality up to `tolerance` of the largest finite entry."""
     wanted = expected.resolve_conj().numpy()
     finite = np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-3)
     np.testing.assert_allclose(result, wanted, rtol=0, atol=tolerance * finite)

@@ -26,7 +26,7 @@ def sections():
 
 
 def run(blocks):
-    """What each block of Python printed; the package that is not installed; or the error."""
+    """Returns what each block of Python printed, the package that is not installed, or the error."""
     namespace, printed = {"__name__": "documentation"}, []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for number, (language, code) in enumerate(blocks):

@@ -37,7 +37,7 @@ import bridge  # noqa: E402
 
 SEEDS = range(1, DEVICES + 1)
 AXES = (None, 0, None, 0)
-"""Of parameters, inputs, buffers, draws."""
+"""Axes of parameters, inputs, buffers and draws."""
 
 
 class Case:
@@ -74,7 +74,7 @@ def matrix_of_meanings() -> dict[str, dict]:
 
 
 def draws() -> dict[str, list]:
-    """What `Noise` draws on eight devices for a batch of sixteen rows, and on one."""
+    """Returns the draws of `Noise` on eight devices for a batch of sixteen rows, and on one."""
     fn, x, key = bridge.export(Noise()), jnp.zeros((16, 3)), jax.random.key(0)
 
     def on_each(x, key):

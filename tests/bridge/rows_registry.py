@@ -1,4 +1,4 @@
-"""How a row of the table of meanings is written: a module, its inputs, how closely it must agree with PyTorch."""
+"""The format of a row in the table of meanings: a module, its inputs, how closely it must agree with PyTorch."""
 
 import dataclasses
 import functools
@@ -23,9 +23,9 @@ class Row:
     method: str = "forward"
     tolerance: float = TOLERANCE
     spans_calls: bool = False
-    """Whether the graph of one call goes on in the next, so that PyTorch must go back through all of them at once."""
+    """True if the graph of one call continues in the next, so that PyTorch must go back through all of them at once."""
     input_gradients: bool = True
-    """Whether PyTorch lets the inputs require grad (not where they are written in place)."""
+    """True if PyTorch lets the inputs require grad; not possible if they are written in place."""
 
     def build(self) -> nn.Module:
         torch.manual_seed(0)
@@ -75,7 +75,7 @@ weighted = functools.partial(row, two_weights)
 
 
 class Weighted(nn.Module):
-    """Two weights, for rows that need no more."""
+    """A module with two weights, for rows that need no more."""
 
     def __init__(self):
         super().__init__()

@@ -24,7 +24,7 @@ def batch_norm(m, x):
     steps=2,
 )
 def batch_norm_of_the_batch_alone(m, x):
-    """Without running statistics, and those of single instances with them."""
+    """Batch norm without running statistics, and instance norm with them."""
     return m.instance(m.batch(x).view(2, 3, 4))
 
 
@@ -75,7 +75,7 @@ def weights_and_state():
 
 @row(weights_and_state, steps=2, spans_calls=True)
 def state_with_graph(m, x):
-    """A hidden state kept in a buffer: through several calls, the gradient goes back through all of them."""
+    """A hidden state in a buffer: after several calls, the gradient goes back through all of them."""
     m.hidden = torch.tanh(x @ m.a + m.hidden @ m.b)
     m.cell.mul_(0.5).add_(m.hidden)
     return m.hidden * 1 + m.cell.exp()
@@ -210,7 +210,7 @@ def draws_inside_no_grad(m, x):
 
 
 class Noise(nn.Module):
-    """Not a row, but what a batch that is split over replicas draws: for each row of it, and for each replica."""
+    """A module for `ShardedKey`, not a row: it draws for each row of a split batch, and for each replica."""
 
     def forward(self, x):
         return torch.rand_like(x), torch.rand(3), torch.randint_like(x, 0, 1000), torch.poisson(x.exp() * 1e4)

@@ -91,7 +91,7 @@ def without_slots(monkeypatch):
 
 
 def without_assigned_buffers(monkeypatch):
-    """What was put into the slots comes back, whatever is there after the call."""
+    """Returns the tensors that were put into the slots, whatever is there after the call."""
     original = call_file.slots_of
 
     def place(tensor):
@@ -106,7 +106,7 @@ def without_assigned_buffers(monkeypatch):
 
 
 def without_ties(monkeypatch):
-    """Each name has a tensor of its own."""
+    """Gives each name a tensor of its own."""
 
     def state(module):
         every = {"remove_duplicate": False}
@@ -232,4 +232,4 @@ RULES = {
 """Rule taken out -> rows that must not pass then."""
 
 SEEN = (bridge.BridgeError, AssertionError, IndexError)
-"""What may be raised instead of a wrong number; anything else would be a defect of the rule here."""
+"""Exceptions that may replace a wrong number; any other exception would be a defect of the rule here."""

@@ -23,15 +23,15 @@ from bridge.tensor.pytrees import convert
 
 
 class Reference(NamedTuple):
-    """What PyTorch makes of some calls in a row on one module, and of one backward through all of them."""
+    """PyTorch's results of several calls in a row on one module, and of one backward through all of them."""
 
     leaves: Leaves
     draws: list[list[torch.Tensor]]
-    """For each call."""
+    """The draws of each call."""
 
 
 def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
-    """One call for each seed, on one module; the objective is the sum of all."""
+    """Makes one call for each seed, on one module; the objective is the sum of all."""
     module = copy.deepcopy(row.build()).train(train)
     trained = {n: t for n, t in state_of(module).items() if t.requires_grad}
     outputs, inputs, draws, total = {}, {}, [], torch.zeros(())
@@ -75,7 +75,7 @@ def tensors_of(tree: Any) -> list:
 
 
 def stacked(values: list[list[torch.Tensor]]) -> list[jax.Array]:
-    """One array for each position, the calls along a new first axis."""
+    """Returns one array for each position, with the calls along a new first axis."""
     return [jnp.stack([array_of(v) for v in column]) for column in zip(*values, strict=True)]
 
 
@@ -131,7 +131,7 @@ _COMPILED: dict[tuple, Callable] = {}
 
 
 def leaves_of(row: Row, outputs: list, result: bridge.Result, gradients: tuple, inputs: list) -> dict:
-    """As `Reference.leaves`. `outputs` and the gradients of `inputs`: one for each call."""
+    """Returns the leaves like `Reference.leaves`. `outputs` and the gradients of `inputs`: one for each call."""
     kinds = {
         "output": {f"call {i}": out for i, out in enumerate(outputs)},
         "gradient": gradients[0],

@@ -118,4 +118,4 @@ def test_no_decision_where_pytorch_fails_in_float64():
         return wrong_in("PyTorch")(x)
 
     [note] = notes(Call(forward), randn(5)).values()
-    assert note.startswith("PyTorch fails in float64, by which it could be judged: AssertionError")
+    assert note.startswith("PyTorch fails in float64, so the leaf cannot be judged: AssertionError")

@@ -198,7 +198,7 @@ def test_products_of_the_backward_pass_are_in_the_dtype_of_the_inputs():
 
 
 def test_long_causal_attention_leaves_out_blocks_without_keys():
-    """Of 4 blocks of 256 rows, 10 of 16 products are computed, also in the backward pass."""
+    """Of 4 x 4 blocks of 256 rows, 10 of 16 products are computed, also in the backward pass."""
     query = jnp.ones((1, 1, 1024, 8))
     call = jax.grad(lambda *x: attend({"is_causal": True}, torch.float32)(*x).sum(), (0, 1, 2))
     flops = jax.jit(call).lower(query, query, query).cost_analysis()["flops"]
@@ -346,7 +346,7 @@ def written(base, place, value):
 
 
 def conditional(x):
-    """By masks without dimensions."""
+    """Writes by masks without dimensions."""
     yes, no = x[0, 0] > -9, x[0, 0] < -9
     places = [yes, no, (..., yes, 2), (slice(None), no, 2), (yes, slice(1)), (1, yes, no), (None, yes, slice(1, 3))]
     made = [written(x, place, value) for place, value in zip(places, itertools.cycle([x[1, :1], 3.0, x[0, 0]]))]
@@ -416,7 +416,7 @@ def masked_select(x):
 
 
 def computed_twice(x):
-    """Each mask is computed again on the right side, by the same operations on the same tensors."""
+    """Computes each mask again on the right side, by the same operations on the same tensors."""
     y, shifted = x * 1, x + torch.arange(4)
     y[x > 0] = x[x > 0] * 2 + shifted[~(x <= 0) & (x > 0)].mean()
     y[(shifted > x.mean())[:, 0], 1:] *= y[(shifted > x.mean())[:, 0], 1:]

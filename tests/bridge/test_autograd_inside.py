@@ -26,13 +26,13 @@ def forces(module, x):
 
 
 def forces_of_an_input(module, x):
-    """As code that expects its caller to have asked for the gradient."""
+    """Does what code does that expects its caller to have asked for the gradient."""
     energy = module(x).square().sum()
     return torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
 def penalty(module, x):
-    """Of a Wasserstein critic."""
+    """The penalty of a Wasserstein critic."""
     mixed = (x * 0.3 + x.flip(0) * 0.7).detach().requires_grad_(True)
     score = module(mixed)
     (slope,) = torch.autograd.grad(score, mixed, torch.ones_like(score), create_graph=True, retain_graph=True)
@@ -50,7 +50,7 @@ def inner_loop(module, x):
 
 
 def first_order(module, x):
-    """Without `create_graph` the slope is a constant."""
+    """The slope is a constant without `create_graph`."""
     h = module(x)
     (slope,) = torch.autograd.grad(h.exp().sum(), h, retain_graph=True)
     return h * slope
@@ -190,7 +190,7 @@ def test_it_composes(transform):
 
 
 REFUSED = {
-    # As reversible networks have it: each backward adds to `grad` by the way.
+    # Reversible networks do this: each backward also adds to `grad`.
     "grad of a parameter": (
         lambda m, x: (m(x).sum().backward(), m(x))[1],
         r"`backward\(\)` inside.*`grad` of a parameter.*torch\.autograd\.grad",
@@ -203,7 +203,7 @@ REFUSED = {
         lambda m, x: torch.autograd.grad(Doubled.apply(torch.zeros(3, 4).add_(m(x))).sum(), m[0].weight)[0],
         r"Doubled may be part of its graph.*jax\.grad",
     ),
-    # What `torch.func.vjp` returns asks the engine; `torch.func.grad` and `jacrev` do not.
+    # The function that `torch.func.vjp` returns asks the engine; `torch.func.grad` and `jacrev` do not.
     "torch.func.vjp": (
         lambda m, x: torch.func.vjp(torch.tanh, Doubled.apply(m(x)))[1](torch.ones(3, 4))[0],
         r"torch\.func\.vjp returns\), and Doubled may be part of its graph.*Remedy: .*torch\.func\.grad",
@@ -293,7 +293,7 @@ def running_loss(module, x):
 
 
 def partly_without_gradients(module, x):
-    """What is written under `no_grad` has no part in the graph, what is detached neither."""
+    """Values written under `no_grad` are not part of the graph, and neither are detached ones."""
     h = module(x)
     y, z = torch.ones(3, 4), torch.ones(3, 4)
     y.mul_(h)

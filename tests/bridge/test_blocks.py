@@ -137,7 +137,7 @@ def test_a_pattern_without_a_match_is_refused():
 
 
 def test_reading_an_attribute_in_which_blocks_differ_is_refused():
-    """Also where the code has a default for one that is not there."""
+    """The same holds if the code has a default for an attribute that is not there."""
     module = network(kind=ReadsLayer)
     blocks = bridge.export_blocks(module, r"\d")
     with pytest.raises(bridge.BridgeError, match="the blocks differ in the attribute layer, which their code reads"):

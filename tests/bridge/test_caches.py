@@ -73,7 +73,7 @@ def test_a_cache_made_by_the_caller_is_filled_by_the_call_alone():
 
 
 def test_a_static_cache():
-    """One program for every step: its length is a tensor."""
+    """One program serves every step: the length of the cache is a tensor."""
     module, ids = model("llama"), tokens(2, 8)
     fn = bridge.export(module)
 

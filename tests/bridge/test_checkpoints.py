@@ -264,7 +264,7 @@ def small(n=6):
 
 
 def twice(module, x):
-    """The same parameters in two blocks and outside of them."""
+    """Uses the same parameters in two blocks and outside of them."""
     h = Checkpointed.apply(module, x)
     return Checkpointed.apply(lambda a, b: module(a * b), h, x.sin()) + module(h) * module[0].weight.sum()
 

@@ -39,7 +39,7 @@ def gated():
 
 def another():
     def differs(m, x):
-        """From PyTorch, most in the second call, where a number of the first is not kept."""
+        """Differs from PyTorch, most in the second call, where a number of the first is not kept."""
         if not isinstance(x, bridge.tensor.tensor.BridgeTensor):
             m.calls = getattr(m, "calls", 0) + 1
             x = x * m.calls

@@ -157,7 +157,7 @@ def test_complex_parameters_and_their_gradients():
 
 
 def test_descent_takes_the_conjugate_of_jax_s_gradient():
-    """As docs/bridge.md says: then one step is PyTorch's."""
+    """One step is then PyTorch's, as docs/bridge.md says."""
     module, x = Spectral(), randn(3, 4)
     fn = bridge.export(module)
     gradients = jax.grad(lambda p: (fn(p, fn.buffers, jnp.asarray(x.numpy()))[0] ** 2).sum())(fn.params)
@@ -260,7 +260,7 @@ def test_second_derivative_of_a_solution_by_a_factor():
 def test_eigenvalues_and_vectors(dtype, upper):
     x = with_another_triangle(positive(2, 3, 3, dtype=dtype) + torch.diag(torch.arange(3) * 4), upper)
     if dtype == HERMITIAN:
-        x = x + 1j * torch.eye(3)  # which is ignored
+        x = x + 1j * torch.eye(3)  # the imaginary part is ignored
     side = "U" if upper else "L"
     compare(lambda x: linalg.eigvalsh(x, UPLO=side), [x])
 

@@ -14,14 +14,14 @@ import bridge
 
 
 class Irrep(tuple):
-    """As the kinds of features of equivariant networks have it."""
+    """A tuple like the kinds of features of equivariant networks."""
 
     def __len__(self):
         raise NotImplementedError
 
 
 class Frozen(collections.OrderedDict):
-    """As the configurations of diffusion models are."""
+    """A dict like the configurations of diffusion models."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -40,14 +40,14 @@ class Frozen(collections.OrderedDict):
 
 
 class Makes(collections.OrderedDict):
-    """As a table of activations that makes one at each look."""
+    """A dict like a table of activations that makes a new one at each look-up."""
 
     def __getitem__(self, key):
         return super().__getitem__(key)()
 
 
 class Cache:
-    """Of a user's own."""
+    """A user's own cache."""
 
     def __init__(self, layer):
         self.layer, self.last, self.lock = layer, None, threading.Lock()

@@ -18,7 +18,7 @@ from bridge.dispatch import mode
 
 
 class Reversed(Function):
-    """Passes on what it gets; its gradient is turned round and scaled by a number, as in adversarial training."""
+    """Passes its input on; its gradient is reversed and scaled by a number, as in adversarial training."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -31,7 +31,7 @@ class Reversed(Function):
 
 
 class Gate(Function):
-    """Two inputs, two outputs, saved tensors of all three kinds, one output without gradient."""
+    """A function with two inputs, two outputs, saved tensors of all three kinds, and one output without gradient."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -78,7 +78,7 @@ IN_PLACE = differentiated(doubled_in_place, lambda ctx, grad: 7 * grad)
 
 
 class Written(Function):
-    """Its results are tensors that no operation on traced ones made: they were written into, or are constant."""
+    """The results are tensors that no operation on traced ones made: they were written into, or are constant."""
 
     @staticmethod
     def forward(ctx, x):
@@ -174,7 +174,7 @@ TWO_RESULTS = differentiated(
     setup_context=keep_and_mark,
     generate_vmap_rule=True,
 )
-"""Its second result is marked, which PyTorch's engine overlooks under `torch.vmap`."""
+"""The second result is marked, which PyTorch's engine overlooks under `torch.vmap`."""
 
 
 def test_marks_under_a_generated_rule_for_vmap():
@@ -182,13 +182,13 @@ def test_marks_under_a_generated_rule_for_vmap():
 
 
 def test_the_rule_is_needed(monkeypatch):
-    """Without it PyTorch's own `apply` runs."""
+    """PyTorch's own `apply` runs without the rule."""
     monkeypatch.setattr(mode, "_REPLACED", Replacements())
     report = bridge.verify(weighted(CALLS["reversed"]), X.clone().requires_grad_(), tolerance=1e-5)
     assert not report.ok
 
 
-# ---- What a `torch.autograd.Function` keeps on its context: its backward gets it as in PyTorch, or is refused by name
+# ---- Values on the context of a `torch.autograd.Function`: the backward gets them as in PyTorch, or they are refused
 
 
 def saving(forward):

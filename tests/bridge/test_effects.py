@@ -1,4 +1,4 @@
-"""What a call changes beside parameters and buffers: refused, lost with one warning, or silent where it is the same."""
+"""Changes by a call beside parameters and buffers: refused, lost with one warning, or silent if they do no harm."""
 
 import collections
 import functools
@@ -292,7 +292,7 @@ def memo(m, x):
 
 
 def grown_from_a_buffer(m, x):
-    """As many rotary embeddings."""
+    """Many rotary embeddings do this."""
     if m.n < len(x):
         m.table, m.n = torch.outer(torch.arange(len(x)), m.steps).cos(), len(x)
     return x @ m.w * m.table[: len(x)]
@@ -306,7 +306,7 @@ def registered_when_grown(m, x):
 
 
 def read_as_a_whole(m, x):
-    """As ALiBi."""
+    """ALiBi does this."""
     if m.bias is None:
         m.bias = -m.steps.cumsum(0)
         return x @ m.w + m.bias
@@ -344,7 +344,7 @@ def angles():
 
 @pytest.mark.parametrize("name", [*SILENT, *PARTS])
 def test_a_value_that_the_next_call_would_write_again_is_silent(name):
-    """Also of a part of a table at a traced position."""
+    """The same holds for a part of a table at a traced position."""
     make = SILENT.get(name) or (
         lambda: Calls(
             lambda m, x: PARTS[name](once(m, "table", angles), m.position.long()) * x,
@@ -365,7 +365,7 @@ def test_a_buffer_that_the_next_call_would_make_again_is_no_leaf_of_verify():
 
 
 def test_a_table_of_parameters_is_made_again_in_each_call_in_eval_mode():
-    """As LeViT keeps its biases; in training mode the parameters change between the calls."""
+    """LeViT keeps its biases in this way; in training mode the parameters change between the calls."""
 
     def make(train=False):
         return Calls(memo_of_parameters, dict={}).train(train)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import bridge
 from bridge.dispatch import values
 
-# ---- What cannot be translated is one message: the op, the submodule, the line, the remedy
+# ---- Code that cannot be translated gives one message: the op, the submodule, the line, the remedy
 
 
 def nested(action):
@@ -92,7 +92,7 @@ SAID = {
     ),
     "FlopCounterMode": (counted, "`FlopCounterMode` is a TorchDispatchMode", "enter it around the module"),
 }
-"""What is said, the remedy last."""
+"""Parts of each message, the remedy last."""
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -189,7 +189,7 @@ def test_out_of_another_size():
     assert in_jax(lambda x: torch.cat([x, x * 2], out=torch.empty(4)) + 1, x).tolist() == [2, 2, 3, 3]
 
 
-# ---- What PyTorch refuses by values that are known while tracing, or by dtype: the same error, before anything runs
+# ---- PyTorch's errors about values known while tracing, or about dtypes: the same error, before anything runs
 
 X = randn(3, 4)
 long = torch.tensor
@@ -363,7 +363,7 @@ def test_equality_of_values_that_are_known():
 
 
 class Solved(torch.autograd.Function):
-    """Its backward may raise in PyTorch, outside of every `try` of the module's."""
+    """The backward may raise in PyTorch, outside of every `try` of the module's."""
 
     @staticmethod
     def forward(ctx, x):

@@ -171,7 +171,7 @@ def written(buffer, new, *, lengths):
 
 
 def written_anywhere(buffer, new, *, lengths):
-    """The same for every position, also of each row."""
+    """Writes the same for every position, also of each row."""
     places = lengths[:, None] + torch.arange(new.shape[1])
     buffer[torch.arange(len(buffer))[:, None], places] = new
     filled = torch.arange(buffer.shape[1]) < places[:, -1:] + 1
@@ -223,7 +223,7 @@ class Inherits(Kernel):
 
 
 def test_a_function_is_replaced_only_while_a_call_runs(registered):
-    """Also in two calls at once, and where the code of a call fails; other threads run the function itself."""
+    """The function is restored also after two calls at once, and if a call fails; other threads run the original."""
 
     def use_inside(buffer, new, lengths):
         seen = [kernels.written.__wrapped__ is written]
@@ -255,7 +255,7 @@ def test_the_last_replacement_counts(registered):
 
 
 def test_a_function_of_one_export(registered):
-    """It goes before a registered one, and other modules do not have it."""
+    """The function of an export precedes a registered one, and other modules do not have it."""
 
     def total(buffer, new, *, lengths):
         return buffer.sum() + lengths.sum()
@@ -355,7 +355,7 @@ class FrozenStatistics(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        # No biases before a batch norm: their gradient is zero, and all that is left of it is rounding.
+        # Biases before a batch norm are left out: their gradient is zero, and only rounding would be left of it.
         self.norm, self.linear = nn.BatchNorm1d(4, affine=False), nn.Linear(4, 4, bias=False)
         self.other = nn.BatchNorm1d(4)
 

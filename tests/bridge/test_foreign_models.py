@@ -93,7 +93,7 @@ def test_vit_with_its_own_loss(attention, train):
 
 
 def tiny_recursive_model():
-    """Its model and mixer only: the package's `__init__` imports a trainer and with it four packages more."""
+    """Imports only the model and the mixer: the package's `__init__` would import a trainer and four more packages."""
     pytest.importorskip("einops", reason="einops is in the test extra: pip install .[test]")
     name = "tiny_recursive_model"
     if name not in sys.modules:
@@ -199,7 +199,7 @@ def test_torch_module(name, train):
 def test_every_gradient_of_the_score_head(perturbation):
     """At 0.05 activations are of size 1; at 0.5 the encoder's are 1e7 and its attention has scores of 1e12.
 
-    Against float64: where attention is saturated, PyTorch's kernels round in float32, differently on each machine.
+    The reference is float64: where attention is saturated, PyTorch's float32 kernels round differently on each machine.
     There a gradient of 1e-10 of the largest one is an attention weight that float32 rounds to 0.
     """
     transformers = hugging_face()

@@ -1,4 +1,4 @@
-"""Where gradients flow, and where they stop."""
+"""Gradients: the operations through which they flow, and those at which they stop."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from torch import nn
 import bridge
 from bridge.autograd.nondifferentiable import without_derivative
 
-# ---- What stops a gradient stops it for every tensor: buffers and complex numbers too, which PyTorch does not track
+# ---- A stopped gradient is stopped for every tensor: buffers and complex numbers too, which PyTorch does not track
 
 X = randn(3, 4)
 
@@ -224,7 +224,7 @@ def required_inside(x):
 
 
 def test_an_input_made_to_require_grad_inside():
-    """In PyTorch the caller then finds its `grad`."""
+    """The caller then finds its `grad` in PyTorch."""
     x, fn = randn(3, 4), bridge.export(Call(required_inside))
     out, slope = jax.jit(jax.value_and_grad(lambda x: fn({}, {}, x)[0].sum()))(jnp.asarray(x.numpy()))
     expected = required_inside(x).sum()
@@ -367,7 +367,7 @@ def gradients(fn, x, weights):
 
 @pytest.fixture
 def as_users_compile():
-    """With all of XLA's optimizations."""
+    """Compiles with all of XLA's optimizations."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield

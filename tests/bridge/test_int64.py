@@ -177,7 +177,7 @@ def test_the_caller_may_choose_to_wrap_and_verify_sees_that_it_does():
 
 
 def test_verify_sees_floats_that_32_bit_integers_do_not_hold():
-    """What a float may be is not known while tracing, and `(x * n).long()` is ordinary code: it is not refused."""
+    """The range of a float is not known while tracing, and `(x * n).long()` is ordinary code: it is not refused."""
     module = applied(lambda m, ids: (ids.float() * 1e9).long() % 7)
     assert {r.verdict for r in bridge.verify(module, IDS).rows if r.kind == "output"} == {"beyond tolerance"}
     assert bridge.verify(applied(lambda m, ids: (ids.float() * 1e8).long() % 7), IDS).ok
@@ -233,7 +233,7 @@ def test_complex128_is_announced():
 
 
 def test_a_python_number_is_not_announced_as_float64():
-    """Its derivative is zero, which PyTorch makes in float64."""
+    """The derivative of the number is zero, which PyTorch makes in float64."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", bridge.BridgeWarning)
         in_jax(lambda x: torch.func.jvp(lambda s: s + 0.25, (x,), (x,))[1], jnp.ones(3))

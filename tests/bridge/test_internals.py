@@ -44,7 +44,7 @@ WIDE = {
     "errors.py": "code of the user's, whose error becomes one that says what failed",
     "module/copy.py": "an object that Python cannot copy",
 }
-"""Where any exception is caught and not raised again, and what raises it there."""
+"""Places that catch any exception and do not raise it again, and the code that raises it."""
 
 
 def test_any_exception_is_caught_only_where_code_of_others_runs():
@@ -58,7 +58,7 @@ def handlers(source: str) -> list[ast.ExceptHandler]:
 
 
 def swallows(handler: ast.ExceptHandler) -> bool:
-    """Whether it catches everything and does not end with raising the same again."""
+    """True if the handler catches everything and does not end by raising it again."""
     names = set() if handler.type is None else {ast.unparse(t) for t in getattr(handler.type, "elts", [handler.type])}
     last = handler.body[-1]
     return (not names or bool(names & {"Exception", "BaseException"})) and not (

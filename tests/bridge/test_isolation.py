@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # which PyTorch imports, and changes itself, at the first call under a mode
+import torch._dynamo  # PyTorch imports it, and changes itself, at the first call under a mode
 from eager import Call, Calls, Doubled, in_jax, raises, randn
 from rows import ROWS
 from support.markers import slow_unless
@@ -51,7 +51,7 @@ def traced(row, module, train=True):
 
 
 def contents(module):
-    """All that a module is made of, by value where it is a number and by identity where it is an object."""
+    """Returns the contents of a module, numbers by value and objects by identity."""
     parts = {}
     for name, m in module.named_modules():
         for key, value in m.__dict__.items():
@@ -100,7 +100,7 @@ def counter():
 
 
 def kept_elsewhere():
-    """The same submodule in the registry, in a list, in a namespace, as methods, behind a weak reference."""
+    """Keeps one submodule in the registry, in a list, in a namespace, as methods, and behind a weak reference."""
 
     def forward(m, x):
         x = m.list[0][0](x) + m.namespace.child["deep"](x) + m.method(x)
@@ -126,7 +126,7 @@ def collects():
 
 
 def shared_list():
-    """One submodule puts, another gets."""
+    """Returns a module in which one submodule puts and another gets."""
     shared = []
     put = Calls(lambda m, x: m.shared.append(x * 2) or x, shared=shared)
     get = Calls(lambda m, x: x + m.shared.pop(), shared=shared)
@@ -135,7 +135,7 @@ def shared_list():
 
 @pytest.mark.parametrize("make", [kept_elsewhere, collects, shared_list])
 def test_a_submodule_or_a_container_is_one_wherever_it_hangs(make):
-    """In the copy as in the original; only then does nothing reach the original."""
+    """The copy shares like the original; only then does nothing reach the original."""
     module, x = make(), randn(2, 3)
     before = contents(module)
     fn = bridge.export(module)
@@ -254,7 +254,7 @@ def training(steps, between=lambda: None):
 
 
 def bridged(module):
-    """One traced call with gradients of a module that uses every mode, draws and writes."""
+    """Runs one traced call with gradients of a module that uses every mode, draws and writes."""
     fn, x = bridge.export(module), jnp.ones((8, 4))
     jax.make_jaxpr(jax.grad(lambda p: fn(p, fn.buffers, x, rng=jax.random.key(0), train=True)[0].sum()))(fn.params)
 
@@ -266,7 +266,7 @@ def test_work_before_between_and_after_calls_is_the_same():
 
 
 def test_a_second_thread_is_not_disturbed():
-    """It trains in PyTorch, with the global generator, until this one has traced call after call."""
+    """The second thread trains in PyTorch, with the global generator, until this one has traced call after call."""
     alone, module, trainings, done = training(10), Classifier(), [], threading.Event()
 
     def work():
@@ -296,7 +296,7 @@ SCRIPT = str(Path(__file__).with_name("compiled_process.py"))
 
 
 def python(*arguments: str) -> str:
-    """What a fresh process prints."""
+    """Returns what a fresh process prints."""
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -315,7 +315,7 @@ def test_importing_the_bridge_claims_no_devices():
 
 @pytest.mark.slow
 def test_a_traced_call_does_not_import_the_compiler():
-    """Which takes 1.6 s; PyTorch would at the first operation of a mode, and at the first one on its meta device."""
+    """The import takes 1.6 s; PyTorch would run it at the first operation of a mode, or on its meta device."""
     code = """
 import sys, jax, jax.numpy as jnp, torch
 import bridge
@@ -351,7 +351,7 @@ assert compiled(torch.ones(1)) == 2 and torch._dynamo.eval_frame._stance.stance 
     python("-c", code)
 
 
-# ---- What the bridge replaces in PyTorch, it replaces while a call runs
+# ---- The bridge replaces names of PyTorch only while a call runs
 
 TABLE = [*_REPLACED._table, *DEFAULT_GENERATOR._table]
 
@@ -361,7 +361,7 @@ def now():
 
 
 def test_importing_and_exporting_change_nothing():
-    """In a fresh process, which looks at the objects before it imports the bridge."""
+    """A fresh process looks at the objects before it imports the bridge."""
     names = sorted((r.owner.__name__, r.name) for r in TABLE)
     assert len(names) == 10
     code = """
@@ -417,7 +417,7 @@ def test_a_call_restores_them(fails):
 
 
 def of_plain_tensors():
-    """What a thread without a call sees of each replacement."""
+    """Returns what a thread without a call sees of each replacement."""
     x = torch.ones(3, requires_grad=True)
     Doubled.apply(x).sum().backward()
     y = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
@@ -430,7 +430,7 @@ def of_plain_tensors():
 
 
 def test_another_thread_sees_pytorch_s_own():
-    """It is started in the middle of a call; two calls at once are two calls."""
+    """The thread is started in the middle of a call; two calls at once are two calls."""
     expected, seen = of_plain_tensors(), queue.SimpleQueue()
 
     def look():

@@ -22,7 +22,7 @@ def linear():
 
 
 def frozen_critic(module, x):
-    """A generator's step through a critic that is held still, and the critic's own."""
+    """Steps a generator through a frozen critic, and then the critic itself."""
     h = x * 2
     for p in module.parameters():
         p.requires_grad_(False)
@@ -107,7 +107,7 @@ def frozen_for_good(module, x):
 
 
 def test_a_leaf_may_stay_frozen():
-    """As code does that freezes its backbone in every call."""
+    """Code that freezes its backbone in every call does this."""
     slopes = gradients(Call(frozen_for_good, linear()), X)
     module = linear()
     frozen_for_good(module, X).sum().backward()

@@ -1,4 +1,4 @@
-"""Where Python code takes a traced tensor out of PyTorch, or meets PyTorch's engine, dispatcher and threads."""
+"""Python code that takes a traced tensor out of PyTorch, or meets PyTorch's engine, dispatcher and threads."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bridge
 
-# ---- Where Python code takes a traced tensor out of PyTorch, copies it, or brings a tensor that is no plain one
+# ---- Python code that takes a traced tensor out of PyTorch, copies it, or brings a tensor that is no plain one
 
 X = randn(3, 4)
 
@@ -128,7 +128,7 @@ def said(action, x=X[0]):
     return text
 
 
-TO_DLPACK = torch._C._to_dlpack  # as somebody has it who imported it before the bridge
+TO_DLPACK = torch._C._to_dlpack  # the function as code has it that imported it before the bridge
 
 REFUSED = {
     "numpy": lambda x: torch.from_numpy(x.detach().numpy()),
@@ -289,7 +289,7 @@ def subtracted(module, x):
 
 
 class Scaled:
-    """No tensor, but PyTorch asks it first."""
+    """An object that is no tensor, but that PyTorch asks first."""
 
     def __init__(self, tensor):
         self.tensor = tensor

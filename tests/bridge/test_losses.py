@@ -218,7 +218,7 @@ def numbers(*shape, seed=1):
 def test_saturated_attention(scale, masked):
     """One key has all the weight: queries and keys have hardly a gradient, where rounding times their size gave 8e5.
 
-    Against float64, because PyTorch's own kernel rounds like that in float32.
+    The reference is float64, because PyTorch's own kernel rounds like that in float32.
     """
     module = attention(masked)
     inputs = [scale * numbers(2, 2, 4, 6, seed=s) for s in range(3)]

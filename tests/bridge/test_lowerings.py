@@ -53,7 +53,7 @@ COARSER = {
     ids=lambda op: op.name().removeprefix("aten::"),
 )
 def test_lowering_can_be_switched_off(op, monkeypatch):
-    """Then torchax or PyTorch's own composition is as right, away from corners, or the op is refused in one message."""
+    """Without it, torchax or PyTorch's composition is as right, away from corners, or refuses the op in one message."""
     for table in (LOWERINGS, DECOMPOSITIONS):
         if op in table:
             monkeypatch.setitem(table, op, lambda *args, **kwargs: pytest.fail("it is off and was called"))
@@ -266,7 +266,7 @@ def test_program_is_the_one_without_it(monkeypatch):
 
 
 def test_another_layer_is_not_traced_again(monkeypatch):
-    """Its operations are copied: lowerings run as often for six layers as for two."""
+    """The operations of a layer are copied: lowerings run as often for six layers as for two."""
     runs = []
     for op, lowering in list(LOWERINGS.items()):
         if hasattr(lowering, "__wrapped__"):

@@ -1,7 +1,7 @@
-"""What PyTorch means, row by row: values, every gradient and every buffer against PyTorch eager, at 1e-5.
+"""The meaning of PyTorch, row by row: values, every gradient and every buffer against PyTorch eager, at 1e-5.
 
-The rows are in `rows_*.py`. Here each runs alone, in both modes, under `jit` and without; a row is seen red with its
-rule of `rules.py` taken out. `test_transforms.py` runs the rows under JAX's other transformations.
+The rows are in `rows_*.py`. Here each runs alone, in both modes, under `jit` and without; a row has been seen to fail
+without its rule of `rules.py`. `test_transforms.py` runs the rows under JAX's other transformations.
 """
 
 import jax

@@ -58,7 +58,7 @@ def view_parameter():
 
 
 def flat_parameters():
-    """Two parameters cut from one flat tensor: neither is the other."""
+    """Returns a module with two parameters cut from one flat tensor: neither is the other."""
 
     def forward(m, x):
         return torch.tanh(x @ m.a) @ m.b + m.kept[0] * 2 - m.kept[1] + x @ m.kept[2]
@@ -105,7 +105,7 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_memory(name):
-    """Two calls; `deepcopy` keeps shared memory, but not the tie to memory kept outside of parameters."""
+    """Two calls agree; `deepcopy` keeps shared memory, but not the tie to memory kept outside of parameters."""
     fn, reference = bridge.export(MODULES[name]()), MODULES[name]()
     params, buffers = fn.params, fn.buffers
 
@@ -132,14 +132,14 @@ def test_memory(name):
 
 
 def test_parameters_that_overlap_are_refused():
-    """One step of any optimizer writes the shared elements twice; two arrays cannot say that."""
+    """One step of any optimizer would write the shared elements twice, which two arrays cannot represent."""
     a, b = (nn.Parameter(part.view(4, 4)) for part in randn(20).unfold(0, 16, 4))
     with pytest.raises(bridge.BridgeError, match="parameters a and b share memory"):
         bridge.export(Calls(lambda m, x: x @ m.a @ m.b, a=a, b=b))
 
 
 def test_a_buffer_given_apart_from_the_one_it_views():
-    """Both names are one memory: what is given for the view is written into it, as `load_state_dict` does."""
+    """Both names are one memory: the value given for the view is written into it, as `load_state_dict` does."""
     fn, reference = bridge.export(buffer_of_buffer()), buffer_of_buffer()
     other = fn.buffers | {"row": fn.buffers["row"] + 1}
     out, _ = fn(fn.params, other, X.numpy())
@@ -253,7 +253,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", slow_unless({"kernel of size 1", "division", "log sigmoid"}.__contains__, FUNCTIONS))
 def test_strides(name, layout):
-    """As numbers of the result; dimensions of size 1 have none."""
+    """Strides are those of the result; dimensions of size 1 have none."""
     x, arranged = LAYOUTS[layout]
 
     def strides(m, x):
@@ -271,7 +271,7 @@ def test_strides(name, layout):
 
 def flattened(layers, x):
     h = layers(x)
-    h.detach().flatten(1).mul_(0)  # of a copy, where `h` is channels last
+    h.detach().flatten(1).mul_(0)  # acts on a copy if `h` is channels last
     return h
 
 
@@ -303,7 +303,7 @@ def test_another_layout_of_memory_in_place_is_refused(write):
 
 
 def pooled(x):
-    """To one element; PyTorch writes the strides of its own result anew."""
+    """Pools to one element; PyTorch sets the strides of its own result anew."""
     return F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1)
 
 

@@ -15,7 +15,7 @@ import bridge
 
 
 class Model(nn.Module):
-    """With a tied weight, and a buffer that is not saved."""
+    """A model with a tied weight, and a buffer that is not saved."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ def test_views_of_released_weights_keep_their_memory():
 
 
 def test_an_array_does_not_see_what_pytorch_writes_later():
-    """At any alignment of the memory: JAX takes aligned memory over as it is."""
+    """This holds for any alignment of the memory: JAX adopts aligned memory without a copy."""
     for first in range(16):
         memory = torch.zeros(100)
         module = nn.Module()
@@ -166,7 +166,7 @@ print(max(peak, resident()) - baseline)
 
 
 def check_peak(tmp_path, how, megabytes):
-    """In a fresh process: an allocator that has freed as large blocks before may keep those of the module."""
+    """Uses a fresh process: an allocator that has freed blocks as large before may keep those of the module."""
     count = megabytes // 16
     path = tmp_path / "weights.safetensors"
     if how == "from_meta":

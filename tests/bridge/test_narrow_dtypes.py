@@ -39,7 +39,7 @@ def test_antialiased_images_of_bytes_are_pytorchs(name, mode):
 
 @pytest.mark.parametrize("name", slow_unless("smaller".__eq__, ["smaller", "larger", "factor"]))
 def test_images_of_bytes_without_antialias_differ_by_one(name):
-    """From the exact value the bridge is half a level away, PyTorch more."""
+    """The bridge is half a level away from the exact value, PyTorch more."""
     settings = {"mode": "bilinear", **RESIZED[name]}
     ours = np.asarray(in_jax(lambda x: F.interpolate(x, **settings), IMAGE, jit=True), np.float64)
     exact = F.interpolate(IMAGE.double(), **settings).numpy()
@@ -193,7 +193,7 @@ def test_what_is_picked_in_bfloat16_has_derivatives_in_both_directions():
     assert rows.tolist() == [[[4, 6]], [[6, 8]]]
 
 
-# ---- How exact float32 products are: PyTorch's setting decides, a setting of JAX's that the user made goes before it
+# ---- Precision of float32 products: PyTorch's setting decides, unless the user has made one of JAX's
 
 
 @pytest.fixture(autouse=True)
@@ -228,7 +228,7 @@ class Square(torch.autograd.Function):
 
 
 def precisions(dtype="float32"):
-    """Of every product in the forward and the backward program."""
+    """Returns the precision of every product in the forward and the backward program."""
     fn = bridge.export(Products(getattr(torch, dtype)))
 
     def objective(params, x):
@@ -248,7 +248,7 @@ def test_pytorchs_setting_is_that_of_every_product(pytorch, program):
 
 @pytest.mark.parametrize(("switch", "value"), [("allow_tf32", True), ("fp32_precision", "tf32")])
 def test_tf32_for_cuda_is_high(switch, value):
-    """By the older switch of CUDA, and by the newer one beside the general one."""
+    """The older switch of CUDA counts, and so does the newer one beside the general one."""
     torch.set_float32_matmul_precision("highest")
     setattr(torch.backends.cuda.matmul, switch, value)
     assert precisions() == {"HIGH"}

@@ -153,7 +153,7 @@ BOUNDARIES = {
 
 @pytest.mark.parametrize("kind", BOUNDARIES)
 def test_boundaries(kind):
-    """Those of PyTorch's activations from both sides, equals and zeros; `test_special_points.py` has more."""
+    """Tests PyTorch's activations on both sides, at equal entries and zeros; `test_special_points.py` has more."""
     functions, values = BOUNDARIES[kind]
     inputs = {name: [x.clone() for x in values] for name in functions}
 
@@ -188,7 +188,7 @@ def test_database_sample(name):
     assert [o.failures for o in outcomes if o.failures and not op_survey.gap(o.name)] == []
 
 
-# ---- The op survey's figures say of how much of PyTorch's database they are
+# ---- The op survey covers every entry of PyTorch's database
 
 
 def test_the_survey_has_every_entry():

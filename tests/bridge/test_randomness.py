@@ -93,7 +93,7 @@ def test_every_draw_of_a_call_is_its_own(monkeypatch):
 
 
 def test_every_draw_has_pytorchs_shape_and_dtype():
-    """And with another key other numbers: nothing is drawn while tracing and kept."""
+    """Another key gives other numbers: nothing is drawn while tracing and kept."""
     module, (args, _) = ROWS["EveryDraw"].build(), ROWS["EveryDraw"].example()
     fn, arrays = bridge.export(module), [jnp.asarray(a.numpy()) for a in args]
     call = jax.jit(lambda key: fn(fn.params, fn.buffers, *arrays, rng=key, train=True)[0])

@@ -67,7 +67,7 @@ MARGINS = {
     "triplet margin": lambda x, y: F.triplet_margin_loss(x[:2], y[:2], x[:2] * 2, reduction="none"),
     "cosine embedding": lambda x, y: F.cosine_embedding_loss(x, y, SIGNS[:, 0], margin=0.0, reduction="none"),
 }
-"""Some are met exactly by `CORNER` and `OTHER`."""
+"""Margins, some of which `CORNER` and `OTHER` meet exactly."""
 
 
 CASES = {
@@ -155,7 +155,7 @@ def test_parts_are_read_after_their_base_was_written():
 
 
 def test_numbers_beyond_float8_e4m3fn():
-    """It has no infinity: PyTorch gives the largest number. The gradient goes through."""
+    """The type has no infinity: PyTorch gives the largest number. The gradient passes."""
     x = torch.tensor([448.0, 464.0, 465.0, 1000.0, -5000.0, float("inf"), float("nan"), 0.3], requires_grad=True)
     out = x.to(torch.float8_e4m3fn).float()
     out[:5].sum().backward()

@@ -1,4 +1,4 @@
-"""What an error advises, done: each remedy is named by the error of one module and works in the next one."""
+"""Remedies of errors: each one is named by the error of one module and works in the next module."""
 
 import sys
 

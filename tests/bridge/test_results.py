@@ -45,7 +45,7 @@ WHERE = {"Slotted": ".value[0]", "function": ".x"}
 
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_refused(kind):
-    """Also in an object that is a pytree; the message says where the tensor is."""
+    """A tensor is refused even in an object that is a pytree; the message names its place."""
     for wrap in (lambda value: [X, value], Box):
         text = raises(f"a tensor inside {kind}.*Remedy: return a tuple", lambda x, wrap=wrap: wrap(WRAPPED[kind](x)), X)
         assert WHERE.get(kind, "") in text

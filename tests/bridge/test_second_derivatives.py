@@ -53,7 +53,7 @@ def in_the_bridge(row):
 @pytest.mark.parametrize("name", slow_unless(lambda name: NAMES.index(name) % 6 == 0, NAMES))
 def test_gradient_of_gradient(name):
     theirs, ours = ({"gradient": named(side(ROWS[name]))} for side in (in_pytorch, in_the_bridge))
-    for leaf in compared(0, theirs, ours, None, 10 * ROWS[name].tolerance):  # of two differentiations
+    for leaf in compared(0, theirs, ours, None, 10 * ROWS[name].tolerance):  # two differentiations have more rounding
         assert leaf.error <= leaf.tolerance, leaf
 
 
@@ -81,7 +81,7 @@ AT_ZERO = {
     "multilabel": lambda x: F.multilabel_soft_margin_loss(x[:, None], torch.ones_like(x)[:, None], reduction="none"),
     "i0": torch.special.i0,
 }
-"""Where heads start that are initialised with zeros."""
+"""Points at which heads initialised with zeros start."""
 WITH_ZEROS = torch.tensor([[0.0, 1.0, 2.0, 0.0], [3.0, 0.0, 0.0, -1.0]]), torch.tensor([0.0, -0.5, 0.7])
 
 
@@ -171,12 +171,12 @@ def by_the_saved(ctx, gradient):
 
 Cubed = differentiated(
     lambda x: x**3,
-    lambda ctx, gradient: gradient * ctx.saved_tensors[0] * 5,  # which is not its own
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0] * 5,  # not the function's own derivative
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     generate_vmap_rule=True,
 )
 Exponential = differentiated(lambda x: x.exp(), by_the_saved, "Exponential", setup_context=saved, jvp=by_the_saved)
-"""With derivatives for both modes, of its own result."""
+"""A function with derivatives of its own result, for both modes."""
 
 
 def attention(x, **settings):
@@ -192,7 +192,7 @@ def squared(module):
 
 
 def ensemble(module, x):
-    """Two copies with other weights, called at once."""
+    """Calls two copies with other weights at once."""
     stacked = {name: torch.stack([p, p * 2]) for name, p in module.named_parameters()}
     return vmap(lambda p: functional_call(module, p, (x,)))(stacked)
 
@@ -288,7 +288,7 @@ def test_one_hot():
 
 
 def test_an_ensemble_by_stack_module_state():
-    """Of modules that `export` does not see: their weights are constants."""
+    """`export` does not see the modules: their weights are constants."""
     torch.manual_seed(0)
     params, buffers = stack_module_state([nn.Linear(4, 2), nn.Linear(4, 2)])
     params = {name: p.detach() for name, p in params.items()}
@@ -309,7 +309,7 @@ def test_linearize_is_refused(restored_validation):
 
 
 def test_dual_tensors():
-    """Forward-mode derivatives by `torch.autograd.forward_ad`, with a gradient of them."""
+    """Takes forward-mode derivatives by `torch.autograd.forward_ad`, and their gradient."""
     layer = nn.Linear(4, 3)
 
     def tangent(layer, x):

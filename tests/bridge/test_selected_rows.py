@@ -183,7 +183,7 @@ def by_positions(x, y, m):
 
 
 def assigned_at_positions(x, y, m):
-    """Of one dimension, so that none is there twice."""
+    """Assigns at positions of one dimension, so that none occurs twice."""
     t, result = torch.where(m[:, 0])[0], x.clone()
     result[t] = y[t].exp()
     result[t, 1:] *= 2
@@ -238,7 +238,7 @@ def test_what_positions_of_a_mask_do_not_reach(function, what):
 
 
 def experts(x, w):
-    """Of five experts, the fifth is the end of the list and no row chooses the fourth."""
+    """Runs five experts: the fifth is the end of the list, and no row chooses the fourth."""
     with torch.no_grad():
         mask = F.one_hot(x[:, :3].topk(2).indices, 5).permute(2, 1, 0)
         hit = (mask.sum((-1, -2)) > 0).nonzero()

@@ -53,7 +53,7 @@ def weight_of(table, shape):
 
 @functools.cache
 def in_pytorch(table):
-    """For each function: value, gradients and, where PyTorch has them, second derivatives."""
+    """Returns value, gradients and, where PyTorch has them, second derivatives of each function."""
     functions, points, ordinary = TABLES[table]
     results = []
     for function in functions.values():

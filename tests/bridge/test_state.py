@@ -19,7 +19,7 @@ import bridge
 
 
 class Helper:
-    """An object that hangs on a module."""
+    """An object in an attribute of a module."""
 
     def __init__(self, **attributes):
         self.__dict__.update(attributes)
@@ -146,7 +146,7 @@ def two(function, **attributes):
 
 
 def one(function):
-    """Two names of one tensor."""
+    """Returns a module with two names of one tensor."""
     buffer = nn.Buffer(torch.ones(4))
     return Calls(function, fast=buffer, slow=buffer)
 

@@ -20,7 +20,7 @@ X = randn(4, 3)
 
 
 class Codebook(nn.Module):
-    """As vector quantizers: the first batch would initialise it."""
+    """A module like vector quantizers, whose first batch would initialise it."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ def test_numbers_of_buffers_decide_shapes():
 
 
 def test_integer_inputs_that_stay_the_same_may_be_known():
-    """As the edges of a graph, whose loops a layer leaves out."""
+    """The edges of a graph, whose loops a layer leaves out, are such inputs."""
 
     def messages(x, edges):
         edges = edges[:, edges[0] != edges[1]]
@@ -183,7 +183,7 @@ def test_anything_else_is_refused(name):
     raises("asks for the value of a traced tensor", NO_CHECKS[name], X)
 
 
-# ---- PyTorch's own checks are taken for passed, as its compiler does
+# ---- PyTorch's own checks are assumed to pass, as its compiler does
 
 
 def checked_by_pytorch(x):

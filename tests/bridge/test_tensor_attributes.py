@@ -13,7 +13,7 @@ from torch import nn
 import bridge
 from bridge.dispatch.constants import EMBEDDED
 
-# ---- What Python code asks of a traced tensor besides its value: its place in PyTorch's graph, its class, its version
+# ---- Attributes of a traced tensor besides its value: its place in PyTorch's graph, its class, its version
 
 X = randn(3, 4)
 
@@ -178,7 +178,7 @@ def test_a_gradient_from_before_the_call(call):
 
 
 def reset(m, x):
-    """As `delta.grad.zero_()` of an attack, and `zero_grad` after it."""
+    """Does `delta.grad.zero_()`, as attacks do, and `zero_grad` after it."""
     delta = torch.zeros_like(x, requires_grad=True)
     for _ in range(2):
         (x.detach() * delta).sin().sum().backward()
@@ -194,7 +194,7 @@ def test_leaves_of_the_call_s_own():
 
 
 def scaled(m, x):
-    """As `main_grad`, which large-model code keeps on parameters."""
+    """Sets an attribute like `main_grad`, which large-model code keeps on parameters."""
 
     def forward(ctx, x, w):
         x.scale = x.detach() * 2

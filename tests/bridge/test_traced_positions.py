@@ -123,7 +123,7 @@ def summed(x, i):
 
 
 ZEROS_BEYOND = (TABLE.abs() + 0.1).index_fill(1, torch.tensor([3, 4, 5]), 0.0)
-"""Whose logarithm has no part in a gradient."""
+"""A tensor whose logarithm has no part in a gradient."""
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_refused(function, message):
 
 
 class Filled:
-    """No dataclass: a buffer, and how much of it is filled."""
+    """Not a dataclass: a buffer, and the number of elements in it that are filled."""
 
     __slots__ = ("buffer", "name", "position")
 
@@ -263,7 +263,7 @@ def test_an_object_that_is_carried_from_call_to_call():
 
 
 def test_by_an_integer_whose_value_is_known():
-    """Without `jit` it is: the value may be made of the very elements that it is written to."""
+    """The value is known without `jit`: it may be made of the very elements that it is written to."""
 
     def added(table, i, x):
         table = table.clone()

@@ -53,7 +53,7 @@ TRANSFORMATIONS = [under_checkpoint, under_vmap, under_scan]
 
 
 def by_turns(case):
-    """One transformation for every second row, in turns."""
+    """Chooses one transformation for every second row, in turns."""
     under, name, train = case
     turn, is_odd = divmod(list(ROWS).index(name), 2)
     return train and not is_odd and under is TRANSFORMATIONS[turn % len(TRANSFORMATIONS)]

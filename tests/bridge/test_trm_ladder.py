@@ -38,7 +38,7 @@ TRAINED = [
     variant for variant in VARIANTS if variant not in ("continue", "window", "convolution")
 ]  # hrm halts that way, too
 MODEL = 1e-4
-"""Tolerance for a whole model; see `bridge.verify` for what it is relative to."""
+"""Tolerance for a whole model, relative as in `bridge.verify`."""
 
 
 def model(variant, **changes):
@@ -134,7 +134,7 @@ def torch_training(module, config, batches, total_steps):
 
 
 def jax_training(name, module, config, total_steps):
-    """On the example batches with seeds 0, 1, …; yields loss, state and objective of every step."""
+    """Trains on the example batches with seeds 0, 1, …; yields loss, state and objective of every step."""
     run, devices = example_run(name, config, optim=OPTIM, steps=total_steps), Devices(1)
     task, fn = ExamplePuzzles(run), bridge.export(module)
     objective = Objective(fn, task, sparse_tables(fn))
@@ -225,7 +225,7 @@ def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
 
 
 def test_the_gradient_trap(monkeypatch):
-    """Why the bridge exists: without the rule the loss agrees to seven digits and the gradients do not."""
+    """Shows the purpose of the bridge: without the rule the loss agrees to seven digits and the gradients do not."""
     from bridge.dispatch import compute as computation
 
     _, module, batch = model("attention")

@@ -39,7 +39,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name):
-    """One call: half precision rounds other numbers otherwise."""
+    """Only one call is compared, because half precision rounds other numbers differently."""
     verified(FUNCTIONS[name], X, int64="wrap", steps=1)
 
 
@@ -234,7 +234,7 @@ def test_batch_norm_of_one_image_whose_result_is_transposed():
 
 
 def nested_autocast(linear, x):
-    """In PyTorch the second product is an error: the cache of casts does not tell one dtype from another."""
+    """The second product is an error in PyTorch: the cache of casts does not tell one dtype from another."""
     with torch.autocast("cpu", torch.bfloat16):
         first = linear(x)
         with torch.autocast("cpu", torch.float16):

@@ -1,4 +1,4 @@
-"""`bridge.verify`: what it compares, with which tolerance, in which calls, and how it reports."""
+"""`bridge.verify`: the leaves that it compares, tolerances, calls, and the report."""
 
 import copy
 import json
@@ -267,11 +267,11 @@ def test_a_result_to_which_the_backward_pass_adds():
     verified(Applied(forward), X, input_gradients=False)
 
 
-# ---- Where a leaf is beyond the tolerance, PyTorch's own distance from float64 decides, and hides no fault
+# ---- For leaves beyond the tolerance, PyTorch's own distance from float64 decides, and hides no fault
 
 
 def test_rounding_of_a_gradient_that_is_zero():
-    """By PyTorch's own float64, run where a leaf is beyond the tolerance."""
+    """PyTorch's own float64, which runs if a leaf is beyond the tolerance, decides."""
     torch.manual_seed(0)
     summed = Applied(lambda x, _: torch.zeros(16, 8).index_add_(0, torch.arange(16), x))  # in float64 where x is
     module = nn.Sequential(nn.Linear(4, 8), summed, nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
@@ -312,7 +312,7 @@ def in_float32_only(x, w):
         (rounding_only, "float64 differs from PyTorch's own by"),
         (of_another_type, "float64 differs from PyTorch's own by 1.0e+00, which is taken for more than rounding"),
         (with_state, "PyTorch itself computes something else when it is called again"),
-        (in_float32_only, "PyTorch fails in float64, by which it could be judged: RuntimeError: "),
+        (in_float32_only, "PyTorch fails in float64, so the leaf cannot be judged: RuntimeError: "),
     ],
 )
 @pytest.mark.filterwarnings("ignore::bridge.BridgeWarning")

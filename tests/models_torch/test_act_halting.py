@@ -34,7 +34,7 @@ def test_with_the_continue_loss_a_sequence_halts_when_q_halt_is_larger(name):
     set_halting(head, q_halt=-1.0, q_continue=-2.0)  # q_halt is larger, though negative
     carry, loss, metrics, _, _ = head(head.initial_carry(batch), batch)
     assert carry.halted.all()
-    # Not at the limit: the target is the larger value of the next step.
+    # Before the limit the target is the larger value of the next step.
     target, logit = torch.sigmoid(torch.tensor(-1.0)), torch.tensor(-2.0)
     expected = 4 * torch.nn.functional.binary_cross_entropy_with_logits(logit, target)
     torch.testing.assert_close(metrics["q_continue_loss"], expected)
@@ -45,7 +45,7 @@ def test_with_the_continue_loss_a_sequence_halts_when_q_halt_is_larger(name):
     carry, *_ = head(head.initial_carry(batch), batch)
     assert not carry.halted.any()
     carry, _, metrics, _, _ = head(carry, batch)
-    # At the limit: the target is the value of halting, the smaller one here.
+    # At the limit the target is the value of halting, the smaller one here.
     target, logit = torch.sigmoid(torch.tensor(-2.0)), torch.tensor(-1.0)
     expected = 4 * torch.nn.functional.binary_cross_entropy_with_logits(logit, target)
     torch.testing.assert_close(metrics["q_continue_loss"], expected)

@@ -11,7 +11,7 @@ from models_torch.losses import ACTLossHead
 
 # names and shapes
 
-# As in the published checkpoints, without the `_orig_mod.` of the compiled module; shapes of the tiny configurations.
+# Names of the published checkpoints, without the `_orig_mod.` of compiled modules; shapes of the tiny configurations.
 EMBEDDINGS_AND_HEADS = {
     "embed_tokens.embedding_weight": (6, 32),
     "lm_head.weight": (6, 32),

@@ -67,7 +67,7 @@ def test_a_window_is_a_distance():
 
 
 def test_attention_with_a_cache_is_that_of_the_whole_rows():
-    """Each row at its own position; what lies beyond it is not used."""
+    """Each row is at its own position; tokens beyond it are not used."""
     query, key, value = torch.randn(3, 2, 9, 2, 4, generator=torch.Generator().manual_seed(0))
     buffers = [torch.full((2, 12, 2, 4), 1e4) for _ in range(2)]
     lengths = torch.tensor([5, 2], dtype=torch.int32)
@@ -122,7 +122,7 @@ def test_positions_beyond_the_tables_are_refused():
 
 @pytest.mark.slow
 def test_bfloat16_is_no_further_from_float32_than_pytorch_s():
-    """Each gradient and the loss, over sixteen batches; of gradients the norm of the difference.
+    """Compares each gradient and the loss over sixteen batches; for gradients, the norm of the difference.
 
     A gradient of one number has one rounding error a batch, so that equal arithmetic differs by up to a factor of two.
     """
@@ -138,7 +138,7 @@ def test_bfloat16_is_no_further_from_float32_than_pytorch_s():
 
 
 def bfloat16_distances(wide, narrow, batches):
-    """How far the bridge's and PyTorch's bfloat16 are from PyTorch's float32, relative to it, by name."""
+    """Returns the distances of the bridge's and PyTorch's bfloat16 from PyTorch's float32, relative to it, by name."""
     import jax
     import numpy as np
 
@@ -173,7 +173,7 @@ published = pytest.mark.skipif(
     not (Path(os.environ.get("NANOCHAT_DIR", "")) / "nanochat/flash_attention.py").is_file(),
     reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4",
 )
-"""Each in a process of its own, because the dtype of the published module is that of its import."""
+"""Each test runs in a process of its own, because the dtype of the published module is that of its import."""
 
 
 @published

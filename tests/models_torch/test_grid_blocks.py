@@ -34,7 +34,7 @@ def masked_attention(module, x, mask):
 
 
 def window_mask(window, side, puzzle_positions):
-    """Which position attends to which, decided pair by pair."""
+    """Returns which position attends to which, decided pair by pair."""
     count = puzzle_positions + side**2
     mask = torch.zeros(count, count, dtype=torch.bool)
     for i in range(count):
@@ -109,7 +109,7 @@ def test_it_equals_a_sum_over_pairs_of_cells(window, side, puzzle_positions):
 
 
 def test_a_convolution_takes_the_place_of_attention():
-    """No weights of attention, no rotary table, and the number of heads need not divide."""
+    """The module has no weights of attention and no rotary table, and the number of heads need not divide."""
     fields = {"convolution_window": 3, "num_heads": 4096, "pos_encodings": "rope"}
     module = build("trm", dataclasses.replace(TINY, **fields))
     names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}

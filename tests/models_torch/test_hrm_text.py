@@ -53,7 +53,7 @@ def packed(seed=0):
 
 
 def attends_of(parts):
-    """Which positions (last axis) each position of the first row attends to, for the stand-in of FlashAttention."""
+    """Returns the positions (last axis) that each position of the first row attends to, for a fake FlashAttention."""
     samples, instruction, place = parts["samples"][0], parts["instruction"][0], torch.arange(12)
     seen = (place[:, None] >= place) | (instruction[:, None] & instruction)
     return seen & (samples[:, None] == samples)
@@ -171,7 +171,7 @@ def test_the_published_modules_and_ours_are_the_same_model(published, design, fi
     (expected * direction).sum().backward()
     for name, parameter in theirs.named_parameters():
         mine = ours.get_parameter(name).grad
-        assert (mine is None) == (parameter.grad is None)  # of the embedding with two steps: all is under no_grad
+        assert (mine is None) == (parameter.grad is None)  # None for the embedding with two steps: all is under no_grad
         if mine is not None:
             close(mine, parameter.grad)
 

@@ -98,7 +98,7 @@ def test_puzzle_rows_get_one_gradient_for_each_example(name):
 
 def test_evaluation_reads_the_table_and_leaves_the_local_rows():
     head, config = make_head("trm")
-    batch = registry.example_batch(config, 7, seed=0)  # not the batch size of training
+    batch = registry.example_batch(config, 7, seed=0)  # differs from the batch size of training
     head.eval()(head.initial_carry(batch), batch)
     assert not head.model.inner.puzzle_emb.local_weights.any()
 

@@ -21,7 +21,7 @@ def test_large_tensors_are_not_filled():
 
 
 def test_a_large_tensor_is_not_drawn_until_its_values_are_within_bounds():
-    """Its memory has the values of the tensor that had it before, and they would stay."""
+    """The tensor's memory has the values of the tensor that had it before, and they would stay."""
     large, small = torch.full((LARGE,), 9.0), torch.full((LARGE - 1,), 9.0)
     with Uninitialized():
         for tensor in (large, small):

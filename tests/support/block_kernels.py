@@ -1,4 +1,4 @@
-"""What the tests of the Pallas kernels share: derivatives of a function, and a model whose blocks have kernels."""
+"""Helpers of the tests of the Pallas kernels: derivatives of a function, and a model whose blocks have kernels."""
 
 import functools
 

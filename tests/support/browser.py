@@ -14,7 +14,7 @@ TEXT_OF_KEYS = {"Enter": "\r", " ": " "}
 
 
 def chromium():
-    """The path of the program; None if there is none."""
+    """Returns the path of the program, or None."""
     names = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
     return next(filter(None, map(shutil.which, names)), None)
 

@@ -38,7 +38,7 @@ arrays = dict(np.load(f"{FOLDER}/step/state.npz"))
 devices, batches = training.devices, [training.batches.at(3 + step) for step in range(STEPS)]
 state = training.initial_state()
 carry = training.initial_carry(state, batches[0])
-step = start(dataclasses.replace(config, compute=compute), devices=devices).parallel_step()  # of the run's own length
+step = start(dataclasses.replace(config, compute=compute), devices=devices).parallel_step()  # has the run's own length
 state = devices.replicate(like_tree(state, arrays, STATE))
 carry = devices.shard(like_tree(carry, arrays, CARRY))
 for batch in batches:

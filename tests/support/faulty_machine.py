@@ -89,7 +89,7 @@ def wrong():
 
 
 def show_choices():
-    """No fault: every process prints what it chooses."""
+    """Plants no fault: every process prints its choice."""
     passed = kernels.passed
 
     def printed(name, text, **more):
@@ -101,7 +101,7 @@ def show_choices():
 
 
 def few():
-    """No fault: a proof has its first part and its last one."""
+    """Plants no fault: a proof has its first part and its last one."""
     prove.PARTS = (prove.PARTS[0], prove.PARTS[-1])
 
 

@@ -26,7 +26,7 @@ HALT = np.array(
     ],
     np.float32,
 )
-"""By identifier and ACT step."""
+"""Halting logits by identifier and ACT step."""
 CONTINUE = HALT[:, ::-1] - 0.25
 RIGHT_CELLS = np.array(
     [[6, 6, 6, 6], [5, 6, 6, 6], [3, 4, 5, 6], [0, 0, 6, 5], [6, 6, 6, 3], [1, 6, 1, 1], [2, 2, 2, 2]]

@@ -1,4 +1,4 @@
-"""Which cases of a parametrized test run by default, and which only with `-m slow`."""
+"""Marks the cases of a parametrized test that run by default, and those that run only with `-m slow`."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

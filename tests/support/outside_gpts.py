@@ -52,7 +52,7 @@ class Outputs(Average):
 
 
 class Words(nn.Module):
-    """Is made from keyword arguments, has only logits, and sees the whole sequence."""
+    """A model that is made from keyword arguments, has only logits, and sees the whole sequence."""
 
     def __init__(self, vocab_size, seq_len, causal=False):
         super().__init__()

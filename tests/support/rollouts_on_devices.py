@@ -54,7 +54,7 @@ def run(data_dir, out, devices):
     placed, program, key = training.placement.place(state), training.parallel_step(), devices.random_key(0)
     compiled, saved = [], {}
     for step in range(3):
-        if step == 1:  # what follows the first step compiles nothing
+        if step == 1:  # steps after the first one compile nothing
             jax.monitoring.register_event_duration_secs_listener(
                 lambda event, _, **of: compiled.append(of["fun_name"]) if "backend_compile" in event else None
             )

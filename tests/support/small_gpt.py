@@ -58,7 +58,7 @@ def uncached_logits(module, prompt, tokens):
 
 @torch.no_grad()
 def cached_logits(module, prompt, tokens):
-    """The same, token by token with a cache."""
+    """Returns the same logits, token by token with a cache."""
     cached = cached_model(module)
     capacity = len(prompt) + len(tokens)
     logits, buffers = cached.prefill(torch.tensor([prompt]), torch.tensor([prompt[-1:]]), capacity)
@@ -70,7 +70,7 @@ def cached_logits(module, prompt, tokens):
 
 
 def greedy_ties(module, prompt, tokens, tie=TIE):
-    """How many tokens are not the one that PyTorch chooses, without and with a cache, each within `tie` of it.
+    """Returns how many tokens differ from PyTorch's choice, without and with a cache, each within `tie` of it.
 
     Raises AssertionError for a token that is further away.
     """

@@ -1,4 +1,4 @@
-"""The storage service on loopback, for tests: an emulator that also honours preconditions and fails as it is told to.
+"""The storage service on loopback, for tests: an emulator that also honours preconditions and injects faults.
 
 The emulator of the package `gcp-storage-emulator` ignores `ifGenerationMatch`, on which the lease of a run and
 TensorStore depend, does not tell the generation of what it sends, drops a carriage return at the end of an upload, and
@@ -184,7 +184,7 @@ class _Handler(RequestHandler):
             self._reset()
 
     def _answer_again(self, finished: dict) -> None:
-        """What the service answers to a repeated request of a finished upload."""
+        """Returns the service's answer to a repeated request of a finished upload."""
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         content = json.dumps(finished).encode()
         self.send_response(200)

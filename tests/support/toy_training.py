@@ -20,7 +20,7 @@ from train_jax.optim.config import OptimConfig, ParameterGroup
 DEVICES, BATCH, ROWS, WIDTH, STEPS = 8, 16, 12, 4, 50
 BAD = 20
 ALL_GOOD = "frozen"
-"""In every second case, a batch with a NaN precedes step BAD."""
+"""The only case in which no batch with a NaN precedes step BAD."""
 BASE = OptimConfig(lr=1e-2, sparse_lr=5e-3, warmup_steps=5, lr_min_ratio=0.1, weight_decay=0.3, ema_decay=0.9)
 CASES = {
     "adamw": BASE,
@@ -45,7 +45,7 @@ NOT_IN_PYTORCH = {
     "without epsilon": dataclasses.replace(BASE, eps=0.0),
 }
 SHARDED = "sharded "
-"""Before the name of a case: with parameters, averages and optimizer state sharded."""
+"""The prefix of the name of a case with sharded parameters, averages and optimizer state."""
 TABLE = "puzzle_emb.weights"
 
 

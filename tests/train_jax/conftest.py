@@ -29,7 +29,7 @@ def data_dir(made_once):
 
 @pytest.fixture(scope="session")
 def finished_fields():
-    """Of the tiny preset, in `finished_run`."""
+    """Returns the fields of the tiny preset, as in `finished_run`."""
     return "steps=60", "checkpoint_every_steps=10", "eval_every_steps=20", "augment=True"
 
 

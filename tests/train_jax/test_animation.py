@@ -61,7 +61,7 @@ def test_the_caption_says_what_is_wrong():
 
 
 def cells_of_class(drawing: str, kind: str, cell: float) -> int:
-    """How many cells the rectangles of a class cover."""
+    """Returns how many cells the rectangles of a class cover."""
     root = ElementTree.fromstring(drawing)
     widths = [float(each.get("width", "0")) for each in root.iter() if each.get("class") == kind]
     return round(sum(max(1, round(width / cell)) for width in widths))

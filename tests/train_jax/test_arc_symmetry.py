@@ -78,7 +78,7 @@ def test_the_largest_rectangle_of_colours_is_read():
     canvas[1, 2:, 3:] = 5  # nothing in the corner
     canvas[2] = 11
     canvas[3, :2, :2] = 4
-    canvas[3, 0, :4] = 4  # as large as the square: the flatter one counts
+    canvas[3, 0, :4] = 4  # as large as the square; the flatter of the two counts
     canvas[4, :2, :2] = 12  # no colour
     rows, cols = sizes_of(canvas.reshape(5, CELLS))
     assert list(zip(rows.tolist(), cols.tolist(), strict=True)) == [(3, 3), (0, 0), (30, 30), (1, 4), (0, 0)]

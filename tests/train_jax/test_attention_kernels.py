@@ -186,5 +186,5 @@ SIZES = slow_or_campaign(
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_the_kernels_fit_the_memory_of_a_tpu(sizes):
-    """They are compiled in a process of their own, since libtpu changes the environment."""
+    """The kernels are compiled in a process of their own, since libtpu changes the environment."""
     run_script("compile_kernels", *sizes)

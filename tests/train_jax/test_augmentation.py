@@ -39,7 +39,7 @@ def rarity(counts: np.ndarray) -> float:
 
 
 def images_of_4x4(grid: np.ndarray) -> set[bytes]:
-    """Under every symmetry, written out: 8 orders of rows, 8 of columns, transposed or not, 24 names of the digits."""
+    """Returns the images under every symmetry: 8 row orders, 8 column orders, transposed or not, 24 names of digits."""
     orders = [(a, b, c, d) for a, b, c, d in permutations(range(4)) if {a // 2, b // 2} in ({0}, {1})]
     images = set()
     for turned in (grid.reshape(4, 4), grid.reshape(4, 4).T):

@@ -124,7 +124,7 @@ def test_every_example_of_every_puzzle_is_drawn_equally_often_in_any_order(puzzl
 
 @pytest.mark.skipif(PUBLISHED is None, reason="TRM_PUBLISHED does not give the folder of the published code")
 def test_the_published_sampler_draws_alike(puzzles, tmp_path):
-    """In 20 000 batches of seven: the frequency of each example, by place, and the number of puzzles in a batch."""
+    """Compares 20 000 batches of seven: frequency of each example, by place, and the number of puzzles in a batch."""
     given = tmp_path / "indices.npz"
     np.savez(given, puzzle_indices=puzzles.puzzle_indices, group_indices=puzzles.group_indices)
     published.run(str(PUBLISHED), "sample", given, tmp_path / "rows.npy", 20_000, 7)

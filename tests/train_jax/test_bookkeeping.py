@@ -122,7 +122,7 @@ def test_a_finished_run_is_not_touched(config, whole):
 
 
 def test_a_run_that_ended_between_two_dispatches_continues_with_their_cadences(config, tmp_path):
-    """It has ended after 5 steps, and its next dispatch ends at the step 6, as that of a run of 18 steps does."""
+    """The run has ended after 5 steps, and its next dispatch ends at step 6, as in a run of 18 steps."""
     pairs = ComputeConfig(steps_per_dispatch=2)
     short = dataclasses.replace(config, run_dir=str(tmp_path / "run"), compute=pairs, steps=5, keep_best="")
     short = dataclasses.replace(short, keep_checkpoints=9)
@@ -154,7 +154,7 @@ def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp
     end = read_events(folder)[-1]
     assert (end["step"], end["reason"]) == (step, "preempted") and end["seconds"]["saving"] > 0
     with folder.metrics.open("a") as file:
-        file.write(json.dumps({"step": step + 1, "train/loss": 0.0}) + "\n")  # of a step that is computed again
+        file.write(json.dumps({"step": step + 1, "train/loss": 0.0}) + "\n")  # the step is computed again
 
     again = train(stopped)
     records, expected = read_metrics(folder), read_metrics(RunFolder(Path(config.run_dir)))

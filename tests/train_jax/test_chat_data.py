@@ -23,7 +23,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture
 def source(tmp_path):
-    """100 conversations, of which the first 50 say what others of them say, too."""
+    """Returns 100 conversations, of which the first 50 repeat text of others."""
     path = tmp_path / "talk.jsonl"
     talks = [[("user", f"q {n % 50}"), ("assistant", f"a {n}")] for n in range(100)]
     records = [{"messages": [{"role": role, "content": text} for role, text in talk]} for talk in talks]

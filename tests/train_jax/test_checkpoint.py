@@ -62,7 +62,7 @@ def copied(run: RunFolder, place) -> RunFolder:
 
 
 def files_of(path) -> list:
-    """All files below a folder that are not empty."""
+    """Returns all files below a folder that are not empty."""
     found = [path / name for name in path.files()] if is_remote(path) else path.rglob("*")
     return sorted(file for file in found if file.is_file() and file.stat().st_size)
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path):
 
 
 def test_a_reader_of_the_model_reads_little_else(tmp_path):
-    """At most 1.1 times the bytes of what it returns, counted by the operating system."""
+    """The system counts at most 1.1 times the bytes of what the reader returns."""
     state, carry = made(1)
     large = {"w": np.random.default_rng(0).normal(size=(1000, 500)).astype(np.float32)}
     table = {"table": np.random.default_rng(1).normal(size=(3000, 500)).astype(np.float32)}
@@ -155,7 +155,7 @@ def bytes_read():
 
 
 def test_all_processes_continue_from_the_checkpoint_that_the_first_one_finds(two, monkeypatch):
-    """On a network file system, another host may show other folders."""
+    """Another host may see other folders on a network file system."""
     checkpoints = Checkpoints(two, writes=False)
     monkeypatch.setattr(agreed_steps, "of_main_process", lambda find: {"steps": [1]})
     assert checkpoints.restore_newest(made(0)[0]).step == 1
@@ -224,7 +224,7 @@ def test_a_damaged_checkpoint_in_storage_is_put_aside(two, remote, seed):
 
 
 def recover_from_damage(folder: RunFolder, seed: int) -> None:
-    """Or it is intact in everything that is read, and used."""
+    """Restores the checkpoint before a damaged one, unless everything that is read of it is intact; then it is used."""
     rng = random.Random(seed)
     files = files_of(folder.checkpoints / "2")
     path = files[seed // len(DAMAGES) % len(files)]
@@ -259,7 +259,7 @@ def test_checksums_see_every_change_and_no_difference_in_distribution():
 
 
 def test_checksums_are_those_of_checkpoints_that_were_saved_before():
-    """Otherwise every run of an earlier version would be taken for damaged."""
+    """Otherwise every run of an earlier version would count as damaged."""
     arrays = {"rows": np.arange(6, dtype=np.int32).reshape(3, 2), "scalar": np.float32(1.5), "none": np.zeros((0, 2))}
     assert checksums(arrays) == {"rows": 2957297695, "scalar": 1557669231, "none": 0}
     assert checksum_of_json({"b": 1, "a": [0.5]}) == 540963997

@@ -1,4 +1,4 @@
-"""Which processes belong together, how they meet, and on which platform they compute; without devices."""
+"""The processes of a run: detection, meeting, and the platform of the computation; without devices."""
 
 import contextlib
 import socket

@@ -49,8 +49,8 @@ MISTAKES = {
     "export RUN --average-last 3": "average_last is 3, and",
     "export RUN --average 50,x": "--average 50,x is not a list of steps; write it as 10,20,30",
     "export RUN --average 50 --step 60": "give only one of --step, --average and --average-last",
-    "export none --train-step --average-last 2": "--train-step is of one checkpoint",
-    "export none --train-step --format huggingface": "--train-step is of one checkpoint",
+    "export none --train-step --average-last 2": "--train-step exports one checkpoint",
+    "export none --train-step --format huggingface": "--train-step exports one checkpoint",
     # experiments
     "analyze nowhere": "nowhere is not a folder",
     "analyze .": ". has no runs in GROUP/ID/seed-N",

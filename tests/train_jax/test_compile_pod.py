@@ -21,7 +21,7 @@ from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 
 def compile_pod(tmp_path, *arguments):
-    """In a process of its own: libtpu changes the environment of the process."""
+    """Runs in a process of its own: libtpu changes the environment of the process."""
     command = [sys.executable, "-m", "train_jax", "compile-pod", *arguments, "--json", str(tmp_path / "pod.json")]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     assert done.returncode == 0, done.stderr[-2000:]
@@ -75,7 +75,7 @@ def test_fused_attention_is_a_kernel_without_an_estimate(tmp_path):
     assert f"without {figures['kernels']} Pallas kernels, which the compiler does not estimate" in text
     plain, _ = compile_pod(tmp_path, "d20", *small, "--compute.attention", "plain")
     assert plain["kernels"] == 0
-    # In each layer, the backward pass computes the scores again, and the products of results and their gradients.
+    # The backward pass of each layer recomputes the scores, and the products of results and their gradients.
     assert figures["product_flops"] - plain["product_flops"] == 2 * (2 * 256 * 256 * 128 + 2 * 256 * 128)
 
 

@@ -161,7 +161,7 @@ def test_known_losses_give_known_verdicts():
     predictions = [np.zeros(len(row), int) for row in each.rows]
 
     def losses(first, second):
-        rows = [np.full(len(row), 100.0) for row in each.rows]  # what does not decide must not count
+        rows = [np.full(len(row), 100.0) for row in each.rows]  # rows that do not decide must not count
         rows[0][start : start + 4], rows[1][start : start + 1] = first, second
         return rows
 

@@ -73,7 +73,7 @@ def follow_page(cloud, launch, remote, tmp_path, finished_run, monkeypatch, caps
             status, lines = launch(*words[1:])
             assert status == 0, lines
             assert "--detach" not in words or read_record("my-tpu").is_watched()
-            while words[1] == "stop" and not read_record("my-tpu").over:  # as the page says
+            while words[1] == "stop" and not read_record("my-tpu").over:  # the page says so
                 time.sleep(0.1)
             while "--detach" in words and read_record("my-tpu").phase != "running":  # the reader is slower than this
                 time.sleep(0.1)

@@ -147,7 +147,7 @@ def test_a_row_ends_after_a_stop_token(engine):
 
 
 def test_the_answer_of_a_tool_is_forced(module, engine):
-    """It counts among the tokens and does not end the row; the tokens after it are those after the same prompt."""
+    """The answer counts among the tokens and does not end the row; later tokens are those after the same prompt."""
     (prompt,) = prompts_of([6])
     free = row_of(engine, prompt, 12)
     call = free.index(free[3]) + 1
@@ -170,7 +170,7 @@ def test_the_answer_of_a_tool_is_forced(module, engine):
 
 
 def test_the_most_probable_tokens_are_pytorch_s(module, engine, compiled):
-    """Beside drawn tokens, and in a row that shares its program with one that wants none."""
+    """They are returned for drawn tokens, in a row that shares its program with one that wants none."""
     prompts = prompts_of([3, 5])
     requests = [Request(prompt=prompts[n], max_tokens=7, most_probable=4 * (1 - n)) for n in (0, 1)]
     list(engine.complete(requests_of(prompts, 7)))
@@ -217,7 +217,7 @@ def test_a_cancelled_row_makes_room(engine):
 
 
 def test_a_step_returns_the_rows_with_new_tokens(engine):
-    """Also those that it ends, and not one whose prompt is still being read."""
+    """The step returns rows that it ends, too, and not one whose prompt is still being read."""
     (prompt,) = prompts_of([6])
     turn, other = (*prompt, *row_of(engine, prompt, 2), *range(20, 33)), tuple(range(30, 36))
     rows = [engine.submit(Request(prompt=each, max_tokens=2, sampling=GREEDY)) for each in (turn, other)]
@@ -226,7 +226,7 @@ def test_a_step_returns_the_rows_with_new_tokens(engine):
 
 
 def test_a_row_may_fill_the_cache(module, engine):
-    """Its last token has no place in it, and the slot is not continued."""
+    """The last token of the row has no place in the cache, and the slot is not continued."""
     (prompt,) = prompts_of([30])
     tokens = row_of(engine, prompt, 11)
     assert greedy_ties(module, prompt, tokens) == (0, 0)
@@ -259,7 +259,7 @@ def test_a_row_is_the_same_on_eight_devices_and_two_processes(name):
 
 
 def ties_of(module, lengths, new, vocab_size=VOCAB_SIZE):
-    """How many tokens after prompts of these lengths are not those of PyTorch, without and with a cache."""
+    """Returns how many tokens after prompts of these lengths differ from PyTorch's, without and with a cache."""
     prompts = prompts_of(lengths, vocab_size)
     engine = engine_of(module, Devices(1), slots=min(len(prompts) - 1, 16), capacity=max(lengths) + new)
     completions = tokens_of(engine, requests_of(prompts, new, sampling=GREEDY))
@@ -290,7 +290,7 @@ HUGGING_FACE = {
     "Llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
 HUGGING_FACE["Mistral"] = HUGGING_FACE["Llama"] | {"num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8}
-"""It has grouped heads, and a window of 8 tokens."""
+"""Mistral has grouped heads, and here a window of 8 tokens."""
 
 
 @pytest.mark.parametrize(

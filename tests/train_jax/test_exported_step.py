@@ -28,7 +28,7 @@ assert not [name for name, module in sys.modules.items() if name.startswith("tor
 
 
 def elsewhere(folder):
-    """Returns the code of docs/jax.md that takes steps, for the step in a folder, without what it stands for."""
+    """Returns the code of docs/jax.md that takes steps, adapted to the step in a folder."""
     page = (ROOT / "docs" / "jax.md").read_text()
     (code,) = re.findall(r"<!-- not run: needs an exported step;.*?```python\n(.*?)```", page, re.DOTALL)
     assert code.count("runs/mine/train-step") == 1
@@ -70,7 +70,7 @@ def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices
     ],
 )
 def test_a_step_with_kernels_is_for_their_platform(platform, fields, platforms, monkeypatch):
-    """So is one that was traced on a GPU, where attention in half precision may be cuDNN's."""
+    """The same holds for a step traced on a GPU, where attention in half precision may be cuDNN's."""
     own = {"gpu": "cuda"}.get(platform, platform)
     monkeypatch.setattr("jax.export.default_export_platform", lambda: own)
     assert platforms_for(ComputeConfig(**fields), platform) == platforms

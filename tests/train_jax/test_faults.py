@@ -23,7 +23,7 @@ from train_jax.errors import LostProcessError
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_ten_times_ends_as_one_that_is_not(tmp_path, data_dir):
-    """It is killed twice in each phase, at random moments, and goes on from the checkpoints that the kills left."""
+    """The run is killed twice in each phase, at random moments, and continues from the checkpoints that are left."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     Run(whole, data_dir, 1).finish()
     Run(whole, data_dir, 1, export=True).finish()
@@ -33,7 +33,7 @@ def test_a_run_that_is_killed_ten_times_ends_as_one_that_is_not(tmp_path, data_d
         run.wait_for_phase(phase, 1)
         moment = time.monotonic() + random.uniform(0, 3 if phase == "compiling" else 0.05)
         while time.monotonic() < moment and not (phase == "compiling" and "phase training" in run.text(0)):
-            time.sleep(0.005)  # not into the training after a fast compilation, or the run ends before the tenth kill
+            time.sleep(0.005)  # a kill in the training after a fast compilation would let the run end early
         run.kill()
     run.start()
     run.finish()

@@ -102,7 +102,7 @@ def test_an_ignored_label_may_lie_outside_the_vocabulary(tmp_path):
 
 
 def test_a_fingerprint_is_the_same_however_it_is_come_by(data_set):
-    """It is stored by the builder, or computed from what is loaded, or from indices of another integer type."""
+    """The builder stores it, or it is computed from the loaded data, or from indices of another integer type."""
     stated = load_split(data_set, "train")
     assert stated.fingerprint == content_of(splits()).fingerprints["train"] == stated.stated_fingerprint
     (data_set / "recipe.json").unlink()

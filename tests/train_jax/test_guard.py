@@ -72,7 +72,7 @@ def test_the_carry_is_kept_if_only_the_loss_scale_was_too_large(loss, norm, scal
 @pytest.mark.parametrize("growth_steps", [None, 2])
 @pytest.mark.parametrize("norm", [1.0, np.nan])
 def test_a_step_without_targets_is_not_applied_and_leaves_the_guard(growth_steps, norm):
-    """In the middle of skipped steps, it neither ends nor continues their row."""
+    """Such a step in the middle of skipped steps neither ends nor continues their row."""
     guard = new_guard(scales_loss=True)._replace(consecutive_skipped=jnp.int32(3), steps_at_scale=jnp.int32(1))
     result = check_finite(guard, jnp.float32(0), [jnp.array(norm)], growth_steps, counted=jnp.float32(0))
     assert not result.good and result.guard == guard
@@ -140,7 +140,7 @@ def test_a_run_that_skips_too_many_steps_ends_with_one_line(capsys, tmp_path, da
     assert (int(guard.consecutive_skipped), int(guard.skipped_steps)) == (3, 3)  # the checkpoint of step 4
     records = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert [record["train/skipped_steps"] for record in records] == [3, 1, 3]
-    # Of step 4, after the halvings at steps 2 and 3: the run scales the loss of float16.
+    # This is the scale of step 4, after the halvings at steps 2 and 3: the run scales the loss of float16.
     assert records[0]["train/loss_scale"] == FIRST_SCALE / 4
     assert np.isfinite(records[0]["train/lm_loss"]) and "train/lm_loss" not in records[-1]  # a mean over no step
 

@@ -94,7 +94,7 @@ def test_bootstrapped_halting_compares_as_in_training():
 
 @pytest.mark.slow
 def test_each_device_stops_by_itself(tmp_path):
-    """In 2 batches of 4 rows on 4 devices every device has one row, in the second batch one of them only padding."""
+    """Each device has one row of 2 batches of 4 rows on 4 devices; in the second batch one has only padding."""
     out = tmp_path / "out"
     run_script("halt_on_devices", 4, 4, out)
     for runner in ("pmap", "shard_map"):

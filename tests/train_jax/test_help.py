@@ -32,7 +32,7 @@ def fits(page):
 
 
 def option(field):
-    """As on the command line: the fields of the task have no prefix."""
+    """Returns the option as on the command line: the fields of the task have no prefix."""
     return f"--{field.removeprefix('task_config.').replace('_', '-')}"
 
 

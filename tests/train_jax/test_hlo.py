@@ -62,7 +62,7 @@ def test_an_operation_belongs_to_its_innermost_module(op_name, module):
     [
         ("jit(step)/jvp([Net])/layers.0[Block]/dot_general", "forward"),
         ("jit(step)/transpose(jvp([Net]))/layers.0[Block]/dot_general", "backward"),
-        ("jit(step)/[Net]/layers.0[Block]/dot_general", "forward"),  # of an evaluation
+        ("jit(step)/[Net]/layers.0[Block]/dot_general", "forward"),  # an operation of an evaluation
         ("jit(step)/add", "update"),
         ("", "made by the compiler"),
     ],

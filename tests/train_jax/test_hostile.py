@@ -254,7 +254,7 @@ def test_texts_with_tricks_are_refused(tmp_path, kind, text):
 
 @pytest.mark.slow
 def test_damaged_files_are_read_or_refused():
-    """Ten thousand of them: `python -m benchmarks.fuzz_data`."""
+    """`python -m benchmarks.fuzz_data` tests ten thousand files."""
     ends, bad = fuzz(100, seed=2026)
     assert not bad, bad[0]
     assert sum(count for (_, end), count in ends.items() if end == "read") > 3

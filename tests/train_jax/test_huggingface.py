@@ -75,7 +75,7 @@ def test_texts_and_conversations_have_the_same_tokens(run, folder):
         assert theirs(text).input_ids == [ours.bos, *ours.encode(text)]
     assert theirs.eos_token == "<|assistant_end|>"
     for record in made_conversations(50):
-        # There, a special token that is written in a text becomes one.
+        # A special token that is written in a text becomes one there.
         conversation = parse_conversation(json.loads(json.dumps(record).replace("<|", "<")))
         messages = to_json(conversation)["messages"]
         assert theirs.apply_chat_template(messages)["input_ids"] == render(ours, conversation).tokens

@@ -192,7 +192,7 @@ def test_the_model_of_a_published_data_set_is_talked_to(run, published, capsys, 
 
 @pytest.mark.slow
 def test_letters_are_scored_after_an_instruction_that_is_read_both_ways(run, model):
-    """Two lengths of a padded row."""
+    """Tests two lengths of a padded row."""
     prompts = [list(request.prompt) for request in asked_of(model, ["1", "12 + 30 = ? A or B", "7 + 1 ="])]
     letters = [*b"ABCD"]
     options = {"positions": 48, "tokens_at_once": 96, "outputs": logits_of(letters)}

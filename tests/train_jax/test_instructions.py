@@ -184,7 +184,7 @@ def test_samples_of_a_file_are_built_into_the_published_layout(tmp_path, capsys)
 
 
 def published_adam(parameters, config):
-    """One step of the published optimizer with its averages, as a function of the learning rate."""
+    """Returns one step of the published optimizer with its averages, as a function of the learning rate."""
     state = {name: (0, torch.zeros_like(p), torch.zeros_like(p), p.detach().clone()) for name, p in parameters.items()}
 
     @torch.no_grad()

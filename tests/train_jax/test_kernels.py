@@ -35,7 +35,7 @@ CASES = [
 
 
 def assert_more_exact(fused, plain, given):
-    """In bfloat16, `fused` is closer to `plain` in float32 than `plain` is, values and gradients."""
+    """Asserts that `fused` in bfloat16 is closer to `plain` in float32 than `plain` is, values and gradients."""
     exact, rounded = (values_and_gradients(plain, dtype, given) for dtype in (jnp.float32, jnp.bfloat16))
     fused_values = values_and_gradients(fused, jnp.bfloat16, given)
     for ours, theirs, right in zip(fused_values, rounded, exact, strict=True):
@@ -130,7 +130,7 @@ def test_the_blocks_of_a_model_call_the_kernels(mlp_t):
     _, exact = text_and_gradients(plain, x, jnp.float32)
     for mine, their, right in zip(ours, theirs, exact, strict=True):
         assert np.linalg.norm(mine - right) <= 1.1 * np.linalg.norm(their - right) < 0.1 * np.linalg.norm(right)
-    # Of each pass one block. The one without gradients has one result, the other keeps what the backward pass needs.
+    # There is one block of each pass. Without gradients it has one result; with them it keeps residuals as well.
     names = ["normed_mlp", *["mix_positions"] * mlp_t]
     expected = sorted([*names * 2, *(f"{name}_gradient" for name in names)])
     assert sorted(re.findall(r"name=((?:normed_mlp|mix_positions)\w*)\n", text)) == expected
@@ -168,5 +168,5 @@ SIZES = slow_or_campaign(
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_the_kernels_fit_the_memory_of_a_tpu(sizes):
-    """They are compiled in a process of their own, since libtpu changes the environment."""
+    """The kernels are compiled in a process of their own, since libtpu changes the environment."""
     run_script("compile_kernels", *sizes)

@@ -68,7 +68,7 @@ def test_a_model_is_scored_on_the_kind_of_puzzle_that_it_was_trained_on(given, t
 
 @pytest.mark.parametrize("key", ["sudoku-5x5", "sudoku-9", "maze-51", "maze-05", "maze-", "ARC", MIXED])
 def test_a_key_that_is_not_known_gives_no_kind(key):
-    """Not a guess by the sizes, which here are those of a Sudoku."""
+    """The kind is not guessed from the sizes, which here are those of a Sudoku."""
     assert kind_of(metadata_of(81, 11, key)) is None
 
 
@@ -78,7 +78,7 @@ def test_a_kind_that_is_not_stated_is_recognised_by_its_sizes(kind):
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size)) == expected
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size + 20)) is None
     recognised = [each for each in CLASSES if each.recognise(metadata_of(kind.seq_len, kind.vocab_size))]
-    assert len(recognised) == 1  # so the order in which the kinds are asked does not matter
+    assert len(recognised) == 1  # the order of the kinds does not matter, then
 
 
 def test_builders_state_the_kind_and_the_published_files_do_not(tmp_path, mazes):

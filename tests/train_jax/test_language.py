@@ -58,7 +58,7 @@ def test_sums_leave_out_ignored_targets_and_special_tokens():
 
 
 def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
-    """At initialization all logits are 0."""
+    """All logits are 0 at initialization."""
     task = LanguageTask(tiny(data_dir))
     training = start(tiny(data_dir), task, Devices(1))
     evaluator, state = task.evaluator(training.objective, Devices(1)), training.initial_state()
@@ -75,7 +75,7 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
 
 
 def test_a_model_of_the_user_has_the_losses_of_pytorch(data_dir):
-    """One that returns logits. Its first losses are those of PyTorch."""
+    """The module returns logits, and its first losses are those of PyTorch."""
     config = with_model(tiny(data_dir, groups=(), optimizer="adamw"), "support.outside_gpts:Outputs")
     assert config.arch == OutsideLanguageConfig(seq_len=24, vocab_size=1024, forward_dtype="float32")
     assert from_json(to_json(config)) == config

@@ -27,7 +27,7 @@ def config(made_once):
         (folder / "source").mkdir()
         rng, letters = np.random.default_rng(0), np.array(list(string.ascii_letters))
         share = 1 / np.arange(1, len(letters) + 1)
-        for number in range(80):  # of gradients of lower rank, Muon would orthogonalize the rounding errors
+        for number in range(80):  # Muon would orthogonalize the rounding errors of gradients of lower rank
             text = rng.choice(letters, size=2000, p=share / share.sum())
             (folder / "source" / f"{number}.txt").write_text("".join(text))
         options = {"vocab_size": 290, "test_share": 0.2, "output_dir": folder / "set"}

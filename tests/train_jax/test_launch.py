@@ -48,7 +48,7 @@ def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch)
 
 
 def test_every_host_gets_the_compiled_programs(cloud, launch, tmp_path):
-    """With the code, or the name of their folder in storage."""
+    """They come with the code, or as the name of their folder in storage."""
     trm, folder = Path("bin/trm"), tmp_path / "programs"
     shown = 'cat "$JAX_COMPILATION_CACHE_DIR/jit_step-1-cache" 2>/dev/null || echo "$JAX_COMPILATION_CACHE_DIR"\n'
     trm.write_text(f"#!/usr/bin/env bash\n{shown}exit 0\n")
@@ -141,7 +141,7 @@ def test_one_process_watches_a_launch(tmp_path, monkeypatch):
 
 
 def test_a_reader_that_is_gone_ends_the_watching(monkeypatch):
-    """As Ctrl-C does. In a thread of a host, an error would look like a lost host, and the run would start again."""
+    """Ctrl-C has the same effect. An error in a host's thread would look like a lost host, and restart the run."""
     ends = os.pipe()
     os.close(ends[0])
     with contextlib.suppress(BrokenPipeError), os.fdopen(ends[1], "w") as pipe:

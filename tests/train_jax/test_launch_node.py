@@ -126,7 +126,7 @@ def worker(tmp_path):
 @pytest.mark.slow  # a second of shell scripts
 @pytest.mark.parametrize("wait", [0.0, 0.1, 0.35])
 def test_a_run_that_is_stopped_when_it_begins_ends(worker, wait):
-    """Before its process is known, while its environment is made, and about when its command starts."""
+    """The run stops before its process is known, while its environment is made, and about when its command starts."""
     worker("start", "a", "0", "--", "sleep", "60")
     time.sleep(wait)
     assert worker("stop", "a").returncode == 0

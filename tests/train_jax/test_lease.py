@@ -1,4 +1,4 @@
-"""Who may write a run in storage: one process, also when its owner was killed, frozen or cut off."""
+"""The right to write a run in storage: one process has it, also when its owner was killed, frozen or cut off."""
 
 import threading
 import time

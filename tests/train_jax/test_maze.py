@@ -266,7 +266,7 @@ def test_tokens_are_the_published_ones():
 
 @pytest.mark.parametrize("size", [5, 8, 11])
 def test_a_perfect_maze_is_one_tree_of_all_rooms(size):
-    """It has as many passages as a tree, and is connected."""
+    """A perfect maze has as many passages as a tree, and is connected."""
     rooms = (size + 1) // 2
     mazes = spanning_trees(200, size, np.random.default_rng(1))
     assert mazes[:, : 2 * rooms : 2, : 2 * rooms : 2].all()

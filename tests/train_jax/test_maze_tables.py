@@ -95,7 +95,7 @@ def walled_in(row: str) -> str:
 
 
 def detour(row: str) -> str:
-    """One more cell marked than the path has."""
+    """Marks one more cell than the path has."""
     maze, answer = row.split(",")[1:3]
     cell = next(i for i, pair in enumerate(zip(maze, answer, strict=True)) if pair == (" ", " "))
     return broken(row, 2, lambda text: text[:cell] + "o" + text[cell + 1 :])

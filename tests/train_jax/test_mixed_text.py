@@ -292,7 +292,7 @@ class Weighted(LanguageTask):
         batch = super().batch(step, shard)
         rng = np.random.default_rng(step)
         weights = rng.normal(size=batch["targets"].shape) * rng.integers(0, 2, batch["targets"].shape)
-        weights[:4] = 0  # of half of the parts and devices
+        weights[:4] = 0  # half of the parts and devices have no weight
         divisor = rng.random(len(weights)) + 1
         return batch | {"weights": np.float32(weights * (step != 1)), "divisor": np.float32(divisor)}
 

@@ -1,4 +1,4 @@
-"""From training to the checked export for other models than TRM and for modules from outside the project."""
+"""Training and checked export of other models than TRM, and of modules from outside the project."""
 
 import json
 

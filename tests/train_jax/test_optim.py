@@ -43,7 +43,7 @@ def random_arrays(seed, scale):
 
 
 START = random_arrays(0, 0.3)
-# Norms a factor of 1000 apart, some of them below the clipping norm 0.5.
+# The norms differ by factors of 1000, and some are below the clipping norm 0.5.
 GRADIENTS = [random_arrays(1 + step, 10 ** -(step % 4)) for step in range(STEPS)]
 
 
@@ -76,7 +76,7 @@ def test_steps_equal_pytorch(config):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES)
 def test_dtypes_are_kept(config, dtype):
-    """With gradients in bfloat16 the parameters and the state keep their dtype."""
+    """Parameters and state keep their dtype also with gradients in bfloat16."""
     optimizer, step = jitted(config)
     params = {name: jnp.asarray(array, dtype) for name, array in START.items()}
     gradient = {name: jnp.asarray(array, jnp.bfloat16) for name, array in GRADIENTS[0].items()}

@@ -137,7 +137,7 @@ def written_by_the_assistant(row):
 
 
 def test_the_gradient_of_sft_is_pytorch_s(conversations):
-    """Of the mean over the tokens that the assistant wrote; all others and the padding weigh nothing."""
+    """The loss is the mean over the assistant's tokens; all others and the padding have no weight."""
     sizes = {name: SIZES[name] for name in ("n_layer", "n_head", "n_kv_head", "n_embd")} | {"seq_len": 40}
     config = dataclasses.replace(with_task(preset("chat-tiny"), "chat"), data_dir=str(conversations))
     config = with_fields(config, SIZES | sizes | {"packing": "bestfit-pad"})

@@ -17,7 +17,7 @@ from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 LAST_OF_GROUP = {row.group: name for name, row in EXPERIMENTS.items()}
 OTHERS = {name for name, row in EXPERIMENTS.items() if row.starts_from or len(row.data) > 1}
-"""Those that need more than data and a model: weights of another experiment, several data sets."""
+"""Experiments that need more than data and a model: weights of another experiment, or several data sets."""
 WHOLE = slow_unless({*LAST_OF_GROUP.values(), *OTHERS}.__contains__, EXPERIMENTS)
 DEVICES = 32
 SIZES = {"sudoku-9x9": (81, 11), "maze-30": (900, 6), "maze-50": (2500, 6)}

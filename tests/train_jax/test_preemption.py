@@ -194,7 +194,7 @@ def test_a_run_that_is_preempted_ends_as_one_that_is_not(tmp_path, finished_run,
 
 @pytest.mark.parametrize("processes", slow_or_campaign([2], [1]))
 def test_a_compilation_of_a_minute_does_not_delay_the_stop(tmp_path, data_dir, processes):
-    """With several processes, the signal goes to one of them, which is not process 0."""
+    """If there are several processes, one that is not process 0 gets the signal."""
     run = Run(tmp_path / "run", data_dir, processes)
     run.start(COMPILE_SECONDS="60")
     run.wait_for_phase("compiling", 1)

@@ -251,7 +251,7 @@ def pod(platform="cpu", **fields):
 
 
 def test_the_process_that_holds_the_tpu_is_named(tmp_path, monkeypatch):
-    """In /proc there are two processes: 7 has a TPU open, 8 has none."""
+    """/proc has two processes: 7 has a TPU open, 8 has none."""
     for pid, device in ((7, "/dev/vfio/0"), (8, "/dev/null")):
         (tmp_path / "proc" / str(pid) / "fd").mkdir(parents=True)
         (tmp_path / "proc" / str(pid) / "fd" / "3").symlink_to(device)

@@ -61,7 +61,7 @@ def test_a_problem_is_a_function_of_its_name_split_index_and_seed(text):
 
 
 def test_conversations_are_as_they_were():
-    """Where this fails, published figures were measured on other problems. Words depend on the version of Python."""
+    """If this fails, published figures were measured on other problems. Words depend on the version of Python."""
     digests = {}
     for text in ("arithmetic", "arithmetic,operations=3", "calculator", "identity"):
         records = [to_json(talk) for split in ("train", "test") for talk in conversations(f"{text}:50", split)]

@@ -60,7 +60,7 @@ def assert_same(run_dir, other):
 
 @pytest.fixture(scope="module")
 def single_process_run(tmp_path_factory, data_dir):
-    """One process with one device."""
+    """Runs one process with one device."""
     run_dir = tmp_path_factory.mktemp("single") / "run"
     train(run_dir, data_dir, 1, 1)
     return run_dir
@@ -155,7 +155,7 @@ HELD = {"replicated": {"flat": [3, 3], "rows": [8, 2]}, "sharded": {"flat": [2, 
 
 
 def test_two_processes_agree_and_share_arrays_and_a_checkpoint(tmp_path):
-    """All but the training step: messages, common decisions, arrays over four devices, and a checkpoint of both."""
+    """Tests all but the training step: messages, decisions, arrays over four devices, and a common checkpoint."""
     statuses, texts = run_processes([script("work_of_processes", tmp_path)] * 2)
     assert statuses == [0, 0], "\n".join(texts)
     results = [json.loads(next(line for line in text.splitlines() if line.startswith("{"))) for text in texts]

@@ -314,7 +314,7 @@ def test_sigterm_ends_the_worker(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_tiny_proof(tmp_path, data_dir):
-    """In a process of its own: the minutes count from the start of the process."""
+    """Runs in a process of its own: the minutes count from the start of the process."""
     arguments = ["--data-dir", data_dir, "--output", tmp_path / "proof", "--minutes", "4", "--foreign", "1"]
     subprocess.run([sys.executable, "-m", "train_jax", "prove", "tiny", *map(str, arguments)], cwd=ROOT)
     content = json.loads((tmp_path / "proof" / "prove.json").read_text())

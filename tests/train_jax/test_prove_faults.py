@@ -105,7 +105,7 @@ def test_a_run_with_much_output_is_not_stopped_by_it(pretending):
 
 
 def test_another_host_does_not_kill_its_process_for_a_checkpoint_of_an_earlier_run(pretending, context, monkeypatch):
-    """It ends by itself, because it has lost the first one."""
+    """The other process ends by itself, because it has lost the first one."""
     monkeypatch.setattr(proof_runs, "complete_steps", lambda _: [proof_runs.SAVED])
     ended = context.folder / "ended"
     lost = f"import sys, time; time.sleep(0.5); open({str(ended)!r}, 'a').write('x'); sys.exit(69)"
@@ -193,7 +193,7 @@ def proof(folder, data_dir, fault, *options, processes=1, **more):
 
 @pytest.mark.slow
 def test_a_device_that_rounds_products(tmp_path, data_dir):
-    """Its kernels are wrong, too: they multiply bfloat16 matrices."""
+    """The kernels are wrong, too: they multiply bfloat16 matrices."""
     rows, _ = proof(tmp_path, data_dir, "few+product")
     kernels = {row.name for row in rows if row.part == "Pallas kernels"}
     assert kernels and failed(rows) - kernels == {"matrix product"}
@@ -216,7 +216,7 @@ def test_a_host_with_other_code_and_a_clock_8_seconds_ahead(tmp_path, data_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "choice"), [("timings:0,1", "joined"), ("show_choices:0,1+wrong:1", "plain")])
 def test_two_processes_choose_the_same(tmp_path, data_dir, fault, choice):
-    """Their times contradict each other, or a kernel is wrong in one of them alone."""
+    """The times of the processes contradict each other, or a kernel is wrong in one of them alone."""
     rows, texts = proof(tmp_path, data_dir, fault, "--choose", processes=2)
     assert all(f"chosen: trm::mix_positions {choice}" in text for text in texts), texts
     choices = json.loads((tmp_path / "proof" / "choices.json").read_text())["choices"]

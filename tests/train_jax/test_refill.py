@@ -64,7 +64,7 @@ def test_without_a_halt_the_answer_is_that_of_the_highest_logit():
 
 
 def test_rows_are_idle_only_at_the_end(monkeypatch):
-    """In queues of 64 and of 8 puzzles: a row is idle for less than the limit at the end of a queue."""
+    """Queues of 64 and of 8 puzzles: a row is idle for less than the limit at the end of a queue."""
     halted = evaluate(MANY, 8, Devices(1), threshold=0.5)
     for batches in (8, 1):
         monkeypatch.setattr(queues, "QUEUE_BATCHES", batches)

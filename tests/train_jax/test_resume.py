@@ -1,4 +1,4 @@
-"""With which fields and data a run continues, and who may write its folder."""
+"""Continuation of a run: the fields and data it uses, and the process that may write its folder."""
 
 import dataclasses
 import json
@@ -78,7 +78,7 @@ def test_fields_identify_the_run_or_may_change(place, changes, refused):
 
 
 def test_a_length_may_grow_only_where_one_is_given(place):
-    """Without `steps` the epochs decide, which may be more steps than those that are asked for now."""
+    """The epochs decide without `steps`, and may give more steps than those requested now."""
     folder = open_run(dataclasses.replace(preset("tiny"), run_dir=str(place), steps=0))
     with pytest.raises(UserError, match="steps 0 there, 10 requested"):
         changed_fields(folder, dataclasses.replace(preset("tiny"), run_dir=str(place), steps=10))

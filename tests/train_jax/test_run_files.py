@@ -1,4 +1,4 @@
-"""What a run writes beside its checkpoints: logs of its processes, the wandb run, compiled programs; no secrets."""
+"""Files of a run beside its checkpoints: logs of its processes, the wandb run, compiled programs; no secrets."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ SECRETS = {
 
 
 def trained(tmp_path, data_dir, *options, **environment):
-    """A run of `trm train` in a folder of its own; returns what it printed."""
+    """Runs `trm train` in a folder of its own; returns what it printed."""
     fields = {"--data-dir": data_dir, "--run-dir": tmp_path / "run", "--steps": 4, "--eval-batch-size": 8,
               "--eval-every-steps": 0, "--checkpoint-every-steps": 2, "--log-every-steps": 2, "--global-batch-size": 8,
               "--model": "support.outside_models:CellNet", "--arch.options": '{"hidden": 4}'}  # fmt: skip
@@ -186,7 +186,7 @@ def test_the_id_of_a_wandb_run_is_random_and_a_failure_shows_no_key(tmp_path, mo
 
 @pytest.mark.slow
 def test_a_run_that_continues_takes_its_programs_from_the_cache_and_learns_the_same(tmp_path, data_dir):
-    """So does a run with the cache off, without it."""
+    """A run with the cache off learns the same, too."""
     cache = {"JAX_COMPILATION_CACHE_DIR": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     runs = {"first": (), "continued": ("--steps", "2"), "off": ("--compute.no-compile-cache",)}
     shown, records = {}, {}

@@ -105,7 +105,7 @@ def test_a_program_comes_back_and_nothing_else_is_loaded(lowered, tmp_path):
 
 
 def test_a_run_finds_what_was_shipped_or_says_how_it_differs(lowered, tmp_path):
-    """In a cache at another path. The entry of a program without a change of `ProgramKey` is missing by its name."""
+    """The cache is at another path. A changed program with the same `ProgramKey` has no entry under its own name."""
     devices, shipped = jax.local_devices()[:1], tmp_path / "shipped"
     with entries_apart() as entries:
         program = lowered(2.0)

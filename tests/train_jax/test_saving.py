@@ -23,7 +23,7 @@ def saving(tmp_path, **fields):
 
 
 def test_checkpoints_by_minutes_are_after_log_lines(tmp_path, monkeypatch):
-    """Those by steps are where they were; the first process alone reads its clock."""
+    """Checkpoints by steps stay where they were; only the first process reads its clock."""
     steps = range(1, LAST + 1)
     for minutes, expected in ((0, [20, 40]), (0.5, [12, 20, 32, 40])):
         run = saving(tmp_path, checkpoint_every_minutes=minutes)

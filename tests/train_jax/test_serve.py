@@ -26,7 +26,7 @@ def run_dir(made_once):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "0.0.0.0"], "--host 0.0.0.0 is reached by others, and TRM_TOKEN is not set; set it to a secret"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 is visible to others, and TRM_TOKEN is not set; set it to a secret"),
         (["--host", "no.such.host.invalid", "--token-variable", "HOME"], "use another address or port"),
         (["--step", "8", "--port", "0"], "no checkpoint of step 8"),
         (["--queue", "-1"], "--queue is -1; use at least 0"),

@@ -176,7 +176,7 @@ def test_puzzles_of_the_test_set(client):
 def test_the_search_for_the_solution_of_a_given_puzzle_is_limited(monkeypatch):
     kind = SudokuKind(geometry_of_size(9))
     puzzle = ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4........."
-    monkeypatch.setattr("train_jax.tasks.puzzles.sudoku.kind.MOST_GUESSES", 1000)  # of millions that prove that
+    monkeypatch.setattr("train_jax.tasks.puzzles.sudoku.kind.MOST_GUESSES", 1000)  # millions would prove that
     given = kind.parse(puzzle)  # it has no solution
     assert given.solution is None and given.unique
     with pytest.raises(UserError, match="has no solution"):

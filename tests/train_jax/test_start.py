@@ -168,7 +168,7 @@ def test_other_platforms_have_one_part(config, monkeypatch):
         (2, 1, {"cpu_devices": 3}, 3),
         (2, 1, {"cpu_examples": 4}, 2),
         (3, 1, {"cpu_examples": 4, "global_batch_size": 48}, 2),  # 3 does not divide an evaluation batch of 8
-        (64, 1, {"cpu_examples": 4}, 4),  # of 4 examples each
+        (64, 1, {"cpu_examples": 4}, 4),  # parts of 4 examples each
         (2, 1, {"cpu_examples": 32}, 1),
         (2, 2, {"cpu_examples": 4}, 0),  # hosts may have different numbers of cores
         (2, 2, {"cpu_examples": 4, "cpu_devices": 8}, 8),

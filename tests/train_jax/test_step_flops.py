@@ -52,7 +52,7 @@ def test_flops_of_the_train_step(mixer):
     rows = BATCH * POSITIONS
     mixing = swiglu(BATCH * HIDDEN, POSITIONS, 16) if mixer else attention(rows)
     network = 2 * (mixing + swiglu(rows, HIDDEN, 16))  # blocks
-    updates = 6 + 1  # of z_L and of z_H in an H-cycle
+    updates = 6 + 1  # updates of z_L and of z_H in an H-cycle
     heads = product(rows, HIDDEN, training.task.sizes["vocab_size"]) + product(BATCH, HIDDEN, 2)
     # Two H-cycles without gradients, one with them; a backward has two products for each of the forward.
     expected = (2 + 3) * updates * network + 3 * heads
@@ -72,7 +72,7 @@ def test_flops_of_the_train_step(mixer):
 
 @pytest.mark.parametrize("name", slow_unless("chat-tiny".__eq__, ["chat-tiny", "chat-tiny-2026"]))
 def test_flops_of_a_language_model(name):
-    """They are those of the published formula; recomputation and the optimizer are counted apart."""
+    """The FLOPs are those of the published formula; recomputation and the optimizer are counted separately."""
     config = preset(name)
     assert isinstance(config.arch, GPTConfig)
     sizes: dict[str, Any] = {"seq_len": 16, "vocab_size": 64, "n_embd": 48, "n_layer": 2, "n_head": 1, "n_kv_head": 1}
@@ -82,7 +82,7 @@ def test_flops_of_a_language_model(name):
     counted = products(jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training)))
     analytic = 2 * 16 * language_flops_per_token(arch)
     assert model_flops(training.config, training.task, training.devices.count) == analytic
-    # In 2026, the first token of a row has none before it, so its gate of 24 channels is not computed.
+    # In 2026, the first token of a row has no predecessor, so its gate of 24 channels is not computed.
     missing = 0 if name == "chat-tiny" else 2 * 6 * 24
     assert counted.of_model == analytic - missing
     if name == "chat-tiny-2026":

@@ -90,7 +90,7 @@ def undisturbed(tmp_path, data_dir, capsys):
 @pytest.mark.campaign
 @pytest.mark.parametrize("fault", ["503", "reset", "lost", "slow"])
 def test_requests_that_fail_change_nothing(arguments, remote, emulator, undisturbed, monkeypatch, fault):
-    """One request in ten, drawn at random."""
+    """One request in ten fails, drawn at random."""
     monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)
     random = np.random.default_rng(0)
     share = 0.01 if fault == "slow" else 0.1
@@ -151,7 +151,7 @@ def test_a_data_set_is_copied_once_and_again_when_it_or_its_copy_changes(argumen
     changed = bytearray(copy.read_bytes())
     changed[-1] ^= 1
     copy.write_bytes(changed)
-    cache._verified.clear()  # as a new process
+    cache._verified.clear()  # acts as a new process
     assert main(inspect) == 0 and downloads() == 2
     (data / "train" / "all__inputs.npy").write_bytes(bytes(changed))
     capsys.readouterr()
@@ -187,7 +187,7 @@ class FakeTime:
 
 
 def test_the_events_in_storage_are_as_new_as_the_heartbeat(remote, monkeypatch):
-    """After a kill, the time before the last upload is not missing."""
+    """The time before the last upload is not missing after a kill."""
     monkeypatch.setattr("train_jax.run.events.REMOTE_HEARTBEAT_SECONDS", 0.02)
     folder, clock = RunFolder(path_of(remote)), FakeTime()
     killed = Events(folder, Clock(999.0, clock), total_steps=100)

@@ -241,7 +241,7 @@ def test_commands(source, tmp_path, capsys):
 
 @pytest.mark.usefixtures("nanochat")
 def test_two_hundred_batches_equal_those_of_the_published_loader(source, tmp_path, monkeypatch):
-    """They are of one pass over the data, because the published loader does not return from its second one."""
+    """The batches are of one pass over the data, because the published loader does not return from its second one."""
     from nanochat import dataloader, tokenizer
 
     for number, text in enumerate(texts(400)):
@@ -318,7 +318,7 @@ def test_parts_of_another_source_are_not_used(in_parts, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         text_data(in_parts, tmp_path / "set").build(stops_at(4))
     file = text_data(in_parts, tmp_path / "set").files()[0].path
-    file.write_text(file.read_text()[::-1])  # of the same size
+    file.write_text(file.read_text()[::-1])  # the file keeps its size
     assert build(in_parts, tmp_path / "set").fingerprint == build(in_parts, tmp_path / "other").fingerprint
 
 

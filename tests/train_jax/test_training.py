@@ -24,7 +24,7 @@ def difference(a, b):
 
 @pytest.mark.slow
 def test_eight_devices_learn_the_same_as_one_from_the_start_or_from_a_checkpoint(tmp_path, data_dir):
-    """The same global batch, exploration on, rows of the puzzle table repeated within and across devices.
+    """Both runs have the same global batch and exploration, and puzzle rows repeated within and across devices.
 
     The carry goes with the rows of the global batch from one device to eight. With the default `eps`, Adam's first
     steps turn the rounding of a gradient near 0 into a part of the learning rate.

@@ -72,7 +72,7 @@ def test_noise_depends_on_the_seed_and_the_puzzle_alone():
 
 
 def test_the_noise_has_the_standard_deviation_and_is_added_after_each_step():
-    """With all logits 0, the logit of step s is the sum of the noise on five latents after s - 1 steps."""
+    """The logit of step s, with all logits 0, is the sum of the noise on five latents after s - 1 steps."""
     state = STATE._replace(ema={name: 0 * table for name, table in STATE.ema.items()})
     evaluator = TrajectoryEvaluator(
         LatentToy(),  # pyright: ignore[reportArgumentType]

@@ -133,7 +133,7 @@ def test_without_gradient_mode_the_losses_differ(runs):
 
 
 def test_bfloat16_is_closer_than_another_seed_of_pytorch(runs):
-    """The same weights and batches, other exploration; much closer until rounding decides which puzzles are solved."""
+    """The runs share weights and batches, not exploration; they stay close until rounding decides what is solved."""
 
     def distance(name):
         return relative_distance(runs[LEAKY, name]["loss"], runs[LEAKY, "torch16"]["loss"])

@@ -1,4 +1,4 @@
-"""In bfloat16 the losses stay within the spread of PyTorch's seeds; without gradient mode they do not."""
+"""Losses in bfloat16 stay within the spread of PyTorch's seeds; without gradient mode they do not."""
 
 import pytest
 
@@ -10,7 +10,7 @@ SEEDS = 4
 
 @pytest.mark.campaign  # seven minutes; its table is in docs/dev/trajectory.md
 def test_losses_are_within_the_spread_of_pytorch_seeds(tmp_path):
-    """How often a curve lies inside the others, as in `benchmarks.trajectory`, means little with so few seeds."""
+    """The share of steps inside the other curves, as in `benchmarks.trajectory`, means little with so few seeds."""
     for case, curves in train(list(CASES), SEEDS, tmp_path).items():
         ours, spread = distance(curves.jax, curves.torch), distance(*pairs(curves.torch))
         leaky = distance(curves.jax_leaky, curves.torch[:1])

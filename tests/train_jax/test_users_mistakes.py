@@ -82,7 +82,7 @@ def test_the_figure_of_the_best_checkpoint_is_checked_before_the_run(task, figur
     [("loss", (0, 2), False), ("hard/loss", (0, 2), True), ("hard/loss", (2, 0), False), ("loss", (2, 0), True)],
 )
 def test_the_best_checkpoint_needs_the_evaluation_that_has_its_figure(figure, every, passes):
-    """Each evaluation of a task has a cadence of its own, whatever `eval_every_steps` is."""
+    """The cadence of a task's evaluation does not depend on `eval_every_steps`."""
     config = dataclasses.replace(preset("tiny"), keep_best=figure, eval_every_steps=5, checkpoint_every_steps=2)
     evaluations = [Periodic(EVALUATOR, every[0]), Periodic(EVALUATOR, every[1], "hard")]
     with contextlib.nullcontext() if passes else pytest.raises(UserError, match="its evaluation is every 0 steps"):
@@ -122,7 +122,7 @@ def test_a_finished_run_is_not_finished_on_other_data(tmp_path):
     assert decide_start(config_at(tmp_path), 10, "one").finished
     with pytest.raises(UserError, match="holds other data than the run was trained on up to step 10"):
         decide_start(config_at(tmp_path), 10, "two")
-    folder.finished.write_text(json.dumps({"train_steps": 10}))  # of an older version
+    folder.finished.write_text(json.dumps({"train_steps": 10}))  # as an older version wrote it
     assert decide_start(config_at(tmp_path), 10, "two").finished
 
 
@@ -185,7 +185,7 @@ def test_a_launch_needs_a_git_checkout(tmp_path, monkeypatch):
 
 ENDING = """
 import atexit, signal, sys, threading, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what started the tests may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that started the tests may ignore it
 from train_jax import __main__
 
 def run(argv):

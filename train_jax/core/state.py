@@ -23,7 +23,7 @@ class TrainState(NamedTuple):
     """The exponential moving average of `params` by the same names; empty if the run has none."""
     opt_state: optax.OptState
     buffers: Arrays
-    """All other state tensors of the module, sparse tables included. Not averaged."""
+    """All other state tensors of the module, sparse tables included. They are not averaged."""
     guard: Guard
 
     @property

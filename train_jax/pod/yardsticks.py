@@ -253,7 +253,7 @@ def measured(events: Iterable[Mapping[str, Any]], program: Program) -> Measured:
     costs, operations = [], []
     for name, microseconds in sorted(times.items(), key=lambda item: -item[1]):
         instruction, milliseconds = instructions[name], microseconds / 1e3 / steps
-        if instruction.opcode in ("while", "conditional"):  # what is inside them has been subtracted
+        if instruction.opcode in ("while", "conditional"):  # operations inside them have been subtracted
             source, module, kind = instruction, OUTSIDE, CONTROL_FLOW
         else:
             source, module = source_of(program, instruction)

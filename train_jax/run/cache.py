@@ -72,7 +72,7 @@ def _download(
     if damaged := _difference(partial, objects):
         raise StorageError(f"{path / damaged} changed while it was read, or was damaged; run the same command again")
     check(partial)
-    for older in folder.parent.iterdir():  # what another process has mapped stays readable to it
+    for older in folder.parent.iterdir():  # a file that another process has mapped stays readable to it
         if older.is_dir() and older != partial:
             shutil.rmtree(older)
     partial.rename(folder)
@@ -150,7 +150,7 @@ def upload_working_files(folder: Path) -> None:
 
 
 def upload_working_file(path: Path) -> None:
-    """Uploads one of them, whole. Does nothing for a local file."""
+    """Uploads a whole working file. Does nothing for a local file."""
     remote, local = _working.get(str(path), (None, path))
     if remote is not None and local.exists():
         remote.upload(local)

@@ -268,7 +268,7 @@ class Checkpoints:
         they are written. `value` is the figure that decides which checkpoint is the best one, higher is better; None
         if it was not evaluated at this step.
         """
-        failed = self._finish()  # of the previous save; then nothing else is written in this folder
+        failed = self._finish()  # waits for the previous save, after which nothing else is written in this folder
         if failed:
             sys.stderr.write(f"trm: {failed}; saving step {step} instead\n")
         if step in self._manager.all_steps():
@@ -308,7 +308,7 @@ class Checkpoints:
         try:
             if problem is None:
                 self._manager.wait_until_finished()
-        except Exception as error:  # as above
+        except Exception as error:  # handled like an error at its start
             problem = error
         if not any_process(problem is not None):
             return ""

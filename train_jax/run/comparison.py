@@ -119,4 +119,4 @@ def _to_pytorch(value: Any) -> Any:
     if not isinstance(value, jax.Array | np.ndarray):
         return value
     tensor = tensor_of(value)
-    return tensor.long() if np.issubdtype(value.dtype, np.integer) else tensor  # as indices and labels are in PyTorch
+    return tensor.long() if np.issubdtype(value.dtype, np.integer) else tensor  # PyTorch has int64 indices and labels

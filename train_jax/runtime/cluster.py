@@ -108,7 +108,7 @@ def _from_variables() -> Cluster | None:
 
 
 def _manager(platform: str) -> Source | None:
-    """Returns what started the processes, by their environment. Only then is JAX asked, which may use the network."""
+    """Returns what started the processes, by their environment. JAX, which may use the network, is asked only then."""
     if platform == "tpu" and backend.tpu_files():
         return "tpu"
     if os.environ.get("SLURM_NTASKS", "1") != "1" and "SLURM_PROCID" in os.environ:

@@ -122,7 +122,7 @@ def compile_lowered(lowered: Any, devices: Sequence[Any]) -> tuple[Any, str]:
 # ---- entries of the cache for another machine
 
 SHIPPED = "shipped.json"
-"""Beside entries of the cache that were compiled elsewhere: the `ProgramKey` of each."""
+"""The file beside cache entries that were compiled elsewhere, with the `ProgramKey` of each."""
 
 
 @contextlib.contextmanager

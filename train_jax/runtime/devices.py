@@ -136,7 +136,7 @@ class Devices:
         if saved:
             return load_program(saved, lowered, self._all), f"from {saved}"
         compiled, source = compile_lowered(lowered, self._all)
-        # With several processes, only the function itself converts the arguments of `pmap`; it reuses what is compiled.
+        # For several processes only the function itself converts arguments of `pmap`; it reuses the compiled program.
         return program if self.compiles_for_arrays else compiled, source
 
     def shapes(self, tree: Any, *, sharded: bool = False) -> Any:

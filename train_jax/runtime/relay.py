@@ -20,7 +20,7 @@ import threading
 def start_relay(host: str, port: int) -> int:
     """Starts a relay to `host:port` and returns its port on 127.0.0.1."""
     command = [sys.executable, "-I", "-S", __file__, host, str(port)]
-    # In a session of its own, so that signals for the process's group do not end it first.
+    # The relay has its own session, so that signals to the process's group do not end it first.
     relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert relay.stdout is not None
     _RELAYS.append(relay)

@@ -54,7 +54,7 @@ class Connection(H11Protocol):
 
 def server_of(app: Any, limits: Limits, **options: Any) -> uvicorn.Server:
     """Returns the server of an application. It answers mistakes of clients and does not log them."""
-    # Without proxy headers, since a client could choose its address by them.
+    # Proxy headers are off, since a client could choose its address with them.
     common: dict[str, Any] = {"log_level": "error", "access_log": False, "proxy_headers": False, "ws": "none"}
     protocol: Any = partial(Connection, head_seconds=limits.body_seconds)
     return uvicorn.Server(uvicorn.Config(app, http=protocol, **(common | options)))

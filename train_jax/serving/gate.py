@@ -21,7 +21,7 @@ from train_jax.serving.limits import ApiError, Limits
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _SEND_SECONDS = 30
-"""A client that takes nothing for so long is gone."""
+"""Seconds after which a client that reads nothing counts as gone."""
 _REMEMBERED_CLIENTS = 10_000
 
 
@@ -29,7 +29,7 @@ class Gate:
     """Decides which requests are answered, and counts them."""
 
     def __init__(self, limits: Limits, token: str = ""):
-        """A request needs `token`, unless it is empty; then its host must be this one."""
+        """A request needs `token`; if that is empty, the request's host must be this machine."""
         self.limits, self.token = limits, token
         self.statuses: Counter[int] = Counter()
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
@@ -61,7 +61,7 @@ class Gate:
         return endpoint
 
     def check_access(self, request: Request) -> None:
-        """Raises `ApiError` without the token, or for pages of other sites while there is none."""
+        """Raises `ApiError` if the token is wrong; if there is no token, for pages of other sites."""
         if self.token:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode("latin-1"), f"Bearer {self.token}".encode()):
@@ -75,7 +75,7 @@ class Gate:
             raise ApiError(403, "the page is of another site; use a token")
 
     def check_rate(self, request: Request) -> None:
-        """Raises `ApiError` for more requests in a minute than a client may have."""
+        """Raises `ApiError` if a client has made too many requests in a minute."""
         client, now = request.client.host if request.client else "", time.monotonic()
         times = self._times.setdefault(client, deque())
         self._times.move_to_end(client)

@@ -16,7 +16,7 @@ _Kind = TypeVar("_Kind")
 
 @dataclass
 class ApiError(Exception):
-    """A request that is not served."""
+    """A request is refused."""
 
     status: int
     message: str
@@ -32,24 +32,24 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits on what a server accepts."""
+    """The limits of a server on requests."""
 
     body_bytes: Annotated[int, Range(1, 2**30)] = 256 * 1024
-    """Bytes of a request."""
+    """Maximum bytes of a request."""
     body_seconds: Annotated[float, Range(0, 3600, low_excluded=True)] = 10.0
-    """Time in which the head of a request has to arrive, and its body."""
+    """Seconds in which the head of a request, and then its body, has to arrive."""
     prompt_tokens: Annotated[int, Range(1, 2**24)] = 8192
-    """Tokens of a prompt."""
+    """Maximum tokens of a prompt."""
     queue: Annotated[int, Range(0, 10**6)] = 64
-    """Answers that wait for a slot, and puzzles that are solved at the same time."""
+    """Maximum number of answers that wait for a slot, and of puzzles solved at the same time."""
     requests_per_minute: Annotated[int, Range(1, 10**9)] = 60
-    """Requests of a client, by its address."""
+    """Maximum requests per minute from one client address."""
     unread: Annotated[int, Range(1, 10**6)] = 1024
     """Parts of a streamed answer that wait for the client; an answer with more is cancelled."""
 
 
 def read_json(content: bytes) -> dict[str, Any]:
-    """Reads the body of a request. Raises `ApiError` if it is no JSON object."""
+    """Reads the body of a request. Raises `ApiError` if it is not a JSON object."""
     try:
         body = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -78,7 +78,7 @@ def read_fields(kind: type[_Kind], body: Mapping[str, Any]) -> _Kind:
 
 
 def find_model(served: Mapping[str, Any], name: Any) -> Any:
-    """Returns what is served under a name, by default the first. Raises `ApiError` if there is no such name."""
+    """Returns the model or service of a name, by default the first one. Raises `ApiError` for an unknown name."""
     if name is None and served:
         return next(iter(served.values()))
     if isinstance(name, str) and name in served:

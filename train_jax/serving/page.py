@@ -18,11 +18,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""The browser itself refuses whatever does not come from this server."""
+"""Headers that make the browser refuse content of other servers."""
 
 
 def page_routes() -> Sequence[Route]:
-    """Returns the routes of the files. They hold nothing of the models, so that they need no token."""
+    """Returns the routes of the files. They contain nothing of the models, so they need no token."""
     return [
         _file("/", _read("page.html"), "text/html"),
         _file("/page.js", _read("page.js"), "text/javascript"),

@@ -40,11 +40,11 @@ class Chat:
     """
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
+    """Folder of a run of `trm train`, also gs://bucket/folder."""
     step: str = "newest"
     """Checkpoint: newest, best (of a run with --keep-best), or its step."""
     max_tokens: Annotated[int, Range(1, 10**6)] = 256
-    """Tokens of an answer, at most."""
+    """Maximum number of tokens of an answer."""
     temperature: Annotated[float, Range(0, 100)] = 0.6
     """Divides the logits; 0 chooses the most probable token (greedy)."""
     top_k: Annotated[int, Range(0, 2**24)] = 50
@@ -54,7 +54,7 @@ class Chat:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the random numbers."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Number of cycles of HRM-Text; 0 for that of the training."""
+    """Number of cycles of HRM-Text; 0 for the number used in training."""
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     platform: Platform = "auto"
@@ -62,7 +62,7 @@ class Chat:
 
 
 class Session:
-    """A conversation as tokens, which the cache of the engine keeps from turn to turn; none of instructions."""
+    """A conversation as tokens, which the engine caches from turn to turn; a model of instructions keeps none."""
 
     def __init__(self, model: TextModel, config: Chat):
         self._tokenizer, self._config, self._capacity = model.tokenizer, config, model.positions

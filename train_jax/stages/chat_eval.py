@@ -1,4 +1,4 @@
-"""`trm chat-eval RUN`: the accuracy of a language run on problems that it is asked as a chat."""
+"""`trm chat-eval RUN`: the accuracy of a language run on problems asked as a chat."""
 
 import dataclasses
 import json
@@ -41,13 +41,13 @@ from train_jax.tasks.language.sampling import Sampling
 class ChatEval:
     """Ask a language run the held-out problems of tasks, as a chat, and count right answers.
 
-    It answers arithmetic and other open problems in its own words and may call the calculator; of letters, it chooses
-    the one with the largest logit. ChatCORE is the mean over the tasks of the accuracy, on a scale on which a random
-    answer has 0. Uses all devices of one process.
+    It answers arithmetic and other open problems in its own words and may call the calculator; if the answers are
+    letters, it chooses the one with the largest logit. ChatCORE is the mean accuracy over the tasks, on a scale on
+    which a random answer has 0. Uses all devices of one process.
     """
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
+    """Folder of a run of `trm train`, also gs://bucket/folder."""
     tasks: tuple[str, ...] = ("arithmetic:256", "calculator:256", "spelling:256", "counting:256", "identity")
     """Problems, NAME[,OPTION=VALUE…][@FOLDER][:COUNT], as for `trm build-data chat`; also humaneval."""
     step: str = NEWEST
@@ -59,17 +59,17 @@ class ChatEval:
     top_k: Annotated[int, Range(0, 2**24)] = 0
     """Draw from this many of the most probable tokens; 0 for all."""
     max_tokens: Annotated[int, Range(1, 10**6)] = 256
-    """Tokens of an answer, at most."""
+    """Maximum number of tokens of an answer."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the problems and of the random numbers."""
     batch_size: Annotated[int, Range(1, 10**6)] = 32
-    """Answers that are computed at the same time, on all devices together, at most."""
+    """Maximum number of answers computed at the same time, on all devices together."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Number of cycles of HRM-Text; 0 for that of the training."""
+    """Number of cycles of HRM-Text; 0 for the number used in training."""
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     allow_code: bool = False
-    """Run programs that the model writes, for humaneval, without a network and with limits; else it is left out."""
+    """Run programs that the model writes, for humaneval (else left out), without a network and with limits."""
     results: str | None = None
     """Write accuracies and verdicts to this JSON file too."""
     platform: Platform = "auto"
@@ -110,7 +110,7 @@ def _open(config: ChatEval) -> dict[str, Problems]:
             if not config.allow_code:
                 print(f"{text} is left out: it runs programs that the model writes; --allow-code allows it")
                 continue
-            passes("")  # raises if programs cannot be run apart
+            passes("")  # raises if programs cannot be isolated
         problems = name.open("test", seed=config.seed)
         if not len(problems):
             raise UserError(f"--tasks {text} has no problem in the test split; use more data")

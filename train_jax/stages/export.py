@@ -26,24 +26,23 @@ class Export:
     """Write the averaged weights of a run as safetensors with PyTorch names, and compare PyTorch with JAX."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run, as `trm train` made it: a folder, or gs://bucket/folder."""
+    """Folder of a run of `trm train`, also gs://bucket/folder."""
     step: str = "newest"
-    """Checkpoint: newest, best (of a run with --keep-best), or its step. The results of a chosen one are in
-    RUN/at-step-N."""
+    """Checkpoint: newest, best (of a run with --keep-best), or its step, whose results are then in RUN/at-step-N."""
     average: str = ""
     """Export the mean of the weights of these checkpoints, such as 10,20,30, into RUN/average-of-10-20-30."""
     average_last: Annotated[int, Range(0, 10**6)] = 0
-    """Export the mean of the weights of so many newest checkpoints; 0 for none."""
+    """Export the mean of the weights of this many newest checkpoints; 0 for none."""
     format: Literal["safetensors", "huggingface"] = "safetensors"
-    """A file with the names of the PyTorch module, or of a --model gpt or hrm_text, a folder that transformers loads,
-    with its tokenizer; the folder has no check."""
+    """A file with the names of the PyTorch module, or, for --model gpt and hrm_text, a folder that transformers loads,
+    with its tokenizer; a folder is not checked."""
     output: str | None = None
     """Output file or folder; by default weights.safetensors or huggingface in the run folder."""
     train_step: bool = False
     """Write the training step instead, with all state of a checkpoint: forward, backward, optimizer and averages, a
     folder that runs without PyTorch (docs/jax.md)."""
     devices: Annotated[int, Range(1, 10**6)] = 1
-    """Devices that --train-step is for, at most those of this machine."""
+    """Number of devices for --train-step, at most those of this machine."""
     check: bool = True
     """Load the file with strict=True into the PyTorch module and compare: the answers to all test puzzles, or the
     losses of held-out text."""
@@ -74,7 +73,7 @@ def main(config: Export) -> None:
     print(f"{output}: {len(state)} tensors, {output.stat().st_size / 1e6:.1f} MB")
     if not config.check:
         return
-    # In float32 on both sides: the check is about the weights, and two frameworks round bfloat16 differently.
+    # Both sides compute in float32: the check is of the weights, and the two frameworks round bfloat16 differently.
     with local_copy(output) as weights:
         check = commands.check_export(run.in_float32(), weights, Console(print, progress))
     write_text(run.folder.export_check, json.dumps(dataclasses.asdict(check), indent=1))
@@ -96,10 +95,10 @@ def _write_folder(config: Export, run: Restored) -> None:
 
 
 def _write_step(config: Export) -> None:
-    from train_jax.exported_step import export_step, write_step  # with all that a training imports
+    from train_jax.exported_step import export_step, write_step  # imports everything that training needs
 
     if config.average or config.average_last or config.format != "safetensors":
-        raise UserError("--train-step is of one checkpoint; leave out --average, --average-last and --format")
+        raise UserError("--train-step exports one checkpoint; leave out --average, --average-last and --format")
     exported = export_step(config.run_dir, config.step, config.devices)
     output = path_of(config.output) if config.output else path_of(config.run_dir) / "train-step"
     write_step(output, exported)

@@ -1,4 +1,4 @@
-"""`trm prove PRESET`: measures on the devices at hand what the project claims, and writes a file to publish."""
+"""`trm prove PRESET`: measures the claims of the project on the present devices, and writes a file to publish."""
 
 import dataclasses
 import datetime
@@ -53,7 +53,7 @@ class Prove:
     minutes: Annotated[float, Range(0.1, 1e4)] = 15.0
     """Minutes after which it ends, whatever happens."""
     part_seconds: Annotated[float, Range(1, 1e5)] = 240.0
-    """The longest that a part may take, at most a third of the minutes; one that hangs is named, and the others run."""
+    """Time limit of a part, at most a third of the minutes; a part that hangs is reported, and the others run."""
     foreign: Annotated[int, Range(0, 20)] = 5
     """Modules of other people that are compared with PyTorch; from the ninth on they are transformers'."""
     choose: bool = False
@@ -83,7 +83,7 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
     status = supervise(_worker(options, arguments), deadline - for_runs, len(parts) + 1)
     if status == 2:
         raise SystemExit(2)
-    record = Record(folder)  # as the worker left it, which knows whether it is of these devices
+    record = Record(folder)  # the worker has checked whether it is of these devices
     if first and status:
         where = record.running or _START
         record.end(where, [passed(where, f"the worker ended with status {status}", fail=True)])
@@ -96,7 +96,7 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
 
 
 def _stopped(*_: object) -> None:
-    """On SIGTERM; what was started is killed on the way out."""
+    """Handles SIGTERM: exits, which kills the processes that were started."""
     print("trm: stopped by SIGTERM; the same command goes on where it was", file=sys.stderr)
     raise SystemExit(PreemptedError.STATUS)
 

@@ -36,13 +36,12 @@ class Serve(Limits):
     """
 
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """The runs, as `trm train` made them: folders, or gs://bucket/folder. They may be of language models, Sudokus and
-    mazes."""
+    """Folders of runs of `trm train`, also gs://bucket/folder: language models, Sudokus and mazes."""
     step: str = "newest"
-    """Checkpoint: newest, best (of a run with --keep-best), or its step. Requests can name other ones of language
-    models, as NAME@STEP."""
+    """Checkpoint: newest, best (of a run with --keep-best), or its step. A request can name another checkpoint of a
+    language model as NAME@STEP."""
     model_name: str | None = None
-    """Name of the only model in requests; by default that of the run's folder."""
+    """Name of the only model in requests; by default the name of the run's folder."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 for all of this machine."""
     port: Annotated[int, Range(0, 65535)] = 8000
@@ -50,11 +49,11 @@ class Serve(Limits):
     token_variable: str = "TRM_TOKEN"
     """Environment variable with the token; if it is set, requests need the token everywhere."""
     slots: Annotated[int, Range(1, 10**6)] = 8
-    """Answers that are computed at the same time, on all devices together."""
+    """Number of answers computed at the same time, on all devices together."""
     context_tokens: Annotated[int, Range(16, 2**24)] = 10240
-    """Tokens of a prompt and its answer, at most; no more than the model has positions."""
+    """Maximum number of tokens of a prompt and its answer; no more than the model has positions."""
     cycles: Annotated[int, Range(0, 1024)] = 0
-    """Number of cycles of HRM-Text; 0 for that of the training."""
+    """Number of cycles of HRM-Text; 0 for the number used in training."""
     devices: Annotated[int, Range(0, 10**6)] = 1
     """Number of devices of this machine; 0 for all."""
     data_dir: str | None = None
@@ -75,7 +74,7 @@ def main(config: Serve) -> None:
     token = os.environ.get(config.token_variable, "")
     if not token and not is_loopback(config.host):
         raise UserError(
-            f"--host {config.host} is reached by others, and {config.token_variable} is not set; set it to a secret "
+            f"--host {config.host} is visible to others, and {config.token_variable} is not set; set it to a secret "
             "token, or use --host 127.0.0.1"
         )
     use_on_one_host(config.platform)
@@ -89,7 +88,7 @@ def main(config: Serve) -> None:
 
 
 def _listening(config: Serve) -> socket.socket:
-    """Returns a socket before the model is read, so that a wrong address is found at once."""
+    """Opens the socket before the model is read, so that a wrong address is reported at once."""
     try:
         family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((config.host, config.port), family=family)

@@ -1,1 +1,1 @@
-"""`trm prove`: what the project claims, measured on the devices at hand within a few minutes."""
+"""`trm prove`: measures the claims of the project on the present devices within a few minutes."""

@@ -1,4 +1,4 @@
-"""Modules that this project did not write, beside PyTorch on the device."""
+"""Modules from other projects, compared with PyTorch on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train_jax.pod.prove.context import Context
 from train_jax.pod.prove.rows import Row, absent, passed
 
 TOLERANCE = 1e-3
-"""Or 8 times what PyTorch's own float32 differs from its float64."""
+"""Largest error, unless 8 times the difference between PyTorch's float32 and float64 is larger."""
 _IDS = (2, 12)
 
 

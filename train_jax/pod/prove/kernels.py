@@ -1,4 +1,4 @@
-"""Each kernel beside the plain path: values, gradients and time, at small shapes and at those of the run."""
+"""Comparison of kernels with the plain path: values, gradients and time, at small shapes and the run's shapes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from train_jax.runtime.coordination import exchange, place
 from train_jax.start import part_size
 
 LIMIT = 2.0
-"""Most that an error may be of the plain path's own, both against the plain path in float32."""
+"""Largest ratio of a kernel's error to the plain path's own, both against the plain path in float32."""
 FLOOR = 1e-5
-"""Errors below are rounding in any case, relative to the largest entry; so is one rounding to bfloat16, 3.9e-3."""
+"""Smaller errors, relative to the largest entry, always count as rounding; so does one bfloat16 rounding, 3.9e-3."""
 _WINDOWS, _WINDOW_SECONDS = 5, 0.05
 _DIFFERENTIABLE = 3
-"""Arguments from the first on that get a gradient; later ones are tables and masks."""
+"""Number of leading arguments that get a gradient; later ones are tables and masks."""
 
 
 class Case(NamedTuple):
-    """A call of an operation: arrays by their shapes, everything else as it is."""
+    """A call of an operation, with shapes in place of arrays."""
 
     operation: str
     arguments: tuple
@@ -48,7 +48,7 @@ class Case(NamedTuple):
         return " ".join(shapes[:_DIFFERENTIABLE])
 
     def inputs(self) -> list[Any]:
-        """Random arrays: the latent or a query of size 1, weights scaled by their width; a mask is a lower triangle."""
+        """Returns random arrays: latents and queries of size 1, weights scaled by their width, and triangular masks."""
         rng = np.random.default_rng(0)
 
         def array(x: Any) -> Any:
@@ -63,7 +63,7 @@ class Case(NamedTuple):
 
 
 def compiled(function: Callable, given: Sequence[Any]) -> Callable[[], Any]:
-    """Returns a call without arguments: the values and gradients of a function at these inputs."""
+    """Returns a function without arguments that computes the values and gradients of `function` at these inputs."""
     numbers = [i for i, x in enumerate(given[:_DIFFERENTIABLE]) if isinstance(x, jax.Array)]
     arrays = {i: x for i, x in enumerate(given) if isinstance(x, jax.Array)}
     shape = jax.eval_shape(lambda each: function(*_filled(given, each)), arrays).shape
@@ -90,7 +90,7 @@ def leaves(result: Any) -> dict[str, np.ndarray]:
 
 
 def differences(case: Case, ours: Any, plain: Any, exact: Any) -> str:
-    """Returns "" if a candidate is as exact as the plain path, otherwise the leaf that differs most and by how much."""
+    """Returns "" if a candidate is as exact as the plain path, otherwise the leaf that differs most, and its errors."""
     worst, text = 1.0, ""
     floor = max(FLOOR, float(jnp.finfo(case.arguments[0].dtype).eps) / 2)
     for name, right in exact.items():
@@ -103,7 +103,7 @@ def differences(case: Case, ours: Any, plain: Any, exact: Any) -> str:
 
 
 def exact_leaves(case: Case, given: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Returns those of the plain path in float32, with exact products."""
+    """Returns the leaves of the plain path in float32, with exact products."""
     wide = [
         x.astype(jnp.float32) if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating) else x
         for x in given
@@ -113,7 +113,7 @@ def exact_leaves(case: Case, given: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
-    """Returns the median over windows of a compiled call's time."""
+    """Returns the time of a compiled call, as the median over windows."""
     jax.block_until_ready(call())
     begin = time.perf_counter()
     jax.block_until_ready(call())
@@ -147,7 +147,7 @@ def _small() -> list[Case]:
 
 
 def pallas_rows(context: Context) -> list[Row]:
-    """Every Pallas kernel beside the plain path at a small shape: on a TPU as compiled, elsewhere interpreted."""
+    """Compares every Pallas kernel with the plain path at a small shape: compiled on a TPU, interpreted elsewhere."""
     tpu = context.devices.platform == "tpu"
     how = "on the device" if tpu else "interpreted on the host"
     rows = []
@@ -166,7 +166,7 @@ def pallas_rows(context: Context) -> list[Row]:
     return rows
 
 
-# ---- at the run's own shapes
+# ---- kernels at the run's own shapes
 
 
 def calls_of(context: Context) -> list[Case]:
@@ -200,10 +200,10 @@ def calls_of(context: Context) -> list[Case]:
 
 
 def choose_rows(context: Context) -> list[Row]:
-    """Compares and times the implementations of each operation, and writes the fastest right ones. Collective.
+    """Compares and times the implementations of each operation, and writes the fastest correct ones. Collective.
 
-    An operation with several shapes has the implementation with the least sum of times. A candidate that is wrong in
-    any process is never chosen; the times are those of the first process.
+    For an operation with several shapes, the smallest sum of times decides. A candidate that is wrong in any process
+    is never chosen; the first process measures the times.
     """
     platform, rows = context.devices.platform, list[Row]()
     cases = calls_of(context)
@@ -240,7 +240,7 @@ def choose_rows(context: Context) -> list[Row]:
 
 
 def _compared(case: Case, platform: str) -> tuple[dict[str, float], dict[str, str]]:
-    """Returns the milliseconds of each implementation, and what is wrong with those that are."""
+    """Returns the milliseconds of each implementation, and the faults of the wrong ones."""
     given = case.inputs()
     exact = exact_leaves(case, given)
     run = compiled(plain_of(case.operation), given)

@@ -1,4 +1,4 @@
-"""The parts of a proof, in the order of their worth."""
+"""The parts of a proof, the most valuable first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from train_jax.runtime.coordination import exchange
 
 
 class Part(NamedTuple):
-    """A part, whose function returns its rows. Every process calls it."""
+    """A part of a proof; every process calls its function, which returns rows."""
 
     name: str
     function: Callable[[Context], list[Row]]

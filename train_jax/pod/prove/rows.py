@@ -1,4 +1,4 @@
-"""The rows of a proof, their file `prove.json`, and the same as a Markdown table and as an HTML page."""
+"""The rows of a proof, their file `prove.json`, a Markdown table and an HTML page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_TIME = "the time was over; the same command goes on here"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measurement; `measured` is the reason of a row that is n/a."""
+    """One measurement; for a row that is n/a, `measured` is the reason."""
 
     name: str
     status: Status
@@ -35,15 +35,15 @@ def passed(name: str, measured: str, *, fail: bool = False, limit: str = "", **f
 
 
 def absent(name: str, reason: str) -> Row:
-    """Returns a row for what this machine cannot have."""
+    """Returns a row for a measurement that is not possible on this machine."""
     return Row(name, "n/a", reason)
 
 
 class Record:
-    """`prove.json` in the folder of the output: facts, the rows of the parts that ended, and the part that runs."""
+    """`prove.json` in the output folder: facts, the rows of finished parts, and the name of the running part."""
 
     def __init__(self, folder: Path, facts: Mapping[str, Any] = MappingProxyType({})):
-        """Takes the rows that are there; with an `identity` among the facts, only rows of the same one."""
+        """Reads the rows of an existing file; if the facts have an `identity`, only rows with the same one."""
         self.folder, self.facts = folder, dict(facts)
         self.parts: dict[str, list[Row]] = {}
         self.running = ""
@@ -63,7 +63,7 @@ class Record:
         return [row for rows in self.parts.values() for row in rows]
 
     def has(self, part: str) -> bool:
-        """Returns whether a part has all of its rows, so that a proof that goes on does not measure it again."""
+        """True if a part has all of its rows; a proof that is continued then does not measure it again."""
         return part in self.parts and all(row.measured != NO_TIME for row in self.parts[part])
 
     def lines(self, part: str) -> str:
@@ -75,7 +75,7 @@ class Record:
         return any(row.status == "FAIL" for row in self.rows)
 
     def begin(self, part: str) -> None:
-        """Writes that a part runs: whoever finds it after a crash knows where that was."""
+        """Records that a part is running, so that the next process can name the part after a crash."""
         self.running = part
         self.write()
 

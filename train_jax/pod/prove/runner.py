@@ -1,7 +1,7 @@
 """Runs the parts of a proof within its time: the parts on the devices in a worker process, the runs in their own.
 
-A part that hangs or crashes takes its worker with it; the next worker names it and goes on with the rest. So with
-several processes: all workers end with the one that does, and meet again.
+A part that hangs or crashes ends its worker; the next worker reports that part and continues with the rest. The same
+holds for several processes: all workers end with the failed one, and the next ones connect again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAST_SECONDS = 2.0
 
 
 def work(context: Context, record: Record, parts: Sequence[Part], part_seconds: float) -> None:
-    """Runs the parts that have no rows yet, in a worker. Collective: the first process says which, and writes."""
+    """Runs the parts that have no rows yet, in a worker. Collective: the first process selects them, and writes."""
     if place()[0] == 0 and record.running:
         where = f"the process ended while it ran, or it took more than {part_seconds:.0f} s"
         record.end(record.running, [passed(record.running, where, fail=True)])
@@ -63,10 +63,7 @@ def _end(name: str, seconds: float) -> None:
 
 
 def supervise(command: Sequence[str], deadline: float, most_workers: int) -> int:
-    """Starts workers until one ends by itself or the time is over; returns the status of the last one.
-
-    It is 0 if the time ended it.
-    """
+    """Starts workers until one ends by itself or time is over; returns the last one's status, 0 if time ended it."""
     status = 0
     for _ in range(most_workers):
         left = deadline - time.monotonic()
@@ -87,7 +84,7 @@ def supervise(command: Sequence[str], deadline: float, most_workers: int) -> int
 
 
 def close(record: Record, parts: Sequence[str]) -> None:
-    """Gives every part without rows the row that says so, the one that ran as well."""
+    """Writes a row for every part that has none, including the running one, which says so."""
     record.running = ""
     for part in parts:
         if not record.has(part):

@@ -1,5 +1,4 @@
-"""Training runs of a proof, each in processes of its own: a profile, a kill and its continuation, programs that were
-compiled before."""
+"""Training runs of a proof, each in its own processes: a profile, a kill and its continuation, precompiled programs."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from train_jax.runtime.compilation import SHIPPED, VARIABLE, shipped_programs
 STEPS, SAVED = 6, 3
 """Steps of a run, and the step of its first checkpoint."""
 SAME = 1e-5
-"""Largest relative difference of a loss after the continuation; a GPU adds in any order."""
+"""Largest relative difference of a loss after the continuation; a GPU adds in varying order."""
 COMMAND = (sys.executable, "-m", "train_jax")
 
 
@@ -38,7 +37,7 @@ class _OverError(Exception):
 
 
 class _Run:
-    """A run in a process of its own. Its output goes into a file: a pipe that nobody reads would stop it."""
+    """A run in its own process. Its output goes to a file, because a pipe that nobody reads would block it."""
 
     def __init__(self, process: subprocess.Popen, output: Path, deadline: float):
         self.process, self._output, self._deadline = process, output, deadline
@@ -63,10 +62,10 @@ class _Run:
 
 
 class Runs:
-    """The runs of one proof. Every process of a pod makes the same calls; `deadline` is one of `time.monotonic`."""
+    """The runs of one proof. Every process of a pod makes the same calls; `deadline` is a value of `time.monotonic`."""
 
     def __init__(self, context: Context, deadline: float, run_seconds: float, first: bool):
-        """`run_seconds` is the longest that one of the runs may take; the `first` process removes earlier runs."""
+        """`run_seconds` is the time limit of each run; the `first` process removes earlier runs."""
         self._context, self._last, self._seconds, self.first = context, deadline, run_seconds, first
         self._deadline = deadline
 
@@ -97,7 +96,7 @@ class Runs:
     def _running(
         self, name: str, *fields: str, environment: Mapping[str, str] = MappingProxyType({})
     ) -> Iterator[_Run]:
-        """Starts a run; it is killed at the end of the block if it goes on then."""
+        """Starts a run; it is killed at the end of the block if it is still running."""
         batch = str(self._context.config.eval_batch_size)
         shared = {
             "--run-dir": str(self._folder(name).path), "--checkpoint-every-steps": str(SAVED),
@@ -117,7 +116,7 @@ class Runs:
                 process.wait()
 
     def _finished(self, name: str, *fields: str) -> str:
-        """Returns the output of a run of a few steps. Raises `RuntimeError` with the end of that of one that failed."""
+        """Returns the output of a run of a few steps. Raises `RuntimeError` with the end of it if the run failed."""
         with self._running(name, "--steps", str(STEPS), *fields) as run:
             run.wait_until()
             run.check(0)
@@ -139,7 +138,7 @@ class Runs:
             return SAVED in complete_steps(folder.checkpoints)
 
         with self._running("killed", "--steps", str(STEPS)) as run:
-            # The first process kills its own one; those of other hosts end because they have lost that.
+            # The first process kills its own run; those of other hosts end because they have lost it.
             run.wait_until(saved if self.first else lambda: False)
             if run.process.poll() is not None:
                 run.check(0, LostProcessError.STATUS)
@@ -166,7 +165,7 @@ class Runs:
         return [passed("program, loaded", f"{how}; {self._first_step('loaded')}", fail=loaded is None)]
 
     def _shipped(self) -> list[Row]:
-        """A run whose compilation cache holds what was compiled elsewhere, and nothing else."""
+        """Runs with a compilation cache that holds only programs compiled elsewhere."""
         name, given = "program, shipped", os.environ.get(VARIABLE, "")
         programs = shipped_programs(path_of(given)) if given else {}
         if not programs:
@@ -181,7 +180,7 @@ class Runs:
         return [passed(name, f"{how}; {self._first_step('shipped')}", fail="from the compilation cache" not in how)]
 
     def _own_dispatch(self) -> list[str]:
-        """Returns the fields with which a run has the program of the run that is proved."""
+        """Returns the fields that give a run the same program as the run that is proved."""
         steps = str(self._context.config.compute.steps_per_dispatch)
         fields = ["--compute.steps-per-dispatch", steps, "--log-every-steps", steps, "--checkpoint-every-steps", steps]
         return [*fields, "--eval-every-steps", "0"]
@@ -189,7 +188,7 @@ class Runs:
     def _begun(self, name: str, *fields: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
         """Returns the output of a run that ends after its first step.
 
-        It is to have as many steps as the run that is proved, not `STEPS`: their number is in the program.
+        It has as many steps as the run that is proved, not `STEPS`, because the number is part of the program.
         """
         self._new(name)
         with self._running(name, *fields, environment=environment) as run:
@@ -199,7 +198,7 @@ class Runs:
             return run.text
 
     def _first_step(self, name: str) -> str:
-        """Returns in words when the first step was logged."""
+        """Returns the time of the first step in words."""
         times = {event["event"]: event["time"] for event in reversed(list(read_lines(self._folder(name).events)))}
         if not {"continue", "progress"} <= times.keys():
             return "no step"
@@ -217,7 +216,7 @@ RUNS = tuple(_OF_NAME)
 
 
 def _losses(metrics: Path) -> dict[int, float]:
-    """Returns the loss of each step of a run, those of the last session where a step was run twice."""
+    """Returns the loss of each step of a run; for a step that was run twice, that of the last session."""
     values: dict[int, float] = {}
     for line in metrics.read_text().splitlines():
         record: dict[str, Any] = json.loads(line)

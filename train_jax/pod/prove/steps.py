@@ -1,4 +1,4 @@
-"""The train step of the run on the devices: its time, its utilization, its bytes, and the wait for its input."""
+"""The run's train step on the devices: time, utilization, bytes, and waiting time for its input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from train_jax.start import Training
 
 WINDOWS, WINDOW_SECONDS = 5, 0.5
 SAME_LOSS = 2e-2
-"""Largest relative difference of the first losses between two variants, which round in other places."""
+"""Largest relative difference of the first losses between two variants, which round at different places."""
 MOST_WAIT = 0.25
 """Share of the time of a step; devices that wait less than this for their input do not wait."""
 _INPUT_STEPS = 12
@@ -36,7 +36,7 @@ class Stepper:
     """The compiled train step of a run with its state, which every call replaces."""
 
     def __init__(self, training: Training, file: Path | None = None):
-        """The program is saved in `file` before its first step: after that, XLA for CPUs cannot write it."""
+        """Saves the program in `file` before its first step; after the step, XLA for CPUs cannot write it."""
         self.training, devices = training, training.devices
         state = training.initial_state()
         batch = training.batches.from_step(0)
@@ -60,7 +60,7 @@ class Stepper:
         return metrics
 
     def run(self, steps: int) -> float:
-        """Returns the seconds of a step, over several with the same batch."""
+        """Returns the seconds per step over several steps with the same batch."""
         begin, pending = time.perf_counter(), []
         for _ in range(steps):
             self.training.devices.limit_dispatch(pending)
@@ -69,7 +69,7 @@ class Stepper:
         return (time.perf_counter() - begin) / steps
 
     def seconds(self) -> list[float]:
-        """Returns those of a step in each window. Collective: the first process says how many steps a window has."""
+        """Returns the seconds per step of each window. Collective: the first process chooses the steps of a window."""
         steps = max(1, round(WINDOW_SECONDS / self.run(1)))
         steps = int(exchange("prove steps", str(steps))[0])
         return [self.run(steps) for _ in range(WINDOWS)]
@@ -113,7 +113,7 @@ def step_rows(context: Context) -> list[Row]:
                 continue
             first = stepper.first_loss if first is None else first
             rows += _rows_of(name, stepper, first) + stepper.saved
-            del stepper  # its state, before that of the next one is made
+            del stepper  # frees its state before the next one is made
     return rows
 
 
@@ -151,7 +151,7 @@ def _saved(file: Path, stepper: Stepper) -> Row:
     begin = time.perf_counter()
     try:
         save_program(file, stepper.lowered, stepper.program, stepper.training.devices.local)
-    except UserError as error:  # of XLA for CPUs, which cannot write every operation
+    except UserError as error:  # XLA for CPUs cannot write every operation
         return absent("program, saved", str(error))
     seconds = time.perf_counter() - begin
     size = file.stat().st_size
@@ -178,7 +178,7 @@ def input_rows(context: Context) -> list[Row]:
             total.append(time.perf_counter() - begin)
     finally:
         feed.close()
-    late = count // 3  # the first batches are made before a step could hide it
+    late = count // 3  # no step could hide the preparation of the first batches
     share = sum(waits[late:]) / sum(total[late:])
     text = f"{1e3 * statistics.median(waits[late:]):.2f} ms of a step's {1e3 * statistics.median(total[late:]):.2f} ms"
     return [passed("input wait", text, fail=share > MOST_WAIT, limit=f"{MOST_WAIT:.0%}", share=share)]

@@ -39,7 +39,7 @@ BUFFER_DOCUMENTS = 1000
 REFILL_DOCUMENTS = 128
 """Documents that enter the buffer together; fewer at the end of the data."""
 PADDED_BUFFER_DOCUMENTS = 100
-"""The same with padding, as in the published loader of conversations; they enter the buffer one by one."""
+"""`BUFFER_DOCUMENTS` with padding, as in the published loader of conversations; documents enter one by one."""
 
 BLOCK_ROWS = 1024
 """Number of rows in which each data set has exactly its share."""

@@ -85,8 +85,8 @@ class Generation:
     sampling_log_probs: list[float] = field(default_factory=list)
     """The log-probability of each token where it was drawn: after temperature, `top_k` and `top_p`."""
     most_probable: list[list[tuple[int, float]]] = field(default_factory=list)
-    """For each token, as many of the most probable tokens in its place as the request asks for, each with its
-    log-probability under the softmax of the logits; the most probable one is the first."""
+    """The most probable tokens at each token's place in descending order, as many as the request asks for, with their
+    log-probabilities under the softmax of the logits."""
     forced: list[bool] = field(default_factory=list)
     """True if a token came from `respond` and not from the model."""
     finish: Finish | None = None

@@ -52,7 +52,7 @@ class PuzzleSet:
     puzzle_indices: Integer[np.ndarray, "puzzles+1"]
     group_indices: Integer[np.ndarray, "groups+1"]
     stated_fingerprint: str = dataclasses.field(default="", init=False)
-    """The fingerprint in `recipe.json`. Not an argument, so that `dataclasses.replace` of the arrays removes it."""
+    """The fingerprint in `recipe.json`. It is no argument, so `dataclasses.replace` of the arrays removes it."""
 
     @property
     def kind(self) -> Kind | None:

@@ -105,7 +105,7 @@ def tool_of(tokenizer: Tokenizer, functions: Functions | None = None) -> Callabl
         expression = tokenizer.decode(tokens[last + 1 : -1])
         try:
             value = calculate(expression, functions)
-        except Exception:  # of a function: an error here would end the engine, and with it all other answers
+        except Exception:  # an error of a function here would end the engine, and with it all other answers
             _LOG.exception("the call %r failed", expression)
             value = None
         if value is None:

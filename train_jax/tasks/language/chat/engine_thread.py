@@ -33,10 +33,10 @@ class Part(NamedTuple):
 
 
 class Answer:
-    """The texts for a request, as far as they are there; made in the event loop that reads them."""
+    """The texts computed so far for a request; made in the event loop that reads them."""
 
     def __init__(self, call: Call, step: int, unread: int):
-        """`step` is that of the checkpoint which answers."""
+        """`step` is the step of the checkpoint that answers."""
         self.call, self.step = call, step
         self.texts = [call.new_text() for _ in call.requests]
         self.rows: list[Generation] = []
@@ -98,9 +98,9 @@ class EngineThread:
         step: int,
         weights: Callable[[int], tuple[Arrays, Arrays]],
     ):
-        """At most `most_rows` are computed or wait; an answer may have `unread` parts that were not read.
+        """Sets the limits: `most_rows` rows are computed or wait; an answer may have `unread` unread parts.
 
-        The engine has the weights of checkpoint `step`; `weights` returns those of another one.
+        The engine has the weights of checkpoint `step`; `weights` returns those of another checkpoint.
         """
         self.engine, self._most_rows, self._unread = engine, most_rows, unread
         self.step, self._weights = step, weights

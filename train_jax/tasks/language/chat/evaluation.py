@@ -32,7 +32,7 @@ class Answering:
     """Answers to each problem."""
     sampling: Sampling = field(default_factory=lambda: GREEDY)
     max_tokens: int = 256
-    """The most tokens of an answer, with the calls of the calculator and their outputs."""
+    """Maximum number of tokens of an answer, including calls of the calculator and their outputs."""
     seed: int = 0
 
 
@@ -132,9 +132,9 @@ def logits_of(tokens: Sequence[int]) -> Callable[[Any, Any], tuple[Any, ...]]:
 def categorical_score(
     scorer: Scorer, tokenizer: Tokenizer, problems: Problems, letters: Sequence[str], *, positions: int
 ) -> Score:
-    """Lets the model choose a letter: that of the largest logit after the question, among those of the problem.
+    """Lets the model choose a letter: the one with the largest logit after the question, among those of the problem.
 
-    `scorer` has the logits of `letters` as its output. Of longer questions, the last `positions` tokens are kept.
+    `scorer` returns the logits of `letters`. Longer questions are cut to their last `positions` tokens.
     """
     questions = (problems.conversation(index)[:-1] for index in range(len(problems)))
     prompts = [list(render_prompt(tokenizer, asked))[-positions:] for asked in questions]

@@ -151,7 +151,7 @@ def _limit(seconds: int) -> None:
 
 
 def _give_up_rights(libc: ctypes.CDLL) -> None:
-    """Without them, the process cannot change what is mounted, start another one, or get them back."""
+    """Drops rights for good: the process can then neither change its mounts nor start another process."""
     machine = os.uname().machine
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"the processor is {machine}")

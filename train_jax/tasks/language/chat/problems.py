@@ -203,7 +203,7 @@ class Arithmetic(Problems):
 
 
 class Calculator(Arithmetic):
-    """The same, answered with the calculator. A third of the questions have words in the place of the operators."""
+    """Arithmetic answered with the calculator. A third of the questions have words in place of the operators."""
 
     name, has_tool = "calculator", True
     _QUESTIONS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}", "what's {}")

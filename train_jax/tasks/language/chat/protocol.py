@@ -33,11 +33,11 @@ class Fields:
     """The fields of a request that have a range; null is the default."""
 
     max_tokens: Annotated[int | None, Range(1, 2**20)] = None
-    """Tokens of an answer, at most; by default as many as there is room for."""
+    """Maximum number of tokens of an answer; by default as many as there is room for."""
     temperature: Annotated[float, Range(0, 2)] = 1.0
     top_p: Annotated[float, Range(0, 1, low_excluded=True)] = 1.0
     top_k: Annotated[int, Range(0, 2**24)] = 0
-    """Not a field of OpenAI; 0 for all tokens."""
+    """Number of most probable tokens to draw from; 0 for all. OpenAI has no such field."""
     seed: Annotated[int | None, Range(-(2**63), 2**63 - 1)] = None
     """Seed of the draws; by default another one for each request."""
     n: Annotated[int, Range(1, 16)] = 1
@@ -46,7 +46,7 @@ class Fields:
     frequency_penalty: Annotated[float, Range(0, 0, expected="0 (there are no penalties)")] = 0.0
 
     REFUSED: ClassVar[dict[str, Any]] = {"logit_bias": {}}
-    """Fields that would change an answer and that nothing here computes, with the value that changes none."""
+    """Unsupported fields that would change an answer -> the value that changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ChatFields(Fields):
     logprobs: bool = False
     top_logprobs: Annotated[int, Range(0, MOST_PROBABLE)] = 0
     parts: bool = False
-    """Not a field of OpenAI: whether the answer also has its parts: text, calls of tools and their outputs."""
+    """Also return the answer's parts: text, calls of tools and their outputs. OpenAI has no such field."""
 
     REFUSED: ClassVar = {**Fields.REFUSED, "tools": [], "functions": [], "response_format": {"type": "text"}}
 
@@ -262,7 +262,7 @@ def _text_log_probs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     return {
         "tokens": [_shown(each.bytes) for each in tokens],
         "token_logprobs": [each.log_prob for each in tokens],
-        # Of several tokens that are shown alike, the most probable one is in the dictionary.
+        # If several tokens have the same text, the dictionary has the most probable one.
         "top_logprobs": [{_shown(each): other for each, other in reversed(token.most_probable)} for token in tokens]
         if any(each.most_probable for each in tokens)
         else None,

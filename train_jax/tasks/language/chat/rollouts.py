@@ -77,7 +77,7 @@ class RolloutTask(ChatTask):
 
     @cached_property
     def problems(self) -> Problems:
-        """Those of the train split."""
+        """The problems of the train split."""
         return task_name(self.fields.problems).open("train", seed=self.config.seed)
 
     @property

@@ -144,7 +144,7 @@ class ChatTask(LanguageTask):
     def evaluate_problems(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
         """Returns the share of right answers to the problems of the test split, and ChatCORE.
 
-        With several names, `accuracy` and pass@k are their means. All answers are texts, of letters, too.
+        With several names, `accuracy` and pass@k are their means. Every answer is a text, also if it is a letter.
         """
         self.load(state.eval_params, state.buffers)
         samples = self.fields.problems_samples

@@ -1,4 +1,4 @@
-"""The text of a row as its tokens come, and what stands apart from it, such as the calls of a tool.
+"""The text of a row as its tokens come, and parts that are no text, such as the calls of a tool.
 
 Text has complete characters, up to the first of some strings.
 """

@@ -164,7 +164,7 @@ class PackedSteps:
     """The samples of each step, without end. A step is chosen after all steps before it, some milliseconds each."""
 
     def __init__(self, data: InstructionSet, rows: int, seq_len: int, *, drop_last: bool = True):
-        """With `drop_last`, the samples at the end of an epoch that do not fill a step are not used; otherwise they
+        """If `drop_last`, the samples at the end of an epoch that do not fill a step are not used; otherwise they
         form a step with free rows."""
         self._data, self._rows, self._seq_len, self._drop_last = data, rows, seq_len, drop_last
         self._found: list[Step] = []
