@@ -26,7 +26,7 @@ _WRAPPERS = ("_orig_mod.", "module.")  # prefixes of torch.compile and DataParal
 
 
 def load_weights(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Read a `.pt`-like file (tensors only, nothing is executed), a `.safetensors` file, an `.index.json` of a sharded
+    """Reads a `.pt`-like file (tensors only, nothing is executed), a `.safetensors` file, an `.index.json` of a sharded
     checkpoint, or a folder with one of these. Prefixes that wrappers of modules add to every name are removed.
 
     Raises `BridgeError` for a file that is absent, unreadable or holds anything but named tensors.

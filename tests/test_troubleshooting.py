@@ -20,7 +20,7 @@ QUOTES = [
 
 
 def texts(node):
-    """The text of a string or f-string, with `…` for its values."""
+    """Returns the text of a string or f-string, with `…` for its values."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):

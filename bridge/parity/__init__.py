@@ -1,4 +1,4 @@
-"""Run a module in PyTorch and through the bridge, compare all results, and list the worst leaf first."""
+"""Runs a module in PyTorch and through the bridge, compares all results, and lists the worst leaf first."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def verify(
     static: str = "",
     **kwargs: Any,
 ) -> ParityReport:
-    """Compare outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
+    """Compares outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
 
     `args` and `kwargs` hold torch tensors. The gradient is that of `loss(outputs)`, by default of a fixed random
     projection of all outputs that carry one. Buffers and written parameters go from step to step. In each further step,

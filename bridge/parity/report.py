@@ -270,7 +270,7 @@ def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | st
         allowed = max(allowed, 8 * float(np.finfo(np.float32).eps) * largest / row.scale)
         limit, note = max(limit, 0.05), "zero in float64"  # relative to a scale of at least 1e-3 of the largest
     if not own <= limit:
-        return dataclasses.replace(row, note=f"{note}, which is taken for more than rounding")
+        return dataclasses.replace(row, note=f"{note}, which counts as more than rounding")
     return dataclasses.replace(row, tolerance=max(row.tolerance, allowed), note=note)
 
 

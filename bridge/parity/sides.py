@@ -289,7 +289,7 @@ class JaxSide:
 
 @contextlib.contextmanager
 def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
-    """Add to `places` each line of the user's code that reads `requires_grad` of an input, or of a result of inputs."""
+    """Adds to `places` each line of the user's code that reads `requires_grad` of an input, or of a result of one."""
     known: Any = vars(BridgeTensor)["requires_grad"]
 
     def read(tensor: BridgeTensor) -> bool:

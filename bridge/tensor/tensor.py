@@ -218,7 +218,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One step from a tensor to a view of it: how to read the view, how to write it back."""
+    """One step from a tensor to a view of it: functions that read the view and write it back."""
 
     get: Callable[[jax.Array], jax.Array]
     put: Callable[[jax.Array, jax.Array], jax.Array]

@@ -78,7 +78,7 @@ Module = nn.Module | Callable
 def differentiated(
     forward: Callable, backward: Callable, name: str = "Differentiated", **members: Any
 ) -> type[torch.autograd.Function]:
-    """A `torch.autograd.Function` of these two, and of other methods and attributes."""
+    """Returns a `torch.autograd.Function` of these two, and of other methods and attributes."""
     members |= {"forward": forward, "backward": backward}
     methods = {key: staticmethod(value) if callable(value) else value for key, value in members.items()}
     return type(name, (torch.autograd.Function,), methods)
@@ -154,7 +154,7 @@ def module_of(module: Module) -> nn.Module:
 
 
 def array(x: Any) -> Any:
-    """A tensor as an array, and anything else as it is."""
+    """Returns a tensor as an array, and anything else as it is."""
     if isinstance(x, torch.Tensor):
         return jnp.asarray(x.float().numpy(), jnp.bfloat16) if x.dtype == torch.bfloat16 else jnp.asarray(x.numpy())
     return x
@@ -248,7 +248,7 @@ def _weights(out: torch.Tensor) -> torch.Tensor:
 
 
 def _total(out: Any, weights: Any) -> Any:
-    """A real number with a gradient for every part of `out`."""
+    """Returns a real number with a gradient for every part of `out`."""
     if "complex" in str(out.dtype):
         return (out.real * weights[..., 0]).sum() + (out.imag * weights[..., 1]).sum()
     return (out * weights[..., 0]).sum()

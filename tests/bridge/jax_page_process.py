@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "jax.md"
 
 
 def sections():
-    """The blocks of each section, (language, text), without those that the page says are not run."""
+    """Returns the blocks of each section, (language, text), without those that the page says are not run."""
     page = re.sub(r"^<!-- not run:[^\n]*-->\n```.*?^```$", "", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     named = re.split(r"^## (.*)\n", page, flags=re.MULTILINE)[1:]
     blocks = [re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) for text in named[1::2]]

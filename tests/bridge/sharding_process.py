@@ -46,7 +46,7 @@ def exported() -> bridge.Functional:
 
 
 def losses(fn: bridge.Functional, patterns: Any, batch: Any) -> list[float]:
-    """The losses of the steps; without patterns, on one device."""
+    """Returns the losses of the steps; without patterns, on one device."""
     optimizer = optax.adam(1e-2)
 
     def step(params, opt_state, ids):

@@ -84,7 +84,7 @@ def inputs_of(row: Row, seeds: range) -> list[jax.Array]:
 
 
 def objective_of(row: Row, train: bool) -> tuple[bridge.Functional, Callable]:
-    """The exported row, and (params, inputs, buffers, draws) -> objective, result."""
+    """Returns the exported row, and (params, inputs, buffers, draws) -> objective, result."""
     fn = bridge.export(row.build())
     tree = convert(row.example(), lambda v: v)
     leaves, structure = jax.tree.flatten(tree)
@@ -100,7 +100,7 @@ def objective_of(row: Row, train: bool) -> tuple[bridge.Functional, Callable]:
 
 
 def in_scan(objective: Callable) -> Callable:
-    """The sum over calls in a row, which hand buffers and written parameters on."""
+    """Returns the sum over calls in a row, which hand buffers and written parameters on."""
 
     def total(params, inputs, buffers, draws):
         def step(state, given):

@@ -10,7 +10,7 @@ from bridge.tensor.tensor import BridgeTensor
 
 
 def notes(module, *args, **options):
-    """The decisions by leaf."""
+    """Returns the decisions by leaf."""
     report = bridge.verify(module, *args, steps=1, **options)
     assert not report.ok
     return {f"{row.kind} {row.name}": row.note for row in report.rows if row.verdict == "beyond tolerance"}
@@ -29,7 +29,7 @@ class Wrong(torch.autograd.Function):
 
 
 def wrong_in(side):
-    """The sine, whose backward is wrong on one side."""
+    """Returns the sine, whose backward is wrong on one side."""
     return lambda x: Wrong.apply(x) if isinstance(x, BridgeTensor) == (side == "JAX") else x.sin()
 
 

@@ -110,7 +110,7 @@ def test_attention_in_narrow_dtypes_is_as_exact_as_pytorchs(name, dtype):
 
 
 def products_of_the_gradient(call, *arrays):
-    """The dtypes of the two operands of every matrix product."""
+    """Returns the dtypes of the two operands of every matrix product."""
     gradient = jax.grad(lambda *x: call(*x).sum().astype(jnp.float32), (0, 1, 2))
     program = jax.jit(gradient).lower(*arrays).as_text()
     return re.findall(r"dot_general.*: \(tensor<[\dx]*(\w+)>, tensor<[\dx]*(\w+)>\)", program)
@@ -198,7 +198,7 @@ def test_products_of_the_backward_pass_are_in_the_dtype_of_the_inputs():
 
 
 def test_long_causal_attention_leaves_out_blocks_without_keys():
-    """Of 4 x 4 blocks of 256 rows, 10 of 16 products are computed, also in the backward pass."""
+    """10 of the 16 products of 4 x 4 blocks of 256 rows are computed, also in the backward pass."""
     query = jnp.ones((1, 1, 1024, 8))
     call = jax.grad(lambda *x: attend({"is_causal": True}, torch.float32)(*x).sum(), (0, 1, 2))
     flops = jax.jit(call).lower(query, query, query).cost_analysis()["flops"]

@@ -243,7 +243,7 @@ def test_values_and_gradients(name):
 
 
 def keep(**contents):
-    """A forward that puts `name(x, argument)` on the context."""
+    """Returns a forward that puts `name(x, argument)` on the context."""
 
     def forward(ctx, x, argument=None):
         for name, make in contents.items():

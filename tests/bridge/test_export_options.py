@@ -53,7 +53,7 @@ X = np.ones((3, 4), np.float32)
 
 
 def names(**options):
-    """The names of the products in the gradient, as they are in the compiled program."""
+    """Returns the names of the products in the gradient, as they are in the compiled program."""
     fn = bridge.export(Net(), **options)
     compiled = jax.jit(jax.grad(lambda params: fn(params, fn.buffers, X)[0].sum())).lower(fn.params).compile()
     return {name for name in re.findall(r'op_name="([^"]*)"', compiled.as_text()) if "dot_general" in name}
@@ -164,7 +164,7 @@ BUFFER, NEW = randn(2, 5, 3, seed=1), randn(2, 1, 3, seed=2)
 
 
 def written(buffer, new, *, lengths):
-    """A kernel that asks for the value of a tensor, and writes into another one."""
+    """Acts as a kernel that asks for the value of a tensor, and writes into another one."""
     first = lengths[0].item()
     buffer[:, first : first + new.shape[1]] = new
     return buffer[:, : first + new.shape[1]].sum((1, 2))

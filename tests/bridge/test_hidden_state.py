@@ -27,7 +27,7 @@ def up(thing, name="calls"):
 
 
 def dividing(count, state=None):
-    """A `forward` whose result is divided by `count(module, state)`, which is another number at each call."""
+    """Returns a `forward` whose result is divided by `count(module, state)`, which is another number at each call."""
     return lambda module, x: module.linear(x) / count(module, state)
 
 

@@ -112,7 +112,7 @@ def test_distributions(name):
 
 
 def said(function, *inputs):
-    """The warnings of a compiled call."""
+    """Returns the warnings of a compiled call."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         in_jax(function, *inputs, jit=True)

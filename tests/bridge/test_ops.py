@@ -25,7 +25,7 @@ CLASSES = torch.tensor([2, 0, -100, 1])
 
 
 def places_of(reduce, **settings):
-    """A scatter that brings equals and zeros together."""
+    """Returns a case whose scatter brings equal entries and zeros together."""
     places = torch.tensor([[0, 1, 0], [0, 1, 2], [0, 0, 0]])
     return lambda x, y: x.scatter_reduce(0, places, y, reduce, **settings), ZEROS, MEETING
 
@@ -153,7 +153,7 @@ BOUNDARIES = {
 
 @pytest.mark.parametrize("kind", BOUNDARIES)
 def test_boundaries(kind):
-    """Tests PyTorch's activations on both sides, at equal entries and zeros; `test_special_points.py` has more."""
+    """Tests both sides of boundaries, equal entries and zeros; `test_special_points.py` has more points."""
     functions, values = BOUNDARIES[kind]
     inputs = {name: [x.clone() for x in values] for name in functions}
 

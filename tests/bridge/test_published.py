@@ -31,7 +31,7 @@ SHAPE = DATA | EMBEDDING | CYCLES | {"pos_encodings": "rope"}
 
 
 def published(name, dtype):
-    """The model with its loss head, with weights at which puzzles and halting count."""
+    """Returns the model with its loss head, with weights at which puzzles and halting count."""
     file, cls, changes = ARCHITECTURES[name]
     model = getattr(importlib.import_module(f"models.recursive_reasoning.{file}"), cls)
     head = importlib.import_module("models.losses").ACTLossHead

@@ -254,7 +254,7 @@ IDS = torch.tensor([[0, 1, 1], [2, 1, 2]])
 
 
 def packed(kind, lengths, sorted_by=False, **settings):
-    """The outputs of a recurrent layer over a packed sequence, padded again, and its state."""
+    """Returns the outputs of a recurrent layer over a packed sequence, padded again, and its state."""
     layer = kind(2, 3, batch_first=True, **settings)
 
     def run(layer, x):

@@ -15,7 +15,7 @@ LABELS = torch.tensor([[1, 0, 3], [1, 2, 0]])
 
 
 def own(cube):
-    """A mask of two dimensions, which depends on traced numbers."""
+    """Returns a mask of two dimensions, which depends on traced numbers."""
     return cube[..., 0] > 0
 
 

@@ -136,7 +136,7 @@ X = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 
 def kept(function, keep):
-    """A module with a buffer `mem`, and what is kept of it in `kept`."""
+    """Returns a module with a buffer `mem`, and what is kept of it in `kept`."""
     mem = nn.Buffer(torch.ones(4))
     return Calls(function, mem=mem, kept=keep(mem))
 
@@ -161,7 +161,7 @@ def holding(function, h):
 
 
 def assigned(result, **values):
-    """A forward that assigns and returns what these functions of the module and the input give."""
+    """Returns a forward that assigns and returns what these functions of the module and the input give."""
 
     def forward(m, x):
         for name, value in values.items():

@@ -47,7 +47,7 @@ class Layers(nn.Module):
 
 
 def remedied(text):
-    """The pattern that an error advises."""
+    """Returns the pattern that an error advises."""
     return text.partition('static=r"')[2].partition('"')[0]
 
 

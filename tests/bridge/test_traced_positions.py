@@ -223,7 +223,7 @@ def test_refused(function, message):
 
 
 class Filled:
-    """Not a dataclass: a buffer, and the number of elements in it that are filled."""
+    """An object that is no dataclass: a buffer, and the number of elements in it that are filled."""
 
     __slots__ = ("buffer", "name", "position")
 

@@ -15,7 +15,7 @@ from support.markers import slow_unless
 
 
 def under_checkpoint(row, train):
-    """The forward pass made twice, once for the values and once for the gradients."""
+    """Makes the forward pass twice, once for the values and once for the gradients."""
     reference = in_pytorch(row, train, range(1, 2))
     fn, objective = objective_of(row, train)
     inputs, draws = call((inputs_of(row, range(1, 2)), stacked(reference.draws)), 0)
@@ -25,7 +25,7 @@ def under_checkpoint(row, train):
 
 
 def under_vmap(row, train):
-    """A batch of examples against a loop over them: each has outputs, buffers and gradients of its own."""
+    """Compares a batch of examples with a loop over them: each has outputs, buffers and gradients of its own."""
     references = [in_pytorch(row, train, range(seed, seed + 1)) for seed in (1, 2)]
     fn, objective = objective_of(row, train)
     args = fn.params, inputs_of(row, range(1, 3)), fn.buffers, stacked([r.draws[0] for r in references])

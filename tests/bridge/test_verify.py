@@ -310,7 +310,7 @@ def in_float32_only(x, w):
     ("forward", "note"),
     [
         (rounding_only, "float64 differs from PyTorch's own by"),
-        (of_another_type, "float64 differs from PyTorch's own by 1.0e+00, which is taken for more than rounding"),
+        (of_another_type, "float64 differs from PyTorch's own by 1.0e+00, which counts as more than rounding"),
         (with_state, "PyTorch itself computes something else when it is called again"),
         (in_float32_only, "PyTorch fails in float64, so the leaf cannot be judged: RuntimeError: "),
     ],

@@ -143,7 +143,7 @@ CYCLES = {"transformer": {}, "hrm": {"H_cycles": 2, "L_cycles": 3}}
 
 
 def gradients(head: ACTLossHead, loss: Tensor) -> dict[str, Tensor]:
-    """The gradient of every parameter and of the puzzle rows of the batch."""
+    """Returns the gradient of every parameter and of the puzzle rows of the batch."""
     leaves = dict(head.named_parameters()) | {"rows": head.model.inner.puzzle_emb.local_weights}
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 

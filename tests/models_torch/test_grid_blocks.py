@@ -24,7 +24,7 @@ def local(window, side, puzzle_positions):
 
 
 def masked_attention(module, x, mask):
-    """The reference: attention of every query to every key under a dense mask."""
+    """Returns the reference: attention of every query to every key under a dense mask."""
     query, key, value = (
         part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in F.linear(x, module.qkv_proj.weight).chunk(3, dim=-1)
     )
@@ -87,7 +87,7 @@ def test_it_takes_fewer_operations():
 
 
 def by_cells(module, x, window):
-    """The reference: each cell adds a product of every cell around it, pair by pair."""
+    """Returns the reference: each cell adds a product of every cell around it, pair by pair."""
     first, side = module.puzzle_positions, module.side
     mean = module.mean_proj(x.mean(1))
     rows = [mean.clone() for _ in range(x.shape[1])]

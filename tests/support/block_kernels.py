@@ -45,7 +45,7 @@ class Cycles(nn.Module):
 
 
 def cycles(**fields):
-    """The module, and an input for it; `fields` are those of `TRMConfig`."""
+    """Returns the module, and an input for it; `fields` are those of `TRMConfig`."""
     config = TRMConfig(vocab_size=6, num_puzzle_identifiers=2, hidden_size=128, **{"num_heads": 2} | fields)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -62,7 +62,7 @@ def exported(module, platform, recompute="", **compute):
 
 
 def text_and_gradients(fn, x, dtype):
-    """The text of a step with `x` in `dtype`, and its gradients by the parameters and `x`."""
+    """Returns the text of a step with `x` in `dtype`, and its gradients by the parameters and `x`."""
 
     def loss(params, x):
         return jnp.sum(jnp.square(fn(params, fn.buffers, x.astype(dtype))[0].astype(jnp.float32)[..., :5]))

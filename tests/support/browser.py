@@ -80,7 +80,7 @@ class Page:
         self.until("!window.isOld && document.readyState === 'complete' && document.querySelector('#loading').hidden")
 
     def evaluate(self, expression):
-        """The value of JavaScript; a promise is waited for."""
+        """Returns the value of JavaScript code, after waiting for a promise."""
         answer = self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, (expression, answer["exceptionDetails"])
         return answer["result"].get("value")
@@ -102,7 +102,7 @@ class Page:
             time.sleep(0.02)
 
     def text(self, selector):
-        """The visible text of the first element."""
+        """Returns the visible text of the first element."""
         return self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText")
 
     def click(self, selector):
@@ -145,7 +145,7 @@ class Page:
 
 
 def _pipes():
-    """The ends to read and to write, and the other ends, whose numbers are neither 3 nor 4."""
+    """Returns the ends to read and to write, and the other ends, whose numbers are neither 3 nor 4."""
     read, their_write = os.pipe()
     their_read, write = os.pipe()
     theirs = tuple(fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in (their_read, their_write))

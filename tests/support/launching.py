@@ -109,7 +109,7 @@ def verbs(cloud):
 
 
 def listed(launch):
-    """The lines of `trm launch list`, which prints for itself."""
+    """Returns the lines of `trm launch list`, which prints for itself."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert launch("list")[0] == 0

@@ -29,7 +29,7 @@ class Sums:
 
 
 def module(sets):
-    """The package with these data sets."""
+    """Returns the package with these data sets."""
 
     def create_dataset(name, **config):
         if name not in sets:

@@ -7,7 +7,7 @@ import pytest
 
 
 def slow_unless(fast: Callable[[Any], bool], values: Iterable[Any]) -> list:
-    """The values for `pytest.mark.parametrize`; those for which `fast` is false are marked slow."""
+    """Returns the values for `pytest.mark.parametrize`; those for which `fast` is false are marked slow."""
     return [value if fast(value) else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 

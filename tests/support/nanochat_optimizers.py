@@ -15,7 +15,7 @@ MATRICES = [name for name in SHAPES if ".h." in name]
 
 
 def warmdown(step, warmup, share, floor, steps):
-    """The learning rate of step 0, 1, … as a share of its peak."""
+    """Returns the learning rate of step 0, 1, … as a share of its peak."""
     length = round(share * steps)
     if step < warmup:
         return (step + 1) / warmup

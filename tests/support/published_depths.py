@@ -30,7 +30,7 @@ DERIVES = {
 
 
 def assigned(node: ast.AST) -> set[str]:
-    """The names that a statement assigns, defines, or whose method it calls."""
+    """Returns the names that a statement assigns, defines, or whose method it calls."""
     if isinstance(node, ast.FunctionDef):
         return {node.name}
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):

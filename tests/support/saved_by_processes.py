@@ -49,7 +49,7 @@ def config(**fields):
 
 
 def weights(name, **fields):
-    """The state after a run."""
+    """Returns the state after a run."""
     run_dir = str(FOLDER / name)
     train(config(run_dir=run_dir, **fields), Devices(runner="shard_map"))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(restore(run_dir, whole_state=True).state)]

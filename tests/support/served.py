@@ -21,7 +21,7 @@ LIMITS = Limits(requests_per_minute=10**6, prompt_tokens=80)
 
 
 def alphabet():
-    """A model whose answers are the alphabet, again and again."""
+    """Returns a model whose answers are the alphabet, again and again."""
     module = Scripted()
     with torch.no_grad():
         module.table[token_of("<|assistant_start|>")] = 0.0

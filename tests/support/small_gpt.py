@@ -15,7 +15,7 @@ TIE = 1e-5
 
 
 def small_gpt(name="gpt", *, seed=0, **sizes):
-    """A language model by name, of 16 times 10 positions.
+    """Returns a language model by name, of 16 times 10 positions.
 
     Weights that start at zero are drawn, without which all logits are zero.
     """

@@ -29,7 +29,7 @@ _read_data = service._read_data
 
 
 def _read_upload(handler, query):
-    """The parts of an upload. The package reads them as an e-mail, which ends its text before "\\r\\n"."""
+    """Returns the parts of an upload. The package reads them as an e-mail, which ends its text before "\\r\\n"."""
     if not (handler.headers.get("Content-Type") or "").startswith("multipart/related"):
         return _read_data(handler, query)
     raw = service._decode_raw_data(service._read_raw_data(handler), handler)
@@ -56,7 +56,7 @@ class _Storage(Storage):
         super().delete_resumable_file_obj(file_id)
 
     def finished_upload(self, file_id):
-        """The object that a resumable upload has become; None if the upload is not finished."""
+        """Returns the object that a resumable upload has become; None if the upload is not finished."""
         upload = getattr(self, "finished", {}).get(file_id)
         return upload and self.objects.get(upload["bucket"], {}).get(upload["name"])
 
@@ -118,7 +118,7 @@ class Emulator:
         }  # it asks another service for the kind of the bucket
 
     def names(self, prefix: str = "") -> list[str]:
-        """The names of all objects of the bucket."""
+        """Returns the names of all objects of the bucket."""
         with self.lock:
             return sorted(name for name in self._storage.objects.get(BUCKET, {}) if name.startswith(prefix))
 
@@ -127,7 +127,7 @@ class Emulator:
         return int(self._storage.objects.get(BUCKET, {}).get(name, {}).get("generation", 0))
 
     def finished_upload(self, upload: str) -> dict | None:
-        """The object that a resumable upload has become; None if the upload is not finished."""
+        """Returns the object that a resumable upload has become; None if the upload is not finished."""
         return self._storage.finished_upload(upload)
 
     def read(self, name: str) -> bytes:

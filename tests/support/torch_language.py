@@ -66,7 +66,7 @@ def train(training, rates, steps, *, report=lambda step, loss: None):
 
 
 def initial_module(training):
-    """The module with the weights that the run in JAX starts from."""
+    """Returns the module with the weights that the run in JAX starts from."""
     fn = training.objective.fn
     model = build_module(training.config, training.task, training.config.global_batch_size)
     model.load_state_dict(bridge.state_dict(fn, fn.params, fn.buffers), strict=True)
@@ -80,7 +80,7 @@ def on_host(batch):
 
 @torch.inference_mode()
 def evaluate(model, task, rows):
-    """The figures of `trm evaluate` on all held-out tokens, in float64 sums."""
+    """Returns the figures of `trm evaluate` on all held-out tokens, in float64 sums."""
     model.eval()
     stream, sizes = task.test_stream, torch.from_numpy(task.token_bytes.astype(np.int64))
     seq_len = model.config.seq_len

@@ -45,7 +45,7 @@ def owners_of(puzzles: PuzzleSet, rows: np.ndarray) -> np.ndarray:
 
 
 def visits_of(puzzles: PuzzleSet, batches: Iterable[np.ndarray]) -> list[tuple[int, list[int]]]:
-    """The puzzles that batches of rows consist of, one after another, each with its rows there."""
+    """Returns the puzzles that batches of rows consist of, one after another, each with its rows there."""
     visits = []
     for rows in batches:
         at = 0

@@ -63,7 +63,7 @@ def stream_of(folder, documents, masks=None):
 
 
 def packed(documents, rows):
-    """The published rule on lists of tokens: no sorting, no lengths, no numbers."""
+    """Packs by the published rule on lists of tokens: no sorting, no lengths, no numbers."""
 
     def batches():
         while True:
@@ -173,7 +173,7 @@ def test_two_hundred_batches_equal_those_of_the_published_loader(tmp_path, monke
 
 
 def padded(documents, masks, rows):
-    """The rule on lists of tokens: rows as inputs and targets."""
+    """Packs by the rule on lists of tokens; returns rows as inputs and targets."""
     number, waiting, result = 0, [], []
     for _ in range(rows):
         row, targets = [], []

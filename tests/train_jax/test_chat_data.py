@@ -37,7 +37,7 @@ def build(output_dir, tokenizer, **fields):
 
 
 def documents(data, split):
-    """The texts of each document, and those of weight 1."""
+    """Returns the texts of each document, and those of weight 1."""
     stream = data.stream(split)
     tokens, weights = stream.take(0, len(stream)), stream.weights.take(0, len(stream))
     names = {number: f"[{name[2:-2]}]" for name, number in data.tokenizer().specials.items()}

@@ -35,7 +35,7 @@ ROWS = 24
 
 
 def made(step: int) -> tuple[TrainState, dict]:
-    """A state and a carry that differ for each step."""
+    """Returns a state and a carry that differ for each step."""
     rng = np.random.default_rng(step)
     params = {"w": rng.normal(size=(5, 3)).astype(np.float32), "b": rng.normal(size=3).astype(np.float32)}
     buffers = {"table": rng.normal(size=(7, 2)).astype(jnp.bfloat16), "count": np.int32(step), "none": np.zeros((0, 2))}
@@ -53,7 +53,7 @@ def saved(folder: RunFolder, steps, values=None, **retention) -> RunFolder:
 
 
 def copied(run: RunFolder, place) -> RunFolder:
-    """A copy in `place`, on the disk or in storage."""
+    """Returns a copy in `place`, on the disk or in storage."""
     if is_remote(place):
         upload_folder(run.path, place / "run", last=[])
     else:

@@ -20,7 +20,7 @@ ANNEALED, FOUR = "annealed exploration", "accumulation of four on one device"
 
 
 def train(tmp_path, data_dir, runs):
-    """The arrays that each run learned, without optimizer state; all runs in one process."""
+    """Returns the arrays that each run learned, without optimizer state; all runs in one process."""
     words = []
     for name, (devices, *fields) in runs.items():
         words += ["--", str(devices), str(tmp_path / name), str(tmp_path / f"{name}.npz"), *FIELDS, *fields]

@@ -35,7 +35,7 @@ def text_of(tokens):
 
 
 def marked(conversation):
-    """The text of the tokens that the assistant writes, and all of them."""
+    """Returns the text of the tokens that the assistant writes, and all of them."""
     tokens, weights = render(BYTES, conversation)
     return text_of(token for token, weight in zip(tokens, weights, strict=True) if weight), text_of(tokens)
 

@@ -94,7 +94,7 @@ def maze_rows():
 
 
 def followed(words):
-    """The lines of `trm launch logs` until a host has made a step; Ctrl-C then ends it, not the run."""
+    """Returns the lines of `trm launch logs` until a host has made a step; Ctrl-C then ends it, not the run."""
     listens = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # if the tests ignore it
     command = [sys.executable, "-c", f"{listens}; runpy.run_module('train_jax', run_name='__main__')", *words]
     environment = os.environ | ENVIRONMENT

@@ -28,7 +28,7 @@ def test_an_example_names_the_processes_and_runs_a_command_that_exists(path):
 
 
 def on_slurm(tmp_path, script, trm, *words, **variables):
-    """A script of SLURM with stand-ins for trm and scontrol."""
+    """Returns a script of SLURM with stand-ins for trm and scontrol."""
     for name, text in {"trm": trm, "scontrol": 'echo "$*" > requeued'}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)

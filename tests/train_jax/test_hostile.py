@@ -120,7 +120,7 @@ def data_set(tmp_path) -> Path:
 
 
 def with_header(text: str) -> bytes:
-    """A `.npy` file of this header and a few bytes."""
+    """Returns a `.npy` file of this header and a few bytes."""
     return b"\x93NUMPY\x01\x00" + (109).to_bytes(2, "little") + text.encode().ljust(108) + b"\n" + bytes(64)
 
 

@@ -60,7 +60,7 @@ def test_logits_and_greedy_tokens_are_the_same(run, folder):
 
 
 def exact_tables(module):
-    """The rotary tables of a module, not rounded to bfloat16."""
+    """Returns the rotary tables of a module, not rounded to bfloat16."""
     half = module.cos.shape[-1]
     frequencies = _ROTARY_BASE ** -(torch.arange(half, dtype=torch.float32) / half)
     angles = torch.outer(torch.arange(module.max_positions, dtype=torch.float32), frequencies)[None, :, None]

@@ -52,7 +52,7 @@ def write_set(folder, count, *, seed=0, epochs=2, longest=12, test=None):
 
 
 def assigned(count, rows, capacity, seed):
-    """The samples of the first `count` steps, by row."""
+    """Returns the samples of the first `count` steps, by row."""
     lengths = np.random.default_rng(seed).geometric(0.02, size=40_000).clip(1, capacity)
     first, steps = 0, []
     for _ in range(count):

@@ -43,7 +43,7 @@ def config(made_once):
 
 
 def losses_in_jax(training):
-    """The losses of every step, with `pmap` on one device."""
+    """Returns the losses of every step, with `pmap` on one device."""
     devices, program = training.devices, training.parallel_step()
     state, batches = training.initial_state(), training.batches
     carry = training.initial_carry(state, batches.at(0, state))

@@ -131,7 +131,7 @@ def test_a_drawing_follows_the_page_and_is_the_same_every_time():
 
 
 def marks(root: ElementTree.Element, name: str) -> list[float]:
-    """The horizontal places of the markers of a series."""
+    """Returns the horizontal places of the markers of a series."""
     return [float(each.get("x", "nan")) for each in group(root, name).findall(".//{*}use")]
 
 
@@ -152,6 +152,6 @@ def test_points_without_a_line():
 
 
 def heights_of_lines(root: ElementTree.Element) -> list[str]:
-    """The paths of the series that are lines through all three points."""
+    """Returns the paths of the series that are lines through all three points."""
     paths = (each.get("d", "") for each in group(root, "points-0").findall(".//{*}path"))
     return [path for path in paths if path.count("L") == 2]

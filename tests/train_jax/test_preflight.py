@@ -246,7 +246,7 @@ def test_rows_of_several_processes():
 
 
 def pod(platform="cpu", **fields):
-    """A run on this host alone."""
+    """Returns a run on this host alone."""
     return Pod(with_fields(preset("tiny"), fields), Choice(platform, "as requested"), ["here"])
 
 

@@ -34,7 +34,7 @@ def port():
 
 
 def silent_client(port):
-    """A connection that asks for a long answer and never reads."""
+    """Returns a connection that asks for a long answer and never reads."""
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     one.connect(("127.0.0.1", port))

@@ -10,14 +10,14 @@ NARROW = ["--arch.hidden-size", "16", "--arch.num-heads", "1", "--arch.puzzle-em
 
 
 def programs(*stages):
-    """The names of the programs of each stage, compiled for four chips."""
+    """Returns the names of the programs of each stage, compiled for four chips."""
     words = [word for stage in stages for word in ("--", *stage)]
     *_, last = run_script("stages_on_tpus", "v5e:2x2", *words).splitlines()
     return json.loads(last)
 
 
 def puzzle_stages(folder):
-    """The commands that build a set and train on it, which can be extended, and the folder of the run."""
+    """Returns the commands that build a set and train on it, which can be extended, and the folder of the run."""
     data, run = str(folder / "set"), str(folder / "run")
     build = ["build-data", "sudoku", "--size", "4", "--num-train", "64", "--num-test", "16", "--output-dir", data]
     sizes = ["--arch.L-layers", "1", "--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]

@@ -53,7 +53,7 @@ def in_a_process(arguments, emulator, killed_at=lambda method, path: False):
 
 
 def losses(run):
-    """The losses by step, each step once."""
+    """Returns the losses by step, each step once."""
     records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     values = {r["step"]: r["train/lm_loss"] for r in records if "train/lm_loss" in r}
     assert len(values) == sum("train/lm_loss" in r for r in records)

@@ -391,7 +391,7 @@ EXAMPLE_SOLUTION = "534678912672195348198342567859761423426853791713924856961537
 
 
 def drawn(grid, geometry):
-    """The grid as `trm solve` prints it."""
+    """Returns the grid as `trm solve` prints it."""
     return grid_text(SudokuKind(geometry).drawing, grid).plain
 
 

@@ -130,7 +130,7 @@ def test_the_whole_list_has_a_plan(capsys, tmp_path, monkeypatch):
 
 
 def test_the_flops_of_the_baseline():
-    """By hand: 97 positions of 512 channels, 2 blocks of an MLP over positions (256) and one over channels (1536)."""
+    """The count is by hand: 97 positions, 512 channels, 2 blocks of an MLP over positions (256) and channels (1536)."""
     (job,) = jobs_of(["baseline"], [{}], Options())
     swiglu_positions, swiglu_channels = 2 * 512 * 97 * 3 * 512, 2 * 97 * 512 * 3 * 1536
     blocks = 2 * (swiglu_positions + swiglu_channels)

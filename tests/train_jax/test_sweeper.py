@@ -170,7 +170,7 @@ RUNS, STEPS = 4, 15
 
 
 def steps_in(folder):
-    """The records of the steps, by run."""
+    """Returns the records of the steps, by run."""
     paths = sorted(folder.glob("group/*/*/steps.jsonl"))
     return {path.parent.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in paths}
 

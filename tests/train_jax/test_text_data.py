@@ -270,7 +270,7 @@ def test_two_hundred_batches_equal_those_of_the_published_loader(source, tmp_pat
 
 
 def published_tokenizer(module, ours):
-    """The published class with our merges."""
+    """Returns the published class with our merges."""
     import tiktoken
 
     encoding = tiktoken.Encoding("o", pat_str=ours.pattern, mergeable_ranks=ours.ranks, special_tokens=ours.specials)

@@ -44,7 +44,7 @@ from train_jax.tasks.puzzles.task import PuzzleTask
 
 
 def said(capsys, *argv):
-    """The status and the one line of a command."""
+    """Returns the status and the one line of a command."""
     status = main([*argv])
     return status, capsys.readouterr().err.strip()
 

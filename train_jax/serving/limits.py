@@ -37,7 +37,7 @@ class Limits:
     body_bytes: Annotated[int, Range(1, 2**30)] = 256 * 1024
     """Maximum bytes of a request."""
     body_seconds: Annotated[float, Range(0, 3600, low_excluded=True)] = 10.0
-    """Seconds in which the head of a request, and then its body, has to arrive."""
+    """Seconds for the head of a request to arrive, and for its body."""
     prompt_tokens: Annotated[int, Range(1, 2**24)] = 8192
     """Maximum tokens of a prompt."""
     queue: Annotated[int, Range(0, 10**6)] = 64

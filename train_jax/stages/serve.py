@@ -38,10 +38,10 @@ class Serve(Limits):
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Folders of runs of `trm train`, also gs://bucket/folder: language models, Sudokus and mazes."""
     step: str = "newest"
-    """Checkpoint: newest, best (of a run with --keep-best), or its step. A request can name another checkpoint of a
-    language model as NAME@STEP."""
+    """Checkpoint: newest, best (of a run with --keep-best), or its step. Requests to language models can name another
+    one as NAME@STEP."""
     model_name: str | None = None
-    """Name of the only model in requests; by default the name of the run's folder."""
+    """Name of the only model in requests; by default the folder's name."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 for all of this machine."""
     port: Annotated[int, Range(0, 65535)] = 8000
@@ -49,9 +49,9 @@ class Serve(Limits):
     token_variable: str = "TRM_TOKEN"
     """Environment variable with the token; if it is set, requests need the token everywhere."""
     slots: Annotated[int, Range(1, 10**6)] = 8
-    """Number of answers computed at the same time, on all devices together."""
+    """Answers computed at the same time, on all devices together."""
     context_tokens: Annotated[int, Range(16, 2**24)] = 10240
-    """Maximum number of tokens of a prompt and its answer; no more than the model has positions."""
+    """Maximum tokens of a prompt and its answer, at most the positions of the model."""
     cycles: Annotated[int, Range(0, 1024)] = 0
     """Number of cycles of HRM-Text; 0 for the number used in training."""
     devices: Annotated[int, Range(0, 10**6)] = 1
