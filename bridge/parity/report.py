@@ -101,7 +101,7 @@ class ParityReport:
     def of(cls, rows: Iterable[Row], granted: Iterable[str] = ()) -> ParityReport:
         """Sorted, worst first."""
         order = list(_MARKS)
-        ordered = sorted(rows, key=lambda r: (order.index(r.verdict), r.tolerance - r.error))
+        ordered = sorted(proved(rows), key=lambda r: (order.index(r.verdict), r.tolerance - r.error))
         return cls(tuple(ordered), granted=tuple(granted))
 
     @property

@@ -156,7 +156,7 @@ FAULTS = {
     "gradient lost behind a gate of zero": Fault(
         replacing(aten.relu.default, lambda f, x: stop(f(x))),
         lambda m, x: x + torch.relu(x @ m.w) * m.gate,
-        GRADIENTS,
+        {"gradient"},
     ),
     # values
     "gelu by tanh": Fault(
