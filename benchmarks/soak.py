@@ -28,7 +28,7 @@ import tyro
 from benchmarks.faults import Disturber
 from benchmarks.faults_list import LONGEST_SECONDS, Fault
 from benchmarks.faults_runs import EndedError, Run, differences
-from train_jax.pod.launch.life import ending_of
+from train_jax.pod.launch.life import Ending, ending_of
 
 SIGNALS = {"SIGKILL": "kill", "SIGSTOP": "freeze", "SIGTERM": "notice"}
 TIMES = {"restoring": 1, "compiling": 1, "training": 30, "saving": 3, "evaluating": 1}
@@ -128,7 +128,7 @@ class Soaking:
         """Records an end without a fault. Raises it if a launch would not start the run again."""
         statuses = self._run.wait(END_SECONDS, without=set())
         self._run.kill()
-        ending = ending_of([status if status is None or status >= 0 else 128 - status for status in statuses])
+        ending = ending_by(statuses)
         if not ending.again:
             raise error
         self.ends.append(ending.text)
@@ -150,12 +150,16 @@ class Soaking:
             file.write(json.dumps(line) + "\n")
 
 
+def ending_by(statuses: Sequence[int | None]) -> Ending:
+    """Returns what `trm launch` makes of the exit statuses of the hosts, where a signal is a negative number."""
+    return ending_of([status if status is None or status >= 0 else 128 - status for status in statuses])
+
+
 def judge(fault: Disturbed) -> None:
-    """Notes how the hosts ended, and what is wrong with it: somebody hangs, or a launch would not start again."""
-    statuses = [status if status is None or status >= 0 else 128 - status for status in fault.statuses]
-    ending = ending_of(statuses)
+    """Notes the end of the hosts and its problems: a host that hangs, or a launch that would not start again."""
+    ending = ending_by(fault.statuses)
     fault.ending = ending.text
-    hanging = [host for host, status in enumerate(statuses) if status is None]
+    hanging = [host for host, status in enumerate(fault.statuses) if status is None]
     if hanging and (hanging != [fault.victim] or fault.signal != "SIGSTOP"):
         fault.problems.append(f"hosts {hanging} had not ended after {END_SECONDS:.0f} s")
     if ending.status and not ending.again:
