@@ -85,12 +85,15 @@ async def fifty_clients(port, seconds, statuses):
     return gaps
 
 
-DURATIONS = [pytest.param(10, 3, marks=pytest.mark.slow), pytest.param(120, 6, marks=pytest.mark.campaign)]
+LIMITS = [
+    pytest.param(10, 3, 2, marks=pytest.mark.slow),  # beside other tests
+    pytest.param(120, 6, 1.2, marks=pytest.mark.campaign),  # nothing else runs
+]
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), DURATIONS)
-def test_clients_that_never_read_delay_no_other(port, seconds, rounds):
-    """The times between parts of a stream, in rounds without such clients and with some."""
+@pytest.mark.parametrize(("seconds", "rounds", "most"), LIMITS)
+def test_clients_that_never_read_delay_no_other(port, seconds, rounds, most):
+    """The times between parts of a stream, in rounds without such clients and with some, as a ratio."""
     gaps, statuses = ([], []), []
     for number in range(2 * rounds):
         with contextlib.ExitStack() as stack:
@@ -100,7 +103,7 @@ def test_clients_that_never_read_delay_no_other(port, seconds, rounds):
     without, beside = (1000 * np.percentile(each, 95) for each in gaps)
     answered, refused = statuses.count(200), statuses.count(429)
     print(f"{answered} answers, {refused} refused; p95 {without:.1f} ms, {beside:.1f} ms beside silent ones")
-    assert {*statuses} == {200, 429} and answered > 10 * seconds and beside / without <= 1.2
+    assert {*statuses} == {200, 429} and answered > 10 * seconds and beside / without <= most
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
         ends = time.monotonic() + 40
         while 'trm_rows{model="toy"} 0\n' not in client.get("/metrics").text:

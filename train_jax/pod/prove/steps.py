@@ -24,7 +24,7 @@ from train_jax.runtime.devices import Runner
 from train_jax.runtime.feed import Feed
 from train_jax.start import Training
 
-WINDOWS, WINDOW_SECONDS = 5, 0.5
+WINDOWS, WINDOW_SECONDS = 5, 0.25
 SAME_LOSS = 2e-2
 """Largest relative difference of the first losses between two variants, which round at different places."""
 MOST_WAIT = 0.25
