@@ -31,8 +31,8 @@ class Blocks:
     ) -> tuple[Any, dict[str, jax.Array]]:
         """Runs `x = block(x, *args, **kwargs)` for every block; returns the last `x`, and the buffers that they wrote.
 
-        Of a block that returns a tuple, the first item is `x`. Each block folds its number into the key. `train`,
         If a block returns a tuple, the first item is `x`. Each block folds its number into the key. `train`,
+        `method` and `overrides` are those of an exported module.
         """
         if not (rng is None or isinstance(rng, jax.Array)):
             raise BridgeError(f"blocks in a scan draw from a JAX key of their own, and not from {type(rng).__name__}")
