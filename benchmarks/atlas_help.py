@@ -40,6 +40,19 @@ def dbrx_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torc
     return out.view(count, -1, self.hidden_size)
 
 
+def longcat_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The experts in turn, without a branch on the number of rows."""
+    out, mask = torch.zeros_like(x), F.one_hot(chosen, self.total_experts).permute(2, 1, 0)
+    for e in range(self.total_experts):
+        j, t = torch.where(mask[e])
+        rows = x[t]
+        if e < self.num_routed_experts:
+            gate, up = F.linear(rows, self.gate_up_proj[e]).chunk(2, dim=-1)
+            rows = F.linear(self.act_fn(gate) * up, self.down_proj[e])
+        out.index_add_(0, t, rows * weights[t, j, None])
+    return out
+
+
 def jetmoe_router(self: Any, x: torch.Tensor) -> tuple:
     """The sizes of the groups as a tensor."""
     logits = self.layer(x).float()
@@ -61,9 +74,19 @@ HELP: dict[str, Help] = {
     "pyg/GCN const edges": Help({"static": "e"}),
     "hf/encodec": Help({"static": r".*(padding_total|kernel_size|stride)"}),
     "hf/qwen2_vl": Help({"known_inputs": "image_grid_thw|input_ids|mm_token_type_ids|attention_mask"}),
-    "transformers/FSMTForConditionalGeneration": Help({"known_inputs": "input_ids"}),
-    "diffusers/HunyuanVideo15Transformer3DModel": Help({"known_inputs": "image_embeds", "input_gradients": False}),
+    "transformers/FSMTForConditionalGeneration": Help(
+        functions={
+            "transformers.models.fsmt.modeling_fsmt:make_padding_mask": lambda ids, padding_idx=1: ids.eq(padding_idx)
+        }
+    ),
+    "diffusers/HunyuanVideo15Transformer3DModel": Help(
+        {"known_inputs": "image_embeds|.*mask.*", "input_gradients": False}
+    ),
     "diffusers/OmniGenTransformer2DModel": Help({"known_inputs": "position_ids"}),
+    "transformers/LongcatFlashForCausalLM": Help(
+        functions={_OF_TRANSFORMERS("longcat_flash", "LongcatFlashExperts"): longcat_experts}
+    ),
+    "transformers/Siglip2ForImageClassification": Help({"known_inputs": "spatial_shapes"}),
     "hf/levit": Help(called=True),
     "timm/levit_128s": Help(called=True),
     "hf/dbrx": Help(functions={_OF_TRANSFORMERS("dbrx", "DbrxExperts"): dbrx_experts}),

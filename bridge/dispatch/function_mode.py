@@ -196,14 +196,14 @@ class Functions(TorchFunctionMode):
 
     def _positions(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Returns `torch.where(mask)` or `mask.nonzero()`."""
-        alone = len(args) == 1 and (not kwargs or (func is not torch.where and kwargs == {"as_tuple": True}))
+        alone = len(args) == 1 and (not kwargs or (func is not torch.where and kwargs.keys() == {"as_tuple"}))
         if not alone or type(args[0]) is not BridgeTensor or not args[0].dim() or not self._can_select():
             return func(*args, **kwargs)
         mask: Any = args[0] if args[0].dtype == torch.bool else args[0] != 0
         if not isinstance(mask.value, Tracer):
             return func(*args, **kwargs)
         made = positions_of(mask, self._dispatch.where())
-        if kwargs or func is torch.where:
+        if kwargs.get("as_tuple", func is torch.where):
             return made
         return Rows(torch.stack([each.whole for each in made], -1), mask, 1, made[0]._place)
 

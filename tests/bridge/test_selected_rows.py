@@ -241,7 +241,7 @@ def experts(x, w):
     """Runs five experts: the fifth is the end of the list, and no row chooses the fourth."""
     with torch.no_grad():
         mask = F.one_hot(x[:, :3].topk(2).indices, 5).permute(2, 1, 0)
-        hit = (mask.sum((-1, -2)) > 0).nonzero()
+        hit = (mask.sum((-1, -2)) > 0).nonzero(as_tuple=False)
     out, turns = torch.zeros_like(x), torch.zeros(())
     for e in hit:
         e = e[0]
