@@ -215,23 +215,23 @@ def text_of(stream, tokens):
 
 @pytest.mark.slow
 def test_all_commands_answer_an_instruction_alike(run_dir, run, model, capsys, monkeypatch, tmp_path):
-    module, tokenizer, texts = module_of(run), model.tokenizer, ["3 + 1 =", "4 + 1 ="]
+    module, tokenizer, texts = module_of(run), model.tokenizer, [f"{n} + 1 =" for n in range(32)]
     shown_as = {number: _SHOWN_AS.get(name, "") for name, number in tokenizer.specials.items()}
     expected = []
     for request in asked_of(model, texts):
         tokens, _ = greedy(module, request.prompt)
         cut = tokens.index(tokenizer.stop) if tokenizer.stop in tokens else len(tokens)
         expected.append(tokens[:cut])
-    options = ["--temperature", "0", "--max-tokens", str(TOKENS)]
+    options, prompts = ["--temperature", "0", "--max-tokens", str(TOKENS)], [f"--prompt={text}" for text in texts]
     capsys.readouterr()
-    assert trm(["generate", run_dir, "--prompt", texts[0], "--prompt", texts[1], "--json", *options]) == 0
+    assert trm(["generate", run_dir, *prompts, "--json", *options]) == 0
     assert [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines()] == expected
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts)))
     assert trm(["chat", run_dir, *options]) == 0
     said = capsys.readouterr().out
     tasks = ["arithmetic:4", f"glosses@{make_wordnet(tmp_path / 'dict')}"]
     assert trm(["chat-eval", run_dir, "--tasks", *tasks, "--max-tokens", "1", "--cycles", "1"]) == 0
-    limits = Serve(run_dirs=(run_dir,), slots=2, context_tokens=48)
+    limits = Serve(run_dirs=(run_dir,), slots=2, context_tokens=48, requests_per_minute=100)
     gate = Gate(limits)
     with TestClient(create_app(gate, open_services(limits, gate)), base_url="http://127.0.0.1") as client:
         for text, tokens in zip(texts, expected, strict=True):
