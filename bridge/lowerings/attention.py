@@ -310,7 +310,7 @@ def _kernel(allowed: np.ndarray, heads: int, interpret: bool) -> Callable[..., A
     length = len(allowed)
     mask = masks.CausalMask(allowed.shape) if (allowed == np.tri(length)).all() else masks.NumpyMask(allowed)
     return splash.make_splash_mha_single_device(
-        masks.MultiHeadMask([mask] * heads), block_sizes=_sizes(length, 1024, 1024, 2048), interpret=interpret
+        masks.MultiHeadMask([mask] * heads), block_sizes=_sizes(length, 1024, 1024, 2048, 512), interpret=interpret
     )
 
 
@@ -318,7 +318,7 @@ def _kernel_of_masks(length: int, interpret: bool) -> Callable[..., Any]:
     """Returns splash attention over `(heads, length, width)` with a mask `(length, length)` as an argument."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
-    sizes = _sizes(length, _MASKED_BLOCK, _MASKED_BLOCK, _MASKED_BLOCK)
+    sizes = _sizes(length, *[_MASKED_BLOCK] * 4)
 
     def call(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> Any:
         # One mask serves all heads.
@@ -334,17 +334,17 @@ _MASKED_BLOCK = 896
 """Largest block of queries and of keys: masks of 1024 x 1024 do not fit the memory of a kernel on v4."""
 
 
-def _sizes(length: int, queries: int, forward_keys: int, backward_keys: int) -> Any:
+def _sizes(length: int, queries: int, forward_keys: int, backward_keys: int, computed_keys: int) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     queries, forward_keys, backward_keys = (_block(length, most) for most in (queries, forward_keys, backward_keys))
     return splash.BlockSizes(
         block_q=queries,
         block_kv=forward_keys,
-        block_kv_compute=_block(forward_keys, 512),
+        block_kv_compute=_block(forward_keys, computed_keys),
         block_q_dkv=queries,
         block_kv_dkv=backward_keys,  # with several, gradients of the query are written for each and summed
-        block_kv_dkv_compute=_block(backward_keys, 512),
+        block_kv_dkv_compute=_block(backward_keys, computed_keys),
         use_fused_bwd_kernel=True,
     )
 
