@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from eager import Call, in_jax, verified
+from support.markers import slow_unless
 
 import bridge
 
@@ -44,7 +45,7 @@ def close(ours, expected):
     np.testing.assert_allclose(ours, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_unless("llama".__eq__, MODELS))
 def test_generation_with_the_cache_that_a_call_returns(name):
     """A prompt, then three steps, each with the cache of the last."""
     module, ids, where = model(name), tokens(2, 8), CACHE.get(name, "past_key_values")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from eager import Call, in_jax, raises, verified
+from support.markers import slow_unless
 from torch import distributions as d
 
 import bridge
@@ -54,9 +55,10 @@ BY_GAMMAS = {
 }
 """PyTorch's implicit gradients of these are approximations to 1e-3."""
 MADE = EXACT | BY_GAMMAS
+BY_DEFAULT = {"Bernoulli", "Categorical", "Dirichlet", "Gamma", "MultivariateNormal", "Poisson", "StudentT"}
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", slow_unless(BY_DEFAULT.__contains__, MADE))
 def test_numbers_and_gradients(name):
     def draws(a):
         made = MADE[name](a)
@@ -65,7 +67,9 @@ def test_numbers_and_gradients(name):
     verified(draws, A, steps=1, tolerance=1e-4 if name in EXACT else 2e-3)
 
 
-@pytest.mark.parametrize("name", ["Beta", "Binomial", "Dirichlet", "Gamma", "LKJCholesky", "NegativeBinomial"])
+@pytest.mark.parametrize(
+    "name", slow_unless("Gamma".__eq__, ["Beta", "Binomial", "Dirichlet", "Gamma", "LKJCholesky", "NegativeBinomial"])
+)
 def test_numbers_of_a_key(name):
     torch.manual_seed(0)
     expected = MADE[name](A).sample((20_000,))

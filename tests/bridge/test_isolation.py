@@ -476,6 +476,9 @@ assert bridge.verify(module, torch.ones(2, 3)).ok
 """
 
 
-@pytest.mark.parametrize("imports", ["import bridge\nimport torchax", "import torchax\nimport bridge"])
+BOTH = "import bridge\nimport torchax", "import torchax\nimport bridge"
+
+
+@pytest.mark.parametrize("imports", slow_unless(BOTH[0].__eq__, BOTH))
 def test_torchax_beside_the_bridge(imports):
     python("-c", TORCHAX.format(imports=imports))

@@ -179,7 +179,7 @@ QUICK = [*_OF_TORCH.split(), *(f"nn.functional.{name}" for name in _OF_FUNCTIONA
 """Ops that every model of this field is made of."""
 
 
-@pytest.mark.parametrize("name", slow_unless(lambda name: QUICK.index(name) % 8 == 0, QUICK))
+@pytest.mark.parametrize("name", slow_unless(lambda name: QUICK.index(name) % 16 == 0, QUICK))
 def test_database_sample(name):
     """The first samples of PyTorch's database; the whole of it is `python -m benchmarks.op_survey`."""
     pytest.importorskip("expecttest", reason="PyTorch's op database imports it; it is in the test extra")
