@@ -53,9 +53,9 @@ def verify(
     draws. The module itself is not changed. JAX runs on `jax.devices()[0]`, PyTorch on the host; the report names both.
 
     Where a leaf is beyond `tolerance`, the steps run in PyTorch again in float64, and the leaf may differ by 8 times
-    what PyTorch's own float32 differs from that, where this is small enough to be rounding. `double` is the module in
-    float64, for one that `.double()` does not make so, and what it computes is believed. Where it still is beyond, both
-    sides in float64, or finite differences of PyTorch's objective, say in the row's note which gradient is right.
+    what PyTorch's own float32 differs from that, where this is small enough to be rounding, or what noise of 1e-6 in
+    the parameters moves it, where JAX agrees in float64. `double` is the module in float64, for one that `.double()`
+    does not make so. The note of a row that still is beyond says which side is right in float64, if that is known.
 
     Where a lost gradient is zero, the right one may be zero as well, behind a gate that starts at zero, say. So a float
     leaf that is zero on both sides is compared again at perturbed parameters; where these cannot be run it is unproved,
@@ -139,10 +139,8 @@ def _perturbed(
 
 def _remedy(call: Call, step: int) -> str:
     if step and not call.advance:
-        return (
-            "; a further call gets other numbers of the same shapes: where the module cannot take them, steps=1 "
-            "compares one call, and `advance` makes the inputs of the next one"
-        )
+        other = "; a further call gets other numbers of the same shapes: if the module cannot take them, "
+        return f"{other}steps=1 compares one call, and `advance` makes the inputs of the next one"
     # The reason may be that the inputs require grad here: a kept cache is written twice, say.
     return "; input_gradients=False lets the inputs require none" if call.input_gradients else ""
 

@@ -1,23 +1,23 @@
 """An arbiter for leaves beyond tolerance: both sides in float64, and finite differences of PyTorch's.
 
-A leaf is decided where both sides agree in float64. Two gradients that do not are compared along their difference with
-the finite difference of the objective in PyTorch and float64, in which no rule of autograd has a part. Roundings decide
-at a ReLU at 0, or in a BatchNorm of two images: there noise of their size moves PyTorch's own number as well.
+Roundings decide at a ReLU at 0, or in a BatchNorm of two images, where noise of that size moves PyTorch's leaf. Other
+leaves are decided where both sides agree in float64. Two gradients that do not are compared along their difference with
+the finite difference of the objective in PyTorch and float64, in which no rule of autograd has a part.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
 import torch
 
-from bridge.parity.report import Leaves, Row
+from bridge.parity.report import Leaves, Row, difference
 from bridge.parity.sides import JaxSide, Shifts, TorchSide, in_float64, widened
 
 _STEPS = (1e-3, 1e-5)
@@ -26,8 +26,9 @@ _NEAR = 0.1
 """A side is right if its distance from the judge is below this fraction of the difference between the sides."""
 _NOISE, _TRIES = 1e-6, 4
 """Relative changes of the parameters in float32. If they move a leaf by `_NEAR` of the difference, rounding does."""
-_MOST = 8
-"""The largest number of leaves that are decided in a report: each one takes two to four more runs."""
+Moves = dict[int, dict[tuple[str, str], float]]
+"""Step -> (kind, name) -> how far noise moves a leaf."""
+_MOST = 8  # decided leaves of a report: each one takes two to four more runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,58 +45,51 @@ class Arbiter:
     """The leaves of each step, PyTorch's and JAX's."""
 
     def decide(self, rows: list[Row]) -> list[Row]:
-        """Returns the rows; the worst leaves beyond tolerance have the decision in their note, at their first step."""
+        """Returns the rows, with larger tolerances where roundings decide, and notes on the worst of the others."""
+        undecided = [row for row in rows if _is_open(row)]
+        if not undecided:
+            return rows
+        narrow_only = any(row.note.startswith("PyTorch fails") for row in undecided)
+        wide = [] if narrow_only else self._in_float64(max(row.step for row in undecided))
+        moves = {step: self._moved(step) for step in {row.step for row in undecided}}
+        if len(wide) == 2:
+            rows = [_beside_noise(row, wide, moves) if _is_open(row) else row for row in rows]
         first = {(row.kind, row.name): row for row in reversed(rows) if _is_open(row)}
         chosen = sorted(first.values(), key=lambda row: -row.error)[:_MOST]
-        if not chosen:
-            return rows
-        narrow_only = any(row.note.startswith("PyTorch fails") for row in chosen)
-        wide = [] if narrow_only else self._in_float64(max(row.step for row in chosen))
-        notes = {id(row): self._decision(row, wide) for row in chosen}
+        notes = {id(row): self._decision(row, wide, moves) for row in chosen}
         return [dataclasses.replace(r, note="; ".join(filter(None, (notes.get(id(r)), r.note)))) for r in rows]
 
     def _in_float64(self, last: int) -> list[list[Leaves]]:
-        """Returns the leaves of both sides by step; those of JAX are none if it fails."""
+        """Returns the leaves of PyTorch's side by step, and those of JAX's unless it fails."""
+
+        def repeated(side: TorchSide | JaxSide) -> list[Leaves]:
+            return [side.next([widened(draw) for draw in drawn]) for drawn in self.draws[: last + 1]]
+
         with in_float64():
-            wide = [self._repeated(self.torch_side, last)]
-            try:
-                with jax.enable_x64(True):
-                    wide.append(self._repeated(self.jax_side, last))
-            except Exception:  # the number is then nan
-                wide.append([])
+            wide = [repeated(self.torch_side())]
+            with contextlib.suppress(Exception), jax.enable_x64(True):
+                wide.append(repeated(self.jax_side()))
         return wide
 
-    def _repeated(self, make: Callable[[], TorchSide | JaxSide], last: int) -> list[Leaves]:
-        """Returns the leaves of one side in float64 by step."""
-        side = make()
-        return [side.next([widened(draw) for draw in drawn]) for drawn in self.draws[: last + 1]]
-
-    def _decision(self, row: Row, wide: list[list[Leaves]]) -> str:
+    def _decision(self, row: Row, wide: list[list[Leaves]], moves: Moves) -> str:
         narrow = [leaves[row.kind][row.name].values for leaves in self.leaves[row.step]]
         gap = narrow[1] - narrow[0]
-        direction = gap / np.linalg.norm(gap)
-        place = np.unravel_index(np.abs(gap).argmax(), gap.shape)
-
-        def number(values: np.ndarray) -> float:
-            of_gradient = "gradient" in row.kind
-            return float((values.conj() * direction).sum().real if of_gradient else values[place].real)
-
-        ours, theirs = map(number, narrow)
-        decision, text, near = "undecided", "", _NEAR * abs(theirs - ours)
-        if wide:
-            decision, text = self._by_float64(row, wide, number, direction, (ours, theirs))
-        unsure = decision == "undecided" or text.startswith("both")
-        if unsure and (moved := max(abs(number(v) - ours) for v in self._moved(row))) >= near:
-            noise = f"noise of {_NOISE:g} in the parameters changes PyTorch's by {moved:.2g}"
+        decision, text = self._by_float64(row, wide, gap / np.linalg.norm(gap), narrow) if wide else ("undecided", "")
+        moved = moves[row.step][row.kind, row.name]
+        if decision == "undecided" and moved >= _NEAR * np.abs(gap).max():
+            noise = f"noise of {_NOISE:g} in the parameters moves PyTorch's by {moved:.2g}"
             decision, text = "rounding", "; ".join(filter(None, (noise, text)))
         return f"{decision}: {text}" if text else ""
 
-    def _by_float64(self, row: Row, wide: list, number: Callable, direction: np.ndarray, sides: Any) -> tuple[str, str]:
-        """Returns the decision, and the numbers of both sides and the judge along the direction, or at the place."""
-        ours, theirs = sides
-        near = _NEAR * abs(theirs - ours)
-        wides = [number(side[row.step][row.kind][row.name].values) if side else math.nan for side in wide]
-        decision, judged = "undecided", ""
+    def _by_float64(self, row: Row, wide: list, direction: np.ndarray, narrow: list[np.ndarray]) -> tuple[str, str]:
+        """Returns the decision, and the numbers of both sides and the judge along the direction."""
+
+        def number(values: np.ndarray) -> float:
+            return float((values.conj() * direction).sum().real)
+
+        ours, theirs = map(number, narrow)
+        near, decision, judged = _NEAR * abs(theirs - ours), "undecided", ""
+        wides = [*(number(side[row.step][row.kind][row.name].values) for side in wide), math.nan][:2]
         agreed = wides[0] if abs(wides[1] - wides[0]) <= near else math.nan
         steps = _STEPS if "gradient" in row.kind else ()
         differences = (("finite difference", self._finite_difference(row, direction, step)) for step in steps)
@@ -104,41 +98,49 @@ class Arbiter:
             if (abs(ours - judge) <= near) != (abs(theirs - judge) <= near):
                 decision = "JAX is off" if abs(ours - judge) <= near else "PyTorch is off"
                 break
-        return decision, (
-            f"{judged}, PyTorch {ours:.7g}, JAX {theirs:.7g}; in float64 PyTorch {wides[0]:.7g}, JAX {wides[1]:.7g}"
-        )
+        inner = f"in float64 PyTorch {wides[0]:.7g}, JAX {wides[1]:.7g}"
+        return decision, f"{judged}, PyTorch {ours:.7g}, JAX {theirs:.7g}; {inner}"
 
-    def _moved(self, row: Row) -> Iterator[np.ndarray]:
-        """Yields the values of a leaf in PyTorch's own float32, at parameters that are moved by about a rounding."""
+    def _moved(self, step: int) -> dict[tuple[str, str], float]:
+        """Returns how far noise of about a rounding in the parameters moves each leaf in PyTorch's own float32."""
+        expected = {(k, n): leaf.values for k, leaves in self.leaves[step][0].items() for n, leaf in leaves.items()}
+        moves = dict.fromkeys(expected, 0.0)
         for seed in range(_TRIES):
-            generator = torch.Generator().manual_seed(seed)
-            side = self.narrow_side()
+            generator, side = torch.Generator().manual_seed(seed), self.narrow_side()
             noise = {n: t.detach() * torch.randn(t.shape, generator=generator) for n, t in side.trained.items()}
-            leaves = self._shifted(side, row, {("gradient", name): _NOISE * each for name, each in noise.items()})
-            yield leaves[row.kind][row.name].values
+            leaves = self._shifted(side, step, {("gradient", name): _NOISE * each for name, each in noise.items()})
+            for kind, name in moves:
+                moved = difference(leaves[kind][name].values, expected[kind, name])
+                moves[kind, name] = max(moves[kind, name], moved if math.isfinite(moved) else 0.0)
+        return moves
 
     def _finite_difference(self, row: Row, direction: np.ndarray, length: float) -> float:
         ends: list[float] = []
         for shift in (length * direction, -length * direction):
             with in_float64():
                 side = self.torch_side()
-                self._shifted(side, row, {(row.kind, row.name): torch.from_numpy(shift)})
+                self._shifted(side, row.step, {(row.kind, row.name): torch.from_numpy(shift)})
             ends.append(side.objective)
         return (ends[0] - ends[1]) / (2 * length)
 
-    def _shifted(self, side: TorchSide, row: Row, shifts: Shifts) -> Leaves:
-        """Returns the leaves of the step of a row, at shifted parameters."""
-        for drawn in self.draws[: row.step]:
+    def _shifted(self, side: TorchSide, step: int, shifts: Shifts) -> Leaves:
+        """Returns the leaves of a step at shifted parameters."""
+        for drawn in self.draws[:step]:
             side.next(drawn)
-        return side.next(self.draws[row.step], shifts)
+        return side.next(self.draws[step], shifts)
+
+
+def _beside_noise(row: Row, wide: list[list[Leaves]], moves: Moves) -> Row:
+    """Returns the row, judged by 8 times what noise moves PyTorch's own leaf, if both sides agree in float64."""
+    wides = [side[row.step][row.kind][row.name].values for side in wide]
+    moved = moves[row.step][row.kind, row.name] / row.scale
+    if row.error > 8 * moved or difference(*wides) > _NEAR * row.tolerance * row.scale:
+        return row
+    note = f"rounding: both sides agree in float64, and noise of {_NOISE:g} in the parameters moves PyTorch's"
+    return dataclasses.replace(row, tolerance=8 * moved, note=f"{note} by {moved:.1e}")
 
 
 def _is_open(row: Row) -> bool:
     """True if a decision is wanted, and PyTorch reproduces its result."""
-    again = not row.note.startswith("PyTorch itself")
-    return (
-        again
-        and row.verdict == "beyond tolerance"
-        and math.isfinite(row.error)
-        and row.kind not in (".grad", "parameter")
-    )
+    known = row.kind in (".grad", "parameter") or row.note.startswith("PyTorch itself")
+    return row.verdict == "beyond tolerance" and math.isfinite(row.error) and not known

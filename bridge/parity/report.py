@@ -38,7 +38,7 @@ class Row:
     scale: float
     """The leaf's largest magnitude in PyTorch; not below 1e-3 of the largest gradient (or of 1, for outputs)."""
     tolerance: float
-    """The given tolerance, or a larger one if PyTorch's own float32 differs from float64 by more."""
+    """The given tolerance, or a larger one if PyTorch's own float32 is less exact than that."""
     zero: bool = False
     """Zero on both sides at every step, and nothing shows that it has to be: equal, but no proof."""
     note: str = ""
@@ -248,7 +248,7 @@ def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
     for what, (theirs, ours) in (("shape", shapes), ("dtype", dtypes)):
         if theirs != ours:
             return dataclasses.replace(row, note=f"{what} {theirs}, PyTorch has {ours}")
-    error = _difference(actual.values, expected.values) / row.scale
+    error = difference(actual.values, expected.values) / row.scale
     zero = bool(expected.values.size) and not expected.values.any() and not actual.values.any()
     unproved = zero and not whole and not expected.reason and row.kind != "buffer"
     return dataclasses.replace(row, error=error, zero=unproved, note=expected.reason if zero else "")
@@ -262,9 +262,9 @@ def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | st
     if isinstance(again, str):
         return dataclasses.replace(row, note=again)
     wide, same = again.wide[row.kind].get(row.name), again.same[row.kind].get(row.name)
-    if wide is None or same is None or not _difference(same.values, expected.values) <= row.tolerance * row.scale:
+    if wide is None or same is None or not difference(same.values, expected.values) <= row.tolerance * row.scale:
         return dataclasses.replace(row, note="PyTorch itself computes something else when it is called again")
-    own = _difference(wide.values, expected.values) / row.scale
+    own = difference(wide.values, expected.values) / row.scale
     allowed, limit, note = 8 * own, again.limit, f"float64 differs from PyTorch's own by {own:.1e}"
     if "gradient" in row.kind and _magnitude(wide.values) <= 1e-12 * largest:
         allowed = max(allowed, 8 * float(np.finfo(np.float32).eps) * largest / row.scale)
@@ -280,7 +280,7 @@ def _magnitude(a: np.ndarray) -> float:
     return float(size.max(initial=0.0, where=np.isfinite(size)))
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
+def difference(a: np.ndarray, b: np.ndarray) -> float:
     if a.shape != b.shape:
         return math.inf
     wide = np.result_type(a, b, np.float64)

@@ -96,7 +96,7 @@ class Corner(nn.Module):
 
 
 def test_a_corner_is_rounding_where_noise_moves_what_pytorch_computes():
-    assert notes(Corner(), randn(3))["gradient w"].startswith("rounding: noise of 1e-06 in the parameters changes ")
+    assert notes(Corner(), randn(3))["gradient w"].startswith("rounding: noise of 1e-06 in the parameters moves ")
     note = notes(Corner((torch.float32,)), randn(3))["gradient w"]
     assert note.startswith("rounding: ") and "PyTorch fails in float64" in note
 
@@ -108,8 +108,9 @@ def test_what_agrees_in_float64_is_rounding_where_noise_moves_it():
         off = 1e-7 if isinstance(x, BridgeTensor) and x.dtype == torch.float32 else 0.0
         return x + ((m.w - 0.5).square() + 1e-14 + off**2).rsqrt().clamp(max=1e8)[0, 0]
 
-    note = notes(Calls(forward), randn(3))["output value"]
-    assert note.startswith("rounding: noise of 1e-06 in the parameters changes ") and "both in float64" in note
+    report = bridge.verify(Calls(forward), randn(3), steps=1)
+    [note] = [row.note for row in report.rows if row.error > 1e-4]
+    assert report.ok and note.startswith("rounding: both sides agree in float64, and noise of 1e-06 in the parameters ")
 
 
 def test_no_decision_where_pytorch_fails_in_float64():
