@@ -194,7 +194,7 @@ def test_database_sample(name):
     ("column", "names"),
     [
         ("bfloat16", "addmm nn.functional.layer_norm nn.functional.gelu cumsum"),
-        ("complex64", "addmm abs fft.fft linalg.solve"),
+        ("complex64", "addmm abs fft.fft linalg.solve pinverse"),
         ("forward mode", "addmm nn.functional.layer_norm amax linalg.solve"),
     ],
 )
