@@ -119,7 +119,7 @@ _INT64 = "PyTorch fills masked entries with the limits of int64, which 32 bits d
 _POLES = "JAX's function is wrong below -7, where the bridge returns nan; at its poles it is nan or the limit"
 _ON_CPU = "the saved mean and deviation are float32, as PyTorch's are on a GPU; on a CPU they are bfloat16 there"
 _WINDOWS = "several windows keep the same entry; its derivative is that of any of them"
-_TIES = "PyTorch does not specify which of equal entries it returns, and the int64 and bool samples have equal entries"
+_TIES = "PyTorch does not specify which of equal entries it returns, and small types have many"
 
 GAPS: dict[str, str] = {
     "bfloat16: matrix_exp": "JAX has no bfloat16 form; PyTorch's own result of these samples is nan",
