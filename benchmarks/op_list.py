@@ -118,6 +118,7 @@ _HERMITIAN = "the samples are not Hermitian; PyTorch's gradient mixes the matrix
 _INT64 = "PyTorch fills masked entries with the limits of int64, which 32 bits do not hold"
 _POLES = "JAX's function is wrong below -7, where the bridge returns nan; at its poles it is nan or the limit"
 _ON_CPU = "the saved mean and deviation are float32, as PyTorch's are on a GPU; on a CPU they are bfloat16 there"
+_BRANCH = "both are logarithms of the same number; JAX's is the principal one, PyTorch's may differ by whole turns"
 _WINDOWS = "several windows keep the same entry; its derivative is that of any of them"
 _TIES = "PyTorch does not specify which of equal entries it returns, and small types have many"
 
@@ -125,6 +126,9 @@ GAPS: dict[str, str] = {
     "bfloat16: matrix_exp": "JAX has no bfloat16 form; PyTorch's own result of these samples is nan",
     "bfloat16: native_batch_norm": _ON_CPU,
     "bfloat16: native_layer_norm": _ON_CPU,
+    "complex64: logaddexp": _BRANCH,
+    "complex64: logcumsumexp": _BRANCH,
+    "complex64: renorm": "PyTorch's own gradient with the infinity norm is nan",
     "forward mode: logcumsumexp": "at entries of 1e4, float32 rounds the exponents of the derivative to 1e-3",
     "forward mode: nn.functional.max_unpool1d": _WINDOWS,
     "forward mode: nn.functional.max_unpool2d": _WINDOWS,
