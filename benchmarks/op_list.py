@@ -105,9 +105,6 @@ OUT_OF_SCOPE: dict[str, str] = {
     "torch._scaled_mm": "PyTorch has only float8 samples",
     "torch.ops.aten._flash_attention_forward": "it is a kernel for GPUs",
     "torch.ops.aten._efficient_attention_forward": "it is a kernel for GPUs",
-    "view_as_real": "PyTorch has only complex samples; tests/bridge/test_complex.py covers them",
-    "imag": "PyTorch has only complex samples; tests/bridge/test_complex.py covers them",
-    "istft": "PyTorch has only complex samples; tests/bridge/test_complex.py covers them",
     "chalf": "PyTorch's own sum of complex32 numbers fails on a CPU",
 }
 """Maps beginnings of names to the reason why the survey does not cover these entries."""
@@ -117,15 +114,29 @@ def out_of_scope(name: str) -> str | None:
     return next((why for start, why in OUT_OF_SCOPE.items() if name.startswith(start)), None)
 
 
+_HERMITIAN = "the samples are not Hermitian; PyTorch's gradient mixes the matrix and its triangle"
 _INT64 = "PyTorch fills masked entries with the limits of int64, which 32 bits do not hold"
 _POLES = "JAX's function is wrong below -7, where the bridge returns nan; at its poles it is nan or the limit"
-_TIES = "PyTorch does not specify which of equal entries it returns, and the int64 and bool samples have equal entries"
+_ON_CPU = "the saved mean and deviation are float32, as PyTorch's are on a GPU; on a CPU they are bfloat16 there"
+_BRANCH = "both are logarithms of the same number; JAX's is the principal one, PyTorch's may differ by whole turns"
+_WINDOWS = "several windows keep the same entry; its derivative is that of any of them"
+_TIES = "PyTorch does not specify which of equal entries it returns, and small types have many"
 
 GAPS: dict[str, str] = {
+    "bfloat16: matrix_exp": "JAX has no bfloat16 form; PyTorch's own result of these samples is nan",
+    "bfloat16: native_batch_norm": _ON_CPU,
+    "bfloat16: native_layer_norm": _ON_CPU,
+    "complex64: logaddexp": _BRANCH,
+    "complex64: logcumsumexp": _BRANCH,
+    "complex64: renorm": "PyTorch's own gradient with the infinity norm is nan",
+    "forward mode: logcumsumexp": "at entries of 1e4, float32 rounds the exponents of the derivative to 1e-3",
+    "forward mode: nn.functional.max_unpool1d": _WINDOWS,
+    "forward mode: nn.functional.max_unpool2d": _WINDOWS,
+    "forward mode: nn.functional.max_unpool3d": _WINDOWS,
     "as_strided.partial_views": "the sample reads memory outside its input, which a JAX array does not have",
     "digamma": "the result at 0 is nan, where PyTorch returns an infinity",
     "kthvalue": _TIES,
-    "linalg.pinv.hermitian": "the samples are not Hermitian; PyTorch's gradient mixes the matrix and its triangle",
+    "linalg.pinv.hermitian": _HERMITIAN,
     "masked.amax": _INT64,
     "masked.amin": _INT64,
     "masked.logsumexp": _INT64,
@@ -136,5 +147,9 @@ GAPS: dict[str, str] = {
     "nn.functional.multi_head_attention_forward": "the sample saturates the softmax, so only rounding remains",
     "tensor_split": "PyTorch requires int64 for sections given as a tensor, but JAX has 32 bits unless x64 is enabled",
     "topk": _TIES,
+    "torchax: as_strided_scatter": "PyTorch's own gradient of it is wrong",
+    "torchax: linalg.pinv.hermitian": _HERMITIAN,
+    "torchax: nn.functional.max_unpool2d": _WINDOWS,
+    "torchax: nn.functional.max_unpool3d": _WINDOWS,
 }
-"""Maps an op, or an op with its variant, to the reason why some of its samples fail."""
+"""Maps an op (or `column: op`), with or without its variant, to the reason why some of its samples fail."""

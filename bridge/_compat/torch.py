@@ -57,6 +57,9 @@ def below_dispatch() -> Iterator[None]:
         forward_ad._current_level = level
 
 
+lazy_conjugates = functools.partial(torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey.Conjugate, False)
+"""Lets an operation under a dispatch mode see that a view is conjugate: PyTorch's `linalg.pinv` is wrong without."""
+
 NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
 """The `__torch_function__` of a class whose tensors do not need one."""
 

@@ -34,6 +34,7 @@ from bridge._compat.torch import (
     in_place_of_adaptive_softmax,
     is_composite,
     is_without_memory,
+    lazy_conjugates,
     schema_name,
 )
 from bridge.autograd import checkpoint, engine
@@ -56,13 +57,7 @@ from bridge.dispatch.compute import (
 )
 from bridge.dispatch.constants import BY_SHAPE, ConstantTable
 from bridge.dispatch.function_mode import Functions
-from bridge.dispatch.random import (
-    DEFAULT_GENERATOR,
-    RANDOM,
-    Rng,
-    draw,
-    seeded_generator,
-)
+from bridge.dispatch.random import DEFAULT_GENERATOR, RANDOM, Rng, draw, seeded_generator
 from bridge.dispatch.values import (
     CHECKS,
     UNSUPPORTED_REMEDY,
@@ -78,13 +73,7 @@ from bridge.dispatch.values import (
     untranslated,
 )
 from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.errors import (
-    WITHOUT_MEMORY,
-    WITHOUT_MEMORY_REMEDY,
-    BridgeError,
-    BridgeWarning,
-    where_in_module,
-)
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.symbolic.indexing import SHAPE_REMEDY
 from bridge.symbolic.ranges import checked, note_constant
@@ -244,7 +233,8 @@ class Dispatch(UncompiledDispatchMode):
             generator = seeded_generator(self, func, kwargs)
             assert generator is not None
             return self._constants.compute(lambda *a, **k: draw(generator, func, a, k), func, args, kwargs)
-        return self._constants.compute(func, func, args, kwargs)
+        with lazy_conjugates():
+            return self._constants.compute(func, func, args, kwargs)
 
     def redispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Runs an operation on traced tensors."""

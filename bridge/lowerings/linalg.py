@@ -7,7 +7,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 
 from bridge.errors import refusal
@@ -204,11 +203,12 @@ def eigh(a, uplo="L", compute_v=True):
 
 @lowers(aten.linalg_pinv.atol_rtol_tensor)
 def pinv(a, *, atol=None, rtol=None, hermitian=False):
-    if atol is not None and np.any(atol):
-        raise NotImplementedError("with `atol`; give `rtol`, a share of the largest singular value")
     if hermitian:  # PyTorch reads one triangle, with the derivative of a general matrix
         a = regraft(_from_triangle(a, False), a)
-    return jnp.linalg.pinv(a, max(a.shape[-2:]) * jnp.finfo(a.dtype).eps if rtol is None else rtol)
+    ratio = 0 if atol is None else atol / jnp.linalg.norm(jax.lax.stop_gradient(a), 2, (-2, -1))
+    if rtol is None:  # the default, unless `atol` is positive
+        rtol = jnp.where(ratio > 0, 0, max(a.shape[-2:]) * jnp.finfo(a.dtype).eps)
+    return jnp.linalg.pinv(a, jnp.maximum(rtol, ratio))
 
 
 @decomposes(aten.linalg_lstsq.default)

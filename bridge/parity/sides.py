@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bridge._compat.torch import DispatchMode
+from bridge._compat.torch import DispatchMode, lazy_conjugates
 from bridge.dispatch.compute import is_draw, is_random
 from bridge.dispatch.random import WatchedGenerator, watched_generator
 from bridge.errors import is_framework, named_failure
@@ -322,7 +322,8 @@ class _Draws(DispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if self._default.seeded or kwargs.get("generator") is not None or not is_random(func):
-            return func(*args, **kwargs)  # a seeded generator gives both sides the same numbers
+            with lazy_conjugates():
+                return func(*args, **kwargs)  # a seeded generator gives both sides the same numbers
         if func in DECOMPOSITIONS and not is_draw(func):
             with self:  # for a draw that can be recorded, in the form that the other side uses
                 return DECOMPOSITIONS[func](*args, **kwargs)

@@ -83,6 +83,9 @@ REAL = {
     "parts of a fresh tensor set": parts_of_a_fresh_tensor_set,
     "float to complex": lambda x: x.to(C) * 1j,
 }
+TABLE = randn(4, 3, seed=4, dtype=C)
+"""PyTorch's kernel takes lazy conjugates of its factors, also where it runs while a call is traced."""
+
 COMPLEX = {
     "parts": lambda z: z.real * 3 + z.imag.sin(),
     "view_as_real": torch.view_as_real,
@@ -105,6 +108,8 @@ COMPLEX = {
     "vdot": lambda z: torch.vdot(z[0], z[1]) + torch.dot(z[0], z[1]),
     "solve": lambda z: torch.linalg.solve(z[:, :3] + 3 * torch.eye(3), z[:, 3:]),
     "inverse": lambda z: torch.linalg.inv(z[:, :3] + 3 * torch.eye(3)),
+    "pseudoinverse": torch.linalg.pinv,
+    "pseudoinverse of a constant": lambda z: z * torch.linalg.pinv(TABLE),
     "fft": lambda z: torch.fft.ifft(torch.fft.fft(z, norm="ortho").square(), 6),
     "irfft": lambda z: torch.fft.irfft(z, 6),
     "written through parts": written_through_parts,

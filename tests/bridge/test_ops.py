@@ -1,6 +1,8 @@
 """Operations from PyTorch's database and a survey of them, against PyTorch eager."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from special_points import BINARY, ROW_VALUES, ROWS, UNARY
 from support.markers import slow_unless
 from torch import nn
 
-from benchmarks import op_survey
+from benchmarks import op_columns, op_survey
 
 INF, NAN = float("inf"), float("nan")
 STEPS = [-3.0, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 25.0]
@@ -185,7 +187,43 @@ def test_database_sample(name):
     pytest.importorskip("expecttest", reason="PyTorch's op database imports it; it is in the test extra")
     outcomes = list(op_survey.survey(name, 2))
     assert sum(o.total for o in outcomes) > 0
-    assert [o.failures for o in outcomes if o.failures and not op_survey.gap(o.name)] == []
+    assert [o.failures for o in outcomes if o.failures and not op_survey.gap(o)] == []
+
+
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [
+        ("bfloat16", "addmm nn.functional.layer_norm nn.functional.gelu cumsum"),
+        ("complex64", "addmm abs fft.fft linalg.solve pinverse"),
+        ("forward mode", "addmm nn.functional.layer_norm amax linalg.solve"),
+    ],
+)
+def test_other_columns_of_the_survey(column, names):
+    pytest.importorskip("expecttest", reason="PyTorch's op database imports it; it is in the test extra")
+    outcomes = [o for name in names.split() for o in op_survey.survey(name, 1, [column])]
+    assert {o.name: o.failures or o.verdict for o in outcomes} == {o.name: "right" for o in outcomes}
+
+
+@pytest.mark.parametrize("column", ["bfloat16", "complex64", "forward mode"])
+def test_the_survey_finds_a_wrong_derivative(column):
+    pytest.importorskip("expecttest", reason="PyTorch's op database imports it; it is in the test extra")
+
+    def other(x):  # has other numbers in PyTorch than in the bridge
+        return x * (2.0 if type(x) in (torch.Tensor, nn.Parameter) else 2.1)
+
+    numbers = torch.randn(3, dtype=getattr(torch, column, torch.float32), requires_grad=True)
+    why, _ = op_columns.reason(column, other, (numbers,), {}, lambda out: out)
+    assert why is not None and "is off by" in why
+
+
+@pytest.mark.slow
+def test_torchax_in_the_survey():
+    """In a process of its own, since importing torchax changes PyTorch."""
+    pytest.importorskip("expecttest", reason="PyTorch's op database imports it; it is in the test extra")
+    command = [sys.executable, "-m", "benchmarks.op_survey", "--columns", "torchax", "--samples-per-op", "1", "--op"]
+    root = Path(op_survey.__file__).parents[1]
+    run = subprocess.run([*command, "addmm"], check=True, capture_output=True, text=True, cwd=root)
+    assert run.stdout.splitlines()[-1] == "torchax ('right', 2)"
 
 
 # ---- The op survey covers every entry of PyTorch's database
@@ -193,5 +231,5 @@ def test_database_sample(name):
 
 def test_the_survey_has_every_entry():
     text = (Path(op_survey.__file__).parents[1] / "docs" / "dev" / "op_survey.md").read_text()
-    run = dict(re.findall(r"([\w.-]+) (\d+/\d+)(?=, |$)", text.partition("## Every op")[2], re.MULTILINE))
-    assert run.keys() == {op_survey.full_name(entry) for entry in op_survey.database()}
+    run = re.findall(r"^\| `([\w.-]+)` \|", text.partition("## Every op")[2], re.MULTILINE)
+    assert set(run) == {op_survey.full_name(entry) for entry in op_survey.database()}
