@@ -67,8 +67,15 @@ def jetmoe_experts(self: Any, x: torch.Tensor, sizes: torch.Tensor) -> torch.Ten
     return F.grouped_mm(x, self.weight.transpose(1, 2), offs=sizes.cumsum(0).to(torch.int32))
 
 
+def all_finite(x: torch.Tensor) -> torch.Tensor:
+    """`torch.isfinite` of values that are known to be finite: what follows is no branch on a traced value."""
+    return torch.ones(x.shape, dtype=torch.bool)
+
+
+FINITE = Help(functions={"torch:isfinite": all_finite})
 _OF_TRANSFORMERS = "transformers.models.{0}.modeling_{0}:{1}.forward".format
 HELP: dict[str, Help] = {
+    **dict.fromkeys(("hf/detr", "hf/mask2former", "hf/rt_detr"), FINITE),
     "pyg/GCN": Help({"known_inputs": "1"}),
     "pyg/GAT": Help({"known_inputs": "1"}),
     "pyg/GCN const edges": Help({"static": "e"}),

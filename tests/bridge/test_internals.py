@@ -49,7 +49,10 @@ WIDE = {
 
 def test_any_exception_is_caught_only_where_code_of_others_runs():
     folder = Path(bridge.__file__).parent
-    wide = {str(p.relative_to(folder)) for p in folder.rglob("*.py") for h in handlers(p.read_text()) if swallows(h)}
+    sources = {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.py")}
+    wide = {
+        name for name, text in sources.items() if "suppress(Exception)" in text or any(map(swallows, handlers(text)))
+    }
     assert wide == set(WIDE)
 
 
