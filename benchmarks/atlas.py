@@ -87,6 +87,8 @@ def attempt(entry: Entry, train: bool, help_with: Help | None = None) -> dict[st
     except bridge.BridgeError as error:
         of_pytorch = str(error).startswith("PyTorch itself fails")
         return {"status": "fails in PyTorch" if of_pytorch else "refused", "cause": str(error)}
+    except MemoryError:
+        return {"status": "over the limit", "cause": f"{MEMORY / 2**30:g} GiB of memory"}
     except Exception as error:
         return {"status": "raised", "cause": _short(error)}
     beyond = [row for row in report.rows if row.verdict == "beyond tolerance"]

@@ -202,6 +202,11 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
         share = f"{count['right']} ({count['right'] / max(inside, 1):.1%})"
         marks = inside, share, count["refused"], count["wrong"], known, count["out of scope"]
         lines.append(f"| {column} | {' | '.join(map(str, marks))} |")
+    narrow = {full_name(e) for e in database() if e.supports_autograd and torch.float32 in e.dtypes}
+    found = [o.verdict for o in outcomes if o.column == "float32" and o.name in narrow and o.verdict != "out of scope"]
+    right = found.count("right")
+    share = f"{right} ({right / max(len(found), 1):.1%})"
+    lines += ["", f"Of the {len(found)} float32 entries with gradients, {share} are right with all samples."]
     ours = [o for o in outcomes if o.column != "torchax"]
     torchax = [o for o in outcomes if o.column == "torchax"]
     for title, chosen, verdict in (
