@@ -24,7 +24,7 @@ _STEPS = (1e-3, 1e-5)
 """Steps of finite differences along a unit direction: a module may round to float32 in between, or have corners."""
 _NEAR = 0.1
 """A side is right if its distance from the judge is below this fraction of the difference between the sides."""
-_NOISE, _TRIES = 1e-6, 4
+_NOISE, _TRIES = 1e-6, 8
 """Relative changes of the parameters in float32. If they move a leaf by `_NEAR` of the difference, rounding does."""
 Moves = dict[int, dict[tuple[str, str], float]]
 """Step -> (kind, name) -> how far noise moves a leaf."""
