@@ -78,6 +78,8 @@ def attempt(entry: Entry, train: bool, help_with: Help | None = None) -> dict[st
             if parameter.is_floating_point():
                 parameter.add_(NOISE * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
         module.train(train)
+        for each in module.modules():
+            vars(each).update({name: value for name, value in help_with.settings.items() if name in vars(each)})
         if help_with.called:
             module(*args, **kwargs)
     for name, replacement in help_with.functions.items():

@@ -16,6 +16,8 @@ class Help:
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Options of `bridge.verify`."""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Attributes that are set, on both sides, wherever a submodule has them."""
     called: bool = False
     """The module is called once before, in its mode and without gradients, and fills its tables."""
     functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
@@ -25,6 +27,7 @@ class Help:
         words = [
             f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in self.options.items()
         ]
+        words += [f"every {name} set to {value}" for name, value in self.settings.items()]
         words += ["called once before"] * self.called
         return ", ".join(words + [f"functions={{{name}}}" for name in self.functions])
 
@@ -76,6 +79,9 @@ FINITE = Help(functions={"torch:isfinite": all_finite})
 _OF_TRANSFORMERS = "transformers.models.{0}.modeling_{0}:{1}.forward".format
 HELP: dict[str, Help] = {
     **dict.fromkeys(("hf/detr", "hf/mask2former", "hf/rt_detr"), FINITE),
+    **dict.fromkeys(
+        ("hf/informer", "hf/m2m_100", "hf/nllb_moe", "hf/time_series_transformer"), Help(settings={"layerdrop": 0.0})
+    ),
     "pyg/GCN": Help({"known_inputs": "1"}),
     "pyg/GAT": Help({"known_inputs": "1"}),
     "pyg/GCN const edges": Help({"static": "e"}),
