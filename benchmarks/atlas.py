@@ -78,12 +78,7 @@ def attempt(entry: Entry, train: bool, help_with: Help | None = None) -> dict[st
             if parameter.is_floating_point():
                 parameter.add_(NOISE * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
         module.train(train)
-        for each in module.modules():
-            vars(each).update({name: value for name, value in help_with.settings.items() if name in vars(each)})
-        if help_with.called:
-            module(*args, **kwargs)
-    for name, replacement in help_with.functions.items():
-        bridge.register_function(name, replacement)
+        module = help_with.applied(module, args, kwargs)
     try:
         report = bridge.verify(module, *args, tolerance=OUTPUT, **help_with.options, **kwargs)
     except bridge.BridgeError as error:
@@ -175,6 +170,7 @@ def run(options: Options) -> None:
 
 _OUT = ("not built", "fails in PyTorch")
 """Not counted as tried."""
+_RIGHT = ("right", "PyTorch is off")
 
 
 def page(rows: list[dict[str, Any]]) -> str:
@@ -188,14 +184,14 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    helped = {row["name"] for row in rows if row["help"] and row["status"] == "right"}
+    helped = {row["name"] for row in rows if row["help"] and row["status"] in _RIGHT}
     counts: dict[str, collections.Counter[str]] = {}
     for row in rows:
         if not row["help"]:
             for family in {row["family"], row["family"].partition(",")[0], "all"}:
                 count = counts.setdefault(family, collections.Counter())
                 count[row["status"]] += 1
-                count["helped"] += row["status"] in ("right", "PyTorch is off") or row["name"] in helped
+                count["helped"] += row["status"] in _RIGHT or row["name"] in helped
     lines = [
         "| family | tried | as called | with help | refused | different | PyTorch off | over the limit | not built |",
         "|---|---|---|---|---|---|---|---|---|",

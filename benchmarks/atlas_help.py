@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+import bridge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +23,31 @@ class Help:
     """Attributes that are set, on both sides, wherever a submodule has them."""
     called: bool = False
     """The module is called once before, in its mode and without gradients, and fills its tables."""
+    edited: Callable[[torch.nn.Module], torch.nn.Module] | None = None
+    """Returns the module as its author would change it; its outputs are compared with those before."""
     functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
     """Functions for `bridge.register_function`."""
+
+    def applied(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> torch.nn.Module:
+        """Returns the module to export. Raises `AssertionError` if an edited one has other outputs in PyTorch."""
+        for each in module.modules():
+            vars(each).update({name: value for name, value in self.settings.items() if name in vars(each)})
+        for name, replacement in self.functions.items():
+            bridge.register_function(name, replacement)
+        if not self.called and self.edited is None:
+            return module
+        expected = module(*args, **kwargs)
+        if self.edited is not None:
+            module = self.edited(module)
+            torch.testing.assert_close(module(*args, **kwargs), expected)
+        return module
 
     def __str__(self) -> str:
         words = [
             f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in self.options.items()
         ]
         words += [f"every {name} set to {value}" for name, value in self.settings.items()]
-        words += ["called once before"] * self.called
+        words += ["called once before"] * self.called + ["the module edited"] * (self.edited is not None)
         return ", ".join(words + [f"functions={{{name}}}" for name in self.functions])
 
 
@@ -75,13 +94,69 @@ def all_finite(x: torch.Tensor) -> torch.Tensor:
     return torch.ones(x.shape, dtype=torch.bool)
 
 
+def frames_up_to(count: int) -> Callable[..., torch.Tensor]:
+    """Returns a `torch.arange` whose end, where it is a traced value, is the longest length that the caller expects."""
+
+    def arange(*bounds: Any, **options: Any) -> torch.Tensor:
+        return ARANGE(*(count if isinstance(bound, torch.Tensor) else bound for bound in bounds), **options)
+
+    return arange
+
+
+def without_recomputation(x: torch.Tensor, layers: Any, mask: Any, hashes: Any, *rest: Any) -> torch.Tensor:
+    """Reformer's layers in turn, differentiated as any others; the library draws the numbers of dropout again."""
+    x, y = x.chunk(2, dim=-1)
+    for layer in layers:
+        y = y + layer.attention(x, attention_mask=mask, num_hashes=hashes).hidden_states
+        x = x + layer.feed_forward(y)
+    return torch.cat([y, x], dim=-1)
+
+
+def steps_that_are_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Heun's method with `torch.where` in the place of branches, and as many steps as the longest path takes."""
+    t, h = torch.zeros(()), torch.full((), 0.3)
+    for _ in range(20):
+        slope = self.f(x)
+        other = self.f(x + h * slope)
+        is_near = (h * (other - slope) / 2).abs().max() < 0.5
+        is_kept = is_near & (t < 1)
+        x = torch.where(is_kept, x + h * (slope + other) / 2, x)
+        t = torch.where(is_kept, t + h, t)
+        h = torch.where(is_near, h, h / 2)
+    return x
+
+
+def _with_forward(module: torch.nn.Module, forward: Callable) -> torch.nn.Module:
+    module.forward = types.MethodType(forward, module)
+    return module
+
+
+def _unscripted(module: torch.nn.Module) -> torch.nn.Module:
+    source = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    source.load_state_dict(module.state_dict())
+    return source
+
+
+ARANGE = torch.arange
+NO_DROPOUT = {"p": 0.0, "dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0, "moe_token_dropout": 0.0}
 FINITE = Help(functions={"torch:isfinite": all_finite})
 _OF_TRANSFORMERS = "transformers.models.{0}.modeling_{0}:{1}.forward".format
+_REFORMER = "transformers.models.reformer.modeling_reformer:_ReversibleFunction.apply"
 HELP: dict[str, Help] = {
     **dict.fromkeys(("hf/detr", "hf/mask2former", "hf/rt_detr"), FINITE),
-    **dict.fromkeys(
-        ("hf/informer", "hf/m2m_100", "hf/nllb_moe", "hf/time_series_transformer"), Help(settings={"layerdrop": 0.0})
+    **dict.fromkeys(("hf/m2m_100", "hf/time_series_transformer"), Help(settings={"layerdrop": 0.0})),
+    **dict.fromkeys(("hf/informer", "hf/nllb_moe"), Help(settings=NO_DROPOUT)),
+    "hf/switch": Help(settings=NO_DROPOUT),
+    "hf/vits": Help(
+        settings=NO_DROPOUT | {"noise_scale_duration": 0.0},
+        functions={"torch:arange": frames_up_to(12), "numpy.random:uniform": lambda low, high: high},
     ),
+    **dict.fromkeys(
+        ("hf/reformer", "transformers/ReformerForSequenceClassification"),
+        Help(settings=NO_DROPOUT | {"hash_seed": 0}, functions={_REFORMER: without_recomputation}),
+    ),
+    "neural ODE adaptive": Help(edited=lambda module: _with_forward(module, steps_that_are_kept)),
+    "ScriptModule": Help(edited=_unscripted),
     "pyg/GCN": Help({"known_inputs": "1"}),
     "pyg/GAT": Help({"known_inputs": "1"}),
     "pyg/GCN const edges": Help({"static": "e"}),

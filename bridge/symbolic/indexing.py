@@ -167,6 +167,7 @@ ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES, *_LAST_DIM}
 """Functions of rows whose own lowering would see all rows."""
 SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
+_DROPOUT_REMEDY = "drop before the selection, or set p to 0: as many numbers are drawn as there are rows"
 _LOOP_REMEDY = "loop over all places, with torch.where(mask[i]) for the rows of each"
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
 
@@ -302,7 +303,7 @@ class Rows:
         name, wholes = f"`{func.__name__}`", [each.whole for each in rows]
         args = tuple(self._whole_of(value, name) for value in args)
         kwargs = {key: self._whole_of(value, name) for key, value in kwargs.items()}
-        with _ElementwiseOnly(lambda: self._refused(name), wholes):
+        with _ElementwiseOnly(lambda: self._refused(name, _DROPOUT_REMEDY * ("dropout" in name)), wholes):
             result = func(*args, **kwargs)
         if not isinstance(result, torch.Tensor) or result.dim() < self._behind + self._mask.dim():
             raise self._refused(name)

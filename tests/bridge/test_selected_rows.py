@@ -93,6 +93,16 @@ def test_refused(name):
     raises(message, lambda x: REFUSED[name](x, x[:, 0] > 0), X, error=error)
 
 
+def test_dropout_of_selected_rows_and_its_remedies():
+    def forward(x, p):
+        return F.dropout(x[x[:, 0] > 0], p, training=True).sum(0)
+
+    raises(r"`dropout`.*Remedy: drop before the selection, or set p to 0", lambda x: forward(x, 0.5), X)
+    compare(lambda x: forward(x, 0.0), [X])
+    before = in_jax(lambda x: F.dropout(x, 0.5, training=True)[x[:, 0] > 0].sum(0), X, rng=jax.random.key(0))
+    assert before.shape == (4,)
+
+
 def test_a_loss_keeps_no_argument_from_the_error():
     raises("does not hand its argument `weight` on", lambda x: F.l1_loss(x[x > 0], x[x > 0], **{"weight": x}), X)
 
