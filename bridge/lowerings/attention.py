@@ -150,12 +150,11 @@ def _weights_jvp(dtype, primals, tangents):
 
 def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool) -> bool:
     """True if cuDNN's fused attention accepts this: half precision on an NVIDIA GPU from Ampere on, plain shapes."""
-    if jax.default_backend() != "gpu" or not query.ndim == key.ndim == value.ndim == 4:
-        return False
-    width = query.shape[-1]
-    capability = getattr(jax.devices()[0], "compute_capability", "0")
+    device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
+    width, capability = query.shape[-1], getattr(device, "compute_capability", "0")  # no other platform has one
     return (
-        query.dtype == key.dtype == value.dtype
+        query.ndim == key.ndim == value.ndim == 4
+        and query.dtype == key.dtype == value.dtype
         and query.dtype in (jnp.bfloat16, jnp.float16)
         and width == value.shape[-1] <= 128
         and width % 8 == 0
