@@ -9,11 +9,8 @@ from support.arc_files import SUBSETS, write_files
 from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.grid import CELLS, parse_names, sizes_of, undo
 from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.metadata import read_recipe
 
 ALL = tuple(SUBSETS)
-
-
 TESTED = ("evaluation",)
 
 
@@ -21,12 +18,6 @@ def build(directory: Path, source: Path, **options) -> Path:
     chosen = {"subsets": ALL, "test_subsets": TESTED, "num_aug": 0, "seed": 5} | options
     assert ArcData(str(source), output_dir=directory, **chosen).build()
     return directory
-
-
-def record(directory: Path) -> dict:
-    found = read_recipe(directory)
-    assert found is not None
-    return found
 
 
 def identifiers(directory: Path) -> list[str]:

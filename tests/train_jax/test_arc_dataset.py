@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arc_files import OFFICIAL, PUBLISHED, SUBSETS, random_grid, random_puzzle, write_files, write_source
-from support.arc_sets import ALL, TESTED, build, copied, examples_by_name, identifiers, in_corner, record
+from support.arc_sets import ALL, TESTED, build, copied, examples_by_name, identifiers, in_corner
+from support.puzzle_sets import record_of
 
 from benchmarks import published
 from train_jax.errors import UserError
@@ -25,7 +26,7 @@ def source(tmp_path_factory) -> Path:
 
 def test_without_augmentations_the_arrays_are_the_published_ones(tmp_path, source):
     """The hash is that of the arrays that the published builder wrote for these files with this seed."""
-    facts = record(build(tmp_path / "set", source))
+    facts = record_of(build(tmp_path / "set", source))
     assert facts["content_sha256"] == GOLDEN
     assert facts["findings"]["puzzles"] == SUBSETS
 
@@ -88,9 +89,9 @@ def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path,
 
 def test_the_seed_decides_the_bytes_and_workers_and_other_puzzles_do_not(tmp_path, source):
     first = build(tmp_path / "first", source, num_aug=8, workers=1)
-    hashes = {name: record(build(tmp_path / name, source, num_aug=8, **options))["content_sha256"]
+    hashes = {name: record_of(build(tmp_path / name, source, num_aug=8, **options))["content_sha256"]
               for name, options in {"again": {"workers": 5}, "other": {"seed": 6}}.items()}  # fmt: skip
-    assert record(first)["content_sha256"] == hashes["again"] != hashes["other"]
+    assert record_of(first)["content_sha256"] == hashes["again"] != hashes["other"]
     names = set(identifiers(first))
     assert set(identifiers(build(tmp_path / "fewer", source, num_aug=3))) < names
     assert set(identifiers(build(tmp_path / "part", source, num_aug=8, subsets=("evaluation",)))) < names
@@ -113,7 +114,7 @@ def test_a_test_example_that_a_puzzle_of_another_name_trains_on_is_reported(tmp_
     challenges = json.loads((files / "arc-agi_evaluation_challenges.json").read_text())
     solutions = json.loads((files / "arc-agi_evaluation_solutions.json").read_text())
     write_files(files, "other", {"x": challenges["evaluation0"]}, {"x": solutions["evaluation0"]})
-    found = record(build(tmp_path / "set", files, subsets=("evaluation", "other")))["findings"]
+    found = record_of(build(tmp_path / "set", files, subsets=("evaluation", "other")))["findings"]
     num_tested = len(challenges["evaluation0"]["test"])
     assert found["test_examples_that_another_puzzle_trains_on"] == ["evaluation0 in x"] * num_tested
 
@@ -122,7 +123,7 @@ def test_a_puzzle_of_two_trained_subsets_is_taken_once(tmp_path, source):
     files = copied(tmp_path / "files", source, evaluation="evaluation", training="training", again="training")
     directory = build(tmp_path / "set", files, subsets=("training", "again", "evaluation"))
     key = "puzzles_left_out_because_another_subset_has_them"
-    assert record(directory)["findings"][key] == SUBSETS["training"]
+    assert record_of(directory)["findings"][key] == SUBSETS["training"]
     names = identifiers(directory)
     assert len(set(names)) == len(names) == 1 + SUBSETS["training"] + SUBSETS["evaluation"]
 
@@ -137,7 +138,7 @@ def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, so
         example.output is UNKNOWN for each in read for puzzle in each.puzzles for example in puzzle.sections["test"]
     )
     directory = build(tmp_path / "set", tmp_path / "files")
-    found = record(directory)["findings"]
+    found = record_of(directory)["findings"]
     assert found["test_examples_without_a_solution"] == found["original_examples"]["test"] > 0
     left_out = sum(len(p.sections["test"]) for each in read for p in each.puzzles if each.name != "evaluation")
     assert found["original_examples_left_out"] == left_out > 0
@@ -193,7 +194,7 @@ def test_a_list_of_examples_is_a_task_to_train_on(tmp_path):
     (tmp_path / "data" / "tasks").mkdir()
     (tmp_path / "data" / "tasks" / "0a.json").write_text(json.dumps(examples))
     directory = build(tmp_path / "set", tmp_path / "data", subsets=("tasks", "evaluation"))
-    assert identifiers(directory)[1] == "0a" and record(directory)["findings"]["puzzles"]["tasks"] == 1
+    assert identifiers(directory)[1] == "0a" and record_of(directory)["findings"]["puzzles"]["tasks"] == 1
     with pytest.raises(UserError, match="puzzle 0a of the test subset tasks is a list of examples"):
         build(tmp_path / "other", tmp_path / "data", subsets=("tasks",), test_subsets=("tasks",))
     (tmp_path / "data" / "tasks" / "0a.json").write_text("[]")

@@ -13,11 +13,7 @@ from support.puzzle_sets import puzzle_set, train_batch
 from benchmarks import published
 from train_jax.errors import UserError
 from train_jax.runtime.batch_size import check_divides, epochs_to_steps
-from train_jax.tasks.puzzles.batches import (
-    IGNORED_LABEL,
-    eval_batches,
-    examples_per_epoch,
-)
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL, eval_batches, examples_per_epoch
 from train_jax.tasks.puzzles.format import PuzzleSet
 
 GROUPS = 10

@@ -67,10 +67,7 @@ def gate():
 def address(toy, gate, made_once):
     players = [Player("four", restore(str(made_once("sudokus", write_sudokus) / "run")))]
     players.append(Player("maze", restore(str(made_once("mazes", write_mazes) / "run"))))
-    services = [
-        TextService(gate, [toy, model_of("alphabet", alphabet(), limits=LIMITS)]),
-        PuzzleService(gate, players),
-    ]
+    services = [TextService(gate, [toy, model_of("alphabet", alphabet(), limits=LIMITS)]), PuzzleService(gate, players)]
     with listening(create_app(gate, services)) as port:
         yield f"http://127.0.0.1:{port}/"
     for service in services:
