@@ -6,17 +6,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.documents import Balanced, words
 from support.halting_toy import HALT, LENGTH, RIGHT_CELLS, STATE, STEPS, ToyObjective, make_puzzles
 from support.latent_toy import LatentToy, evaluate_trajectories
 from support.markers import slow_unless
 from support.scripts import run_script
 from support.untrained_run import write_run
 
+from benchmarks.trajectories import Setting, choose, means
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.report import puzzle_page as section
-from train_jax.report.answers import PuzzleResults
 from train_jax.run.config import with_model
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.presets import preset
@@ -26,7 +24,7 @@ from train_jax.start import start
 from train_jax.tasks.puzzles.batches import load_mixture, mixture_of
 from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.scan import TrajectoryOptions
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, checked_results
+from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator, milestones
 
 ALL = list(range(len(HALT)))
 
@@ -57,45 +55,34 @@ def results(result):
     return [result.evaluation.predictions, result.evaluation.q_halt_logits, *result.shares.values()]
 
 
-@pytest.mark.slow
-def test_noise_depends_on_the_seed_and_the_puzzle_alone():
+def test_noise_depends_on_the_seed_the_puzzle_and_the_trajectory_alone():
     options = TrajectoryOptions(4, 0.8, 5, "vote", seed=3)
     first = evaluate_trajectories(ALL * 2, 14, Devices(1), options)
-    for batch_size in (1, 3, 16):
-        again = evaluate_trajectories(ALL * 2, batch_size, Devices(1), options)
-        assert all((a == b).all() for a, b in zip(results(first), results(again), strict=True))
+    again = evaluate_trajectories(ALL * 2, 3, Devices(1), options)
+    assert all((a == b).all() for a, b in zip(results(first), results(again), strict=True))
     logits = first.evaluation.q_halt_logits[0]
     # Equal puzzles at other places in the data set; a logit after the first ACT step has no noise.
     assert ((logits[:7] != logits[7:]) | (logits[:7] == HALT[:, 0])).all() and (logits[:7] != logits[7:]).sum() > 4
     other = evaluate_trajectories(ALL * 2, 14, Devices(1), dataclasses.replace(options, seed=4))
     assert (other.evaluation.q_halt_logits[0] != logits).sum() > 8
+    few = evaluate_trajectories(ALL * 2, 14, Devices(1), dataclasses.replace(options, trajectories=2))
+    assert (few.trajectories, first.trajectories) == ([1, 2], [1, 2, 3, 4])
+    assert all((few.shares[name] == first.shares[name][:2]).all() for name in few.shares)
 
 
 def test_the_noise_has_the_standard_deviation_and_is_added_after_each_step():
     """The logit of step s, with all logits 0, is the sum of the noise on five latents after s - 1 steps."""
     state = STATE._replace(ema={name: 0 * table for name, table in STATE.ema.items()})
-    evaluator = TrajectoryEvaluator(
-        LatentToy(),  # pyright: ignore[reportArgumentType]
-        mixture_of([make_puzzles([0] * 4000)]),
-        Devices(1),
-        TrajectoryOptions(1, 0.5, 4),
-        batch_size=4000,
-    )
-    batch, valid = next(mixture_of([make_puzzles([0] * 4000)]).eval_batches(batch_size=4000))
+    devices, puzzles, objective = Devices(1), mixture_of([make_puzzles([0] * 4000)]), LatentToy()
+    evaluator = TrajectoryEvaluator(objective, puzzles, devices, TrajectoryOptions(1, 0.5, 4), batch_size=4000)  # pyright: ignore
+    batch, valid = next(puzzles.eval_batches(batch_size=4000))
     rows = {"is_example": valid, "number": np.arange(4000, dtype=np.int32), "trajectory": np.zeros(4000, np.int32)}
-    devices = Devices(1)
     _, outputs = evaluator._step(devices.replicate(state), devices.shard(devices.split_batch(batch | rows)))
     logits = np.asarray(outputs["logits"])[0]
     assert (logits[0] == 0).all()
     added = np.diff(logits, axis=0)
     assert added.std(axis=1) == pytest.approx([0.5 * 5**0.5] * 3, rel=0.05)
     assert abs(np.corrcoef(added)[np.triu_indices(3, 1)]).max() < 0.05
-
-
-def test_more_trajectories_leave_the_first_ones_as_they_are():
-    few, many = (evaluate_trajectories(ALL, 7, Devices(1), TrajectoryOptions(count, 0.8, 5)) for count in (2, 4))
-    assert (few.trajectories, many.trajectories) == ([1, 2], [1, 2, 3, 4])
-    assert all((few.shares[name] == many.shares[name][:2]).all() for name in few.shares)
 
 
 @pytest.mark.slow
@@ -114,15 +101,12 @@ def test_one_device_and_eight_give_the_same(tmp_path):
                 np.testing.assert_allclose(values, other[name], rtol=tolerance, atol=0, err_msg=name)
 
 
-def test_a_model_without_latents_cannot_be_given_noise():
+def test_what_cannot_be_evaluated_is_refused():
+    objective: object = ToyObjective()  # a model without latents
     puzzles = mixture_of([make_puzzles(ALL)])
-    objective: object = ToyObjective()
     evaluator = TrajectoryEvaluator(objective, puzzles, Devices(1), TrajectoryOptions(2, 0.1, 3), batch_size=7)  # pyright: ignore
     with pytest.raises(UserError, match=r"inner_carry of the carry.*use --noise 0"):
         evaluator(STATE)
-
-
-def test_the_facts_of_a_batch_must_fit_into_memory():
     with pytest.raises(UserError, match=r"need \d+ GiB of memory; use --batch-size \d+ or less"):
         evaluate_trajectories(ALL, 2**20, Devices(1), TrajectoryOptions(4096, 0.1, 4096))
 
@@ -201,37 +185,19 @@ def test_options_that_do_not_go_together(capsys, run, options, message):
     assert error.startswith("trm: ") and error.count("\n") == 1 and message in error
 
 
-# ---- the section of the report
-
-
-NAMES = [f"{chooser}/{keep}" for chooser in ("halting", "vote", "both", "pass") for keep in ("best", "last")]
-POINTS = [
-    {
-        "trajectories": count,
-        "depth": depth,
-        "act_steps": count * depth,
-        "exact_accuracy": {name: count * depth / 8 for name in NAMES} | {"any_step": 0.875},
-    }
-    for count in (1, 2)
-    for depth in (1, 2, 3)
-]
-VALUES = {"step": 1200, "trajectories": 2, "noise": 0.25, "depth": 3, "chooser": "halting", "seed": 0}
 VALUES |= {"metrics": {}, "points": POINTS}
 
 
-def test_the_section_shows_the_curve_and_the_loss_of_the_choice():
-    shown = section.trajectory_section(PuzzleResults(trajectories=checked_results(VALUES)))
-    assert shown is not None
-    Balanced(shown)
-    text = words(shown)
-    assert "2 trajectories of 3 ACT steps with noise 0.25, chosen by halting: 75.00% of the puzzles are solved" in text
-    assert "Some trajectory is right for 75.00% (pass@2), and some ACT step of some trajectory for 87.50%" in text
-    assert "1 x 2 2 25.00% 25.00% 25.00%" in text and "2 x 3 6 75.00% 75.00% 75.00%" in text
-    assert "2 x 1" not in text
-    assert section.trajectory_section(PuzzleResults()) is None
+def test_the_study_chooses_the_best_setting_of_each_number_and_the_cheapest_that_reaches_the_target():
+    def result(accuracy):
+        counts, depths = milestones(2), milestones(4)
+        shares = [[accuracy(count, steps) for steps in depths] for count in counts]
+        names = ("halting/best", "halting/last", "pass/best")
+        return {"trajectories": counts, "depths": depths, "shares": dict.fromkeys(names, shares), "count": 1000.0}
 
-
-@pytest.mark.parametrize("change", [{"points": []}, {"points": 3}, {"noise": "x"}, {"chooser": "other"}])
-def test_damaged_results_are_refused(change):
-    with pytest.raises(ValueError, match=r"."):
-        checked_results(VALUES | change)
+    best_steps = [result(lambda count, steps: 0.9 + 0.02 * (steps >= 3)), result(lambda *_: 0.2)]
+    validated = means({0.1: [result(lambda count, steps: 0.5 + 0.1 * count)], 0.2: best_steps}, "halting/best")
+    assert validated[Setting(1, 0.2, 3)] == pytest.approx(0.56) and len(validated) == 2 * 2 * 4
+    assert choose(validated, 0.99) == [Setting(1, 0.1, 1), Setting(2, 0.1, 1)], "of equal ones the cheapest"
+    shares = {Setting(1, 0.1, 1): 0.4, Setting(1, 0.2, 2): 0.5, Setting(1, 0.3, 4): 0.6}
+    assert choose(shares, 0.45) == [Setting(1, 0.3, 4), Setting(1, 0.2, 2)]

@@ -1,17 +1,17 @@
-"""ACT steps as an animated page; boards of every kind as SVG."""
+"""Traces of ACT steps, and boards of every kind as SVG and as text."""
 
-import re
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
-import pytest
 
-from train_jax.report.boards import board, board_at, caption, player
+from train_jax.report.boards import board, board_at, caption, strip
+from train_jax.report.puzzle_page import chosen_steps
 from train_jax.report.render import CELLS
 from train_jax.report.terminal import as_text, grid_text, progress, progress_of
+from train_jax.tasks.puzzles.arc.grid import canvas_of
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.kind import Kind
-from train_jax.tasks.puzzles.kinds import Trace
+from train_jax.tasks.puzzles.kinds import Trace, trace_of
 from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
 from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
@@ -29,34 +29,50 @@ def traces() -> dict[str, Trace]:
     wrong = np.where(np.arange(16) == 0, 3, SUDOKU).astype(np.uint8)
     logits = np.array([-2.0, 0.5, 2.0])
     gap = np.where(np.arange(25) == 2, OPEN, SOLVED)
-    other = np.where(np.arange(12) == 4, 9, ARC)
     return {
         "sudoku": Trace(SudokuKind(GEOMETRIES[4]), inputs, np.array([wrong, SUDOKU, SUDOKU]), logits, SUDOKU),
         "maze": Trace(MazeKind(5), MAZE, np.array([gap, SOLVED, SOLVED]), logits, SOLVED),
-        "arc": Trace(ArcKind(3, 4), ARC[::-1].copy(), np.array([other, ARC, ARC]), logits, ARC),
         "unknown": Trace(MazeKind(5), MAZE, np.array([gap, SOLVED]), logits[:2]),
     }
 
 
-@pytest.mark.parametrize("name", traces())
-def test_the_page_plays_every_step_without_a_script(name):
-    trace = traces()[name]
-    page = player(trace, title="<b>a & b</b>", verdict="done <i>")
-    assert "<script" not in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    body = page[page.index("<body>") :].replace("</html>", "").replace("<br>", "<br/>")
-    root = ElementTree.fromstring(body)
-    shown = [each for each in root.iter("figure") if each.get("style")]
-    assert len(shown) == trace.act_steps + 1
-    delays = [float(re.findall(r"delay: (-[\d.]+)s", each.get("style") or "")[0]) for each in shown]
-    assert np.allclose(np.diff(delays), 0.6) and delays[0] == -float(re.findall(r"--whole: ([\d.]+)s", page)[0])
-    assert root.findtext(".//h1") == "<b>a & b</b>" and root.findtext(".//p") == "done <i>"
-    assert shown[1].findtext("figcaption") == caption(trace, 1)
+def test_a_trace_tells_what_changed_and_what_is_wrong():
+    swapped = SUDOKU.copy()
+    swapped[:2] = 2, 0
+    inputs, answers = traces()["sudoku"].inputs, np.array([swapped, SUDOKU, SUDOKU, swapped])
+    trace = Trace(SudokuKind(GEOMETRIES[4]), inputs, answers, np.zeros(4), SUDOKU)
+    assert [tuple(stretch) for stretch in trace.stretches] == [(1, 1), (2, 3), (4, 4)]
+    assert trace.changed(1).sum() == 9 and trace.changed(2).sum() == 2 and not trace.changed(3).any()
+    assert trace.wrong(1).tolist() == [True, True] + [False] * 14
+    assert trace.mistakes(1) and trace.mistakes(2) == []
+    assert chosen_steps(trace) == [0, 1, 2, 4]
+    drawn = ElementTree.fromstring(str(strip(trace)).replace("<br>", "<br/>"))
+    labels = [svg.get("aria-label") for svg in drawn.findall(".//{*}svg")]
+    assert labels[:2] == ["input", "ACT step 1, 2 wrong, halt 0.50"] and all(labels)
+    captions = ["".join(caption.itertext()) for caption in drawn.iter("figcaption")]
+    assert captions == [
+        "input",
+        "ACT step 12 wrong · halt 0.50",
+        "ACT steps 2\u20133correct · halt 0.50",
+        "ACT step 42 wrong · halt 0.50",
+        "solution",
+    ]
+    # A valid grid that overwrites a given is no solution of this puzzle.
+    inputs = np.roll(SUDOKU, 1) * (np.arange(16) == 5)
+    assert Trace(trace.kind, inputs, SUDOKU[None], np.zeros(1)).mistakes(1)
+
+
+def test_cells_outside_of_an_arc_grid_are_neither_compared_nor_drawn():
+    solution = canvas_of(np.array([[6, 6, 6], [6, 6, 6]], np.uint8))
+    noise = np.where(solution == 0, 7, solution).astype(np.uint8)
+    trace = trace_of(ArcKind(), solution, np.array([noise]), np.zeros(1), solution)
+    assert (trace.kind.drawing.rows, trace.kind.drawing.cols) == (3, 4)
+    assert not trace.wrong(1).any() and trace.mistakes(1) == []
 
 
 def test_the_caption_says_what_is_wrong():
-    assert [caption(traces()["sudoku"], step) for step in (0, 1, 2)] == [
-        "input", "ACT step 1, 1 wrong, halt 0.12", "ACT step 2, halt 0.62",
-    ]  # fmt: skip
+    captions = [caption(traces()["sudoku"], step) for step in (0, 1, 2)]
+    assert captions == ["input", "ACT step 1, 1 wrong, halt 0.12", "ACT step 2, halt 0.62"]
     assert caption(traces()["unknown"], 1) == "ACT step 1, halt 0.12"
 
 
