@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arc_files import OFFICIAL, PUBLISHED, SUBSETS, random_grid, random_puzzle, write_files, write_source
-from support.arc_sets import ALL, TESTED, build, copied, examples_by_name, identifiers, in_corner
+from support.arc_sets import ALL, TESTED, build, copied, examples_by_name, identifiers, in_corner, read_files
 from support.puzzle_sets import record_of
 
 from benchmarks import published
@@ -27,22 +27,8 @@ def source(tmp_path_factory) -> Path:
 def test_without_augmentations_the_arrays_are_the_published_ones(tmp_path, source):
     """The hash is that of the arrays that the published builder wrote for these files with this seed."""
     facts = record_of(build(tmp_path / "set", source))
-    assert facts["content_sha256"] == GOLDEN
+    assert facts["content_sha256"] == "bbd634b14a8d3e9eaefc87b097f098f11ca115c51b4c7cd6172c8d9b93df7472"
     assert facts["findings"]["puzzles"] == SUBSETS
-
-
-GOLDEN = "bbd634b14a8d3e9eaefc87b097f098f11ca115c51b4c7cd6172c8d9b93df7472"
-
-
-def assert_equal_to_published(ours: Path, theirs: Path) -> None:
-    for split in ("train", "test"):
-        for field in FIELDS:
-            name = f"{split}/all__{field}.npy"
-            assert (ours / name).read_bytes() == (theirs / name).read_bytes()
-        name = f"{split}/dataset.json"
-        assert json.loads((ours / name).read_text()) == json.loads((theirs / name).read_text())
-    for name in ("identifiers.json", "test_puzzles.json"):
-        assert json.loads((ours / name).read_text()) == json.loads((theirs / name).read_text())
 
 
 @pytest.mark.skipif(PUBLISHED is None, reason="TRM_PUBLISHED does not give the folder of the published code")
@@ -51,14 +37,15 @@ def assert_equal_to_published(ours: Path, theirs: Path) -> None:
 def test_the_published_builder_writes_the_same(tmp_path, source, edition, seed):
     files, subsets, tested = source, ALL, TESTED
     if OFFICIAL is not None:
-        files, subsets, tested = (
-            Path(OFFICIAL),
-            (f"training{edition}", f"evaluation{edition}", "concept"),
-            (f"evaluation{edition}",),
-        )
+        files, tested = Path(OFFICIAL), (f"evaluation{edition}",)
+        subsets = (f"training{edition}", *tested, "concept")
     ours = build(tmp_path / "ours", files, subsets=subsets, test_subsets=tested, seed=seed)
     published.run(str(PUBLISHED), "arc", files / "arc-agi", tmp_path / "theirs", ",".join(subsets), tested[0], 0, seed)
-    assert_equal_to_published(ours, tmp_path / "theirs")
+    for split in ("train", "test"):
+        for name in (f"{split}/all__{field}.npy" for field in FIELDS):
+            assert (ours / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+    for name in ("train/dataset.json", "test/dataset.json", "identifiers.json", "test_puzzles.json"):
+        assert json.loads((ours / name).read_text()) == json.loads((tmp_path / "theirs" / name).read_text())
 
 
 def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path, source):
@@ -88,11 +75,11 @@ def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path,
 
 
 def test_the_seed_decides_the_bytes_and_workers_and_other_puzzles_do_not(tmp_path, source):
-    first = build(tmp_path / "first", source, num_aug=8, workers=1)
-    hashes = {name: record_of(build(tmp_path / name, source, num_aug=8, **options))["content_sha256"]
-              for name, options in {"again": {"workers": 5}, "other": {"seed": 6}}.items()}  # fmt: skip
-    assert record_of(first)["content_sha256"] == hashes["again"] != hashes["other"]
-    names = set(identifiers(first))
+    made = {"first": {"workers": 1}, "again": {"workers": 5}, "other": {"seed": 6}}
+    sets = [build(tmp_path / name, source, num_aug=8, **options) for name, options in made.items()]
+    hashes = [record_of(directory)["content_sha256"] for directory in sets]
+    assert hashes[0] == hashes[1] != hashes[2]
+    names = set(identifiers(sets[0]))
     assert set(identifiers(build(tmp_path / "fewer", source, num_aug=3))) < names
     assert set(identifiers(build(tmp_path / "part", source, num_aug=8, subsets=("evaluation",)))) < names
 
@@ -111,8 +98,7 @@ def test_a_tested_puzzle_in_a_subset_that_is_trained_on_is_refused(tmp_path, sou
 
 def test_a_test_example_that_a_puzzle_of_another_name_trains_on_is_reported(tmp_path, source):
     files = copied(tmp_path / "files", source, evaluation="evaluation")
-    challenges = json.loads((files / "arc-agi_evaluation_challenges.json").read_text())
-    solutions = json.loads((files / "arc-agi_evaluation_solutions.json").read_text())
+    challenges, solutions = read_files(source, "evaluation")
     write_files(files, "other", {"x": challenges["evaluation0"]}, {"x": solutions["evaluation0"]})
     found = record_of(build(tmp_path / "set", files, subsets=("evaluation", "other")))["findings"]
     num_tested = len(challenges["evaluation0"]["test"])
@@ -130,13 +116,10 @@ def test_a_puzzle_of_two_trained_subsets_is_taken_once(tmp_path, source):
 
 def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, source):
     for subset in ALL:
-        write_files(
-            tmp_path / "files", subset, json.loads((source / f"arc-agi_{subset}_challenges.json").read_text()), None
-        )
+        write_files(tmp_path / "files", subset, read_files(source, subset)[0], None)
     read = [read_subset(tmp_path / "files", subset) for subset in ALL]
-    assert all(
-        example.output is UNKNOWN for each in read for puzzle in each.puzzles for example in puzzle.sections["test"]
-    )
+    asked = [example for each in read for puzzle in each.puzzles for example in puzzle.sections["test"]]
+    assert all(example.output is UNKNOWN for example in asked)
     directory = build(tmp_path / "set", tmp_path / "files")
     found = record_of(directory)["findings"]
     assert found["test_examples_without_a_solution"] == found["original_examples"]["test"] > 0
@@ -160,20 +143,14 @@ def test_a_black_cell_is_a_solution_beside_others(tmp_path, source):
     assert (labels != 0).any(axis=1).all()
 
 
-def as_one_file_for_each_task(folder, source, subset):
-    challenges, solutions = (
-        json.loads((source / f"arc-agi_{subset}_{part}.json").read_text()) for part in ("challenges", "solutions")
-    )
-    (folder / subset).mkdir(parents=True)
-    for name, puzzle in challenges.items():
-        test = [{**one, "output": grid} for one, grid in zip(puzzle["test"], solutions[name], strict=True)]
-        (folder / subset / f"{name}.json").write_text(json.dumps(puzzle | {"test": test}))
-
-
 def test_one_file_for_each_task_is_the_same_data_set(tmp_path, source):
     """The repository of ARC-AGI has such files; the order of their creation does not matter."""
     for subset in ALL:
-        as_one_file_for_each_task(tmp_path / "data", source, subset)
+        challenges, solutions = read_files(source, subset)
+        (tmp_path / "data" / subset).mkdir(parents=True)
+        for name, puzzle in challenges.items():
+            test = [{**one, "output": grid} for one, grid in zip(puzzle["test"], solutions[name], strict=True)]
+            (tmp_path / "data" / subset / f"{name}.json").write_text(json.dumps(puzzle | {"test": test}))
     ours, official = build(tmp_path / "ours", tmp_path / "data"), build(tmp_path / "official", source)
     for split in ("train", "test"):
         for array in ("inputs", "labels"):
@@ -217,9 +194,7 @@ def test_wrong_options_are_named_and_nothing_is_written(tmp_path, source):
         with pytest.raises(UserError, match=message):
             main(ArcData(**(arc | options)))
     assert not list(tmp_path.iterdir())
-
-
-def test_the_beginning_of_the_names_serves_as_source_where_a_folder_is_ambiguous(tmp_path, source):
+    # The beginning of the names serves as source where a folder is ambiguous.
     files = copied(tmp_path / "files", source, training="training", evaluation="evaluation", concept="concept")
     (files / "mine_training_challenges.json").write_text("{}")
     with pytest.raises(UserError, match=r"both arc-agi_training_.* and mine_training_.*/files/arc-agi$"):

@@ -24,32 +24,12 @@ from train_jax.tasks.puzzles.symmetries import turned
 
 
 def test_a_grid_lies_on_the_canvas_with_end_tokens_below_and_to_the_right():
-    canvas = placements([np.array([[7, 0, 9], [1, 2, 3]], np.uint8)])[0, 30 - 1, 30 - 2]
-    expected = np.zeros((30, 30), int)
-    expected[1:4, 2:6] = [[9, 2, 11, 1], [3, 4, 5, 1], [1, 1, 1, 0]]
-    assert (canvas == expected).all()
-    in_the_last_corner = placements([np.array([[7, 0, 9], [1, 2, 3]], np.uint8)])[0, 30 - 28, 30 - 27]
-    expected = np.zeros((30, 30), int)
-    expected[28:, 27:] = [[9, 2, 11], [3, 4, 5]]
-    assert (in_the_last_corner == expected).all()
-
-
-TURNED = [
-    [[1, 2, 3], [4, 5, 6]],
-    [[3, 6], [2, 5], [1, 4]],
-    [[6, 5, 4], [3, 2, 1]],
-    [[4, 1], [5, 2], [6, 3]],
-    [[3, 2, 1], [6, 5, 4]],
-    [[4, 5, 6], [1, 2, 3]],
-    [[1, 4], [2, 5], [3, 6]],
-    [[6, 3], [5, 2], [4, 1]],
-]
-"""Counter-clockwise by quarters, left-right, up-down, along the main diagonal, along the other."""
-
-
-@pytest.mark.parametrize("turn", range(8))
-def test_the_turns_are_the_published_ones(turn):
-    assert turned(np.array(TURNED[0], np.uint8), turn).tolist() == TURNED[turn]
+    canvases = placements([np.array([[7, 0, 9], [1, 2, 3]], np.uint8)])[0]
+    inside, in_the_last_corner = np.zeros((2, 30, 30), int)
+    inside[1:4, 2:6] = [[9, 2, 11, 1], [3, 4, 5, 1], [1, 1, 1, 0]]
+    in_the_last_corner[28:, 27:] = [[9, 2, 11], [3, 4, 5]]
+    assert (canvases[30 - 1, 30 - 2] == inside).all()
+    assert (canvases[30 - 28, 30 - 27] == in_the_last_corner).all()
 
 
 def test_a_name_tells_the_symmetry_and_nothing_else_is_read_as_one():
@@ -60,13 +40,8 @@ def test_a_name_tells_the_symmetry_and_nothing_else_is_read_as_one():
     found, again = parse_names(names)
     assert found == ["00576224"] * 2
     assert all((one == two).all() for one, two in zip(symmetries, again, strict=True))
-    for bad in (
-        "a|||t8|||0123456789",
-        "a|||t1|||0123456788",
-        "a|||t1|||012345678",
-        "a|||b",
-        "a|||t1|||x|||t1|||0123456789",
-    ):
+    endings = ("t8|||0123456789", "t1|||0123456788", "t1|||012345678", "b", "t1|||x|||t1|||0123456789")
+    for bad in (f"a|||{ending}" for ending in endings):
         with pytest.raises(UserError, match="is invalid, expected NAME or NAME"):
             parse_names([bad])
 
@@ -97,8 +72,8 @@ def test_places_are_drawn_from_all_that_are_possible():
             # Half of the time the other example is the one that moves.
             assert len(counts) == end + 1
             assert counts[1:].min() > 0.6 * 10_000 / (end + 1)
-    tokens = render([example.input], Symmetries(turns[:4], np.tile(np.arange(10, dtype=np.uint8), (4, 1))), Places(
-        np.full((4, 1), 27), np.full((4, 1), 28)))  # fmt: skip
+    symmetries = Symmetries(turns[:4], np.tile(np.arange(10, dtype=np.uint8), (4, 1)))
+    tokens = render([example.input], symmetries, Places(np.full((4, 1), 27), np.full((4, 1), 28)))
     assert [tuple(np.argwhere(row.reshape(30, 30) == 2)[0]) for row in tokens] == [(27, 28)] * 4
 
 

@@ -58,27 +58,24 @@ def test_a_sequence_answers_where_it_halts_and_the_batch_runs_until_all_have_hal
     result = evaluate(ALL, batch_size, Devices(1), threshold=0.5)
     check(result.metrics, result.predictions, HALTS_AFTER, computed)
     assert result.q_halt_logits[0].tolist() == [HALT[i, step - 1] for i, step in enumerate(HALTS_AFTER)]
-    predicted = result.q_halt_logits[0] >= 0
-    assert result.metrics["q_halt_accuracy"] == pytest.approx(
-        np.mean(predicted == (right_cells(HALTS_AFTER) == LENGTH))
-    )
+    agrees = (result.q_halt_logits[0] >= 0) == (right_cells(HALTS_AFTER) == LENGTH)
+    assert result.metrics["q_halt_accuracy"] == pytest.approx(np.mean(agrees))
     assert result.halting_curve is None
 
 
-def test_padding_does_not_prolong_a_batch():
-    """Padding has the blank identifier, 0, which never halts."""
-    metrics = evaluate([1, 5, 2], 8, Devices(1), threshold=0.5).metrics
-    assert (metrics["steps"], metrics["computed_steps"]) == (pytest.approx(4 / 3), 2)
-
-
 def test_thresholds_that_are_never_and_always_exceeded():
+    for probability in (-0.1, 1.1, math.nan):
+        with pytest.raises(UserError, match="is not a probability; use a number from 0 to 1"):
+            threshold_logit(probability)
     for threshold, step in ((1.0, STEPS), (0.0, 1)):
         result = evaluate(ALL, 7, Devices(1), threshold=threshold)
         check(result.metrics, result.predictions, [step] * len(ALL), step)
-    whole = evaluate(ALL, 7, Devices(1))
-    never = evaluate(ALL, 7, Devices(1), threshold=1.0)
+    whole, never = (evaluate(ALL, 7, Devices(1), threshold=threshold) for threshold in (None, 1.0))
     assert (whole.predictions[-1] == never.predictions[0]).all()
     assert (whole.q_halt_logits[-1] == never.q_halt_logits[0]).all()
+    # Padding has the blank identifier, 0, which never halts, and does not prolong a batch.
+    metrics = evaluate([1, 5, 2], 8, Devices(1), threshold=0.5).metrics
+    assert (metrics["steps"], metrics["computed_steps"]) == (pytest.approx(4 / 3), 2)
 
 
 def test_bootstrapped_halting_compares_as_in_training():
@@ -104,13 +101,12 @@ def test_each_device_stops_by_itself(tmp_path):
 
 
 def test_the_curve_equals_the_result_of_halting():
-    """Computed one sequence at a time from the tables, and by halting."""
     curve = evaluate(ALL, 4, Devices(1)).halting_curve
     assert curve is not None and len(curve.by_threshold) == len(THRESHOLDS)
     for point in curve.by_threshold:
         assert point.threshold is not None
-        limit = -math.inf if point.threshold == 0 else math.inf if point.threshold == 1 else None
-        limit = math.log(point.threshold / (1 - point.threshold)) if limit is None else limit
+        ends = {0: -math.inf, 1: math.inf}
+        limit = ends[point.threshold] if point.threshold in ends else math.log(point.threshold / (1 - point.threshold))
         steps = [next((s for s in range(1, STEPS) if HALT[i, s - 1] > limit), STEPS) for i in ALL]
         right = right_cells(steps)
         assert point.mean_steps == pytest.approx(np.mean(steps))
@@ -124,6 +120,9 @@ def test_the_curve_equals_the_result_of_halting():
         point = next(p for p in curve.by_threshold if p.threshold == threshold)
         assert (early["steps"], early["exact_accuracy"]) == pytest.approx((point.mean_steps, point.exact_accuracy))
     assert from_json(json.loads(to_json(curve))) == curve
+    for malformed in ({}, [], {"by_threshold": 3, "by_steps": []}, {"by_threshold": [{}], "by_steps": []}):
+        with pytest.raises(ValueError, match="no halting curve"):
+            from_json(malformed)
     assert {0.5, 1} <= {point.threshold for point in select_points(curve)}
     shown = table(curve)
     assert shown[-1].split() == ["all", "after", "4", "4.00", "0.4286", "0.6905"]
@@ -140,21 +139,6 @@ def test_examples_without_labels_are_not_counted():
     half = next(p for p in curve.by_threshold if p.threshold == 0.5)
     assert (half.mean_steps, half.exact_accuracy, half.accuracy) == (1.5, 1.0, 1.0)
     assert curve_of(curve_sums(preds, jnp.full((3, 2), IGNORED_LABEL), jnp.zeros((2, 3)))) is None
-
-
-@pytest.mark.parametrize("probability", [-0.1, 1.1, math.nan])
-def test_a_threshold_outside_0_to_1_is_an_error(probability):
-    with pytest.raises(UserError, match="is not a probability; use a number from 0 to 1"):
-        threshold_logit(probability)
-    assert threshold_logit(0.5) == 0
-
-
-@pytest.mark.parametrize(
-    "values", [{}, [], {"by_threshold": 3, "by_steps": []}, {"by_threshold": [{}], "by_steps": []}]
-)
-def test_malformed_curves_are_refused(values):
-    with pytest.raises(ValueError, match="no halting curve"):
-        from_json(values)
 
 
 @pytest.mark.parametrize("model", slow_unless("trm".__eq__, ["trm", "hrm"]))

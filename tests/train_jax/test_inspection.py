@@ -88,20 +88,13 @@ def test_repeated_and_leaked_examples_are_counted(sets):
     assert facts[LEAKS] == {"test inputs that are also train inputs": "2 of 10", EQUIVALENT: "2 of 10"}
 
 
-def test_faults_of_each_kind_are_counted(sets):
+def test_faults_of_each_kind_are_counted_and_leaks_under_symmetries(sets):
     put(sets["sudoku"], "train", "inputs", 0, 1)
     facts = inspect(sets["sudoku"], silent)["train"]
     assert facts["puzzles without exactly one solution"] == "1 of 20 checked"
     # The 2000 checked are spread evenly over 80 examples, so the three copies of the first are 75 or 76 of them.
     unlike = int(facts["augmentations that are not a symmetry of their original"].split()[0])
     assert 74 <= unlike <= 77
-    put(sets["maze"], "train", "labels", 0, load_split(sets["maze"], "train").inputs[0])
-    assert inspect(sets["maze"], silent)["train"]["labels that are not a shortest path"] == "1 of 20 checked"
-    put(sets["maze"], "train", "inputs", 0, 2)
-    assert inspect(sets["maze"], silent)["train"]["inputs that are not mazes"] == "1 of 20 checked"
-
-
-def test_a_turned_maze_and_a_recoloured_arc_example_are_leaks(sets):
     for field in ("inputs", "labels"):
         turned = np.rot90(getattr(load_split(sets["maze"], "train"), field)[8].reshape(7, 7)).ravel()
         put(sets["maze"], "test", field, 2, turned)
@@ -113,6 +106,10 @@ def test_a_turned_maze_and_a_recoloured_arc_example_are_leaks(sets):
         canvas = colours[getattr(train, field)[example].reshape(30, 30).T].ravel()
         put(sets["arc"], "test", field, 0, canvas)
     assert inspect(sets["arc"], silent)[LEAKS][EQUIVALENT].startswith("1 of")
+    put(sets["maze"], "train", "labels", 0, load_split(sets["maze"], "train").inputs[0])
+    assert inspect(sets["maze"], silent)["train"]["labels that are not a shortest path"] == "1 of 20 checked"
+    put(sets["maze"], "train", "inputs", 0, 2)
+    assert inspect(sets["maze"], silent)["train"]["inputs that are not mazes"] == "1 of 20 checked"
 
 
 def test_row_marks_are_equal_for_equal_rows_only():

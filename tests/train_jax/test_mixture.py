@@ -37,22 +37,17 @@ def test_a_mixture_of_one_data_set_is_that_data_set(parts):
         assert alone.metadata == part.metadata
         for step in (0, 3):
             one = alone.train_batch(seed=5, step=step, batch_size=6, shard=(1, 2))
-            chosen = draw_examples(part, seed=5, step=step, batch_size=6, rows=slice(3, 6))
-            two = batch_of(part, *chosen)
+            two = batch_of(part, *draw_examples(part, seed=5, step=step, batch_size=6, rows=slice(3, 6)))
             assert all((one[name] == two[name]).all() for name in two)
-        for (one, valid), (two, also) in zip(
-            alone.eval_batches(batch_size=6), eval_batches(part, batch_size=6), strict=True
-        ):
+        pairs = zip(alone.eval_batches(batch_size=6), eval_batches(part, batch_size=6), strict=True)
+        for (one, valid), (two, also) in pairs:
             assert (valid == also).all() and all((one[name] == two[name]).all() for name in two)
 
 
-def test_the_model_is_sized_for_all(parts):
+def test_a_batch_holds_every_part_with_identifiers_of_its_own_and_one_length(parts):
     metadata = mixture_of(parts).metadata
     assert (metadata.seq_len, metadata.vocab_size, metadata.num_puzzle_identifiers) == (5, 100, 58)
     assert (metadata.total_groups, metadata.total_puzzles, metadata.mean_puzzle_examples) == (15, 15, 20 / 15)
-
-
-def test_a_batch_holds_every_part_with_identifiers_of_its_own_and_one_length(parts):
     batch = mixture_of(parts, [1, 2]).train_batch(seed=0, step=0, batch_size=9)
     assert batch["inputs"].shape == batch["labels"].shape == (9, 5)
     first, second = batch["puzzle_identifiers"][:3], batch["puzzle_identifiers"][3:]
@@ -64,45 +59,25 @@ def test_a_batch_holds_every_part_with_identifiers_of_its_own_and_one_length(par
 
 @pytest.mark.parametrize(
     ("weights", "batch_size", "rows"),
-    [
-        ((1, 1), 8, [4, 4]),
-        ((3, 1), 8, [6, 2]),
-        ((1, 1), 9, [5, 4]),
-        ((2, 1), 8, [5, 3]),
-        ((), 8, [4, 4]),
-        ((), 12, [6, 6]),
-    ],
+    [((3, 1), 8, [6, 2]), ((1, 1), 9, [5, 4]), ((2, 1), 8, [5, 3]), ((), 12, [6, 6])],
 )
 def test_rows_are_dealt_out_by_weight_and_by_default_for_equal_passes(parts, weights, batch_size, rows):
     """Both parts have ten examples in an epoch."""
     assert mixture_of(parts, weights).rows_of_parts(batch_size) == rows
-
-
-def test_a_part_without_a_row_is_an_error(parts):
-    with pytest.raises(
-        UserError,
-        match=r"a batch of 8 has no row for the data set of weight 0.01, expected at least one; use a larger batch or",
-    ):
+    with pytest.raises(UserError, match=r"a batch of 8 has no row for the data set of weight 0\.01, expected at"):
         mixture_of(parts, [1, 0.01]).train_batch(seed=0, step=0, batch_size=8)
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_shards_join_to_the_whole_batch_and_no_step_depends_on_another(parts, count):
+def test_shards_join_to_the_whole_batch_and_every_part_is_drawn_as_it_would_be_alone(parts):
     mixture = mixture_of(parts, [3, 1])
-    for step in (700, 0, 5):
+    for step in (700, 0, 12_345):
         whole = mixture.train_batch(seed=1, step=step, batch_size=12)
-        shards = [mixture.train_batch(seed=1, step=step, batch_size=12, shard=(i, count)) for i in range(count)]
-        for name, array in whole.items():
-            assert (np.concatenate([shard[name] for shard in shards]) == array).all()
-
-
-def test_every_part_is_drawn_as_it_would_be_alone(parts):
-    mixture = mixture_of(parts, [1, 1])
-    rows = np.concatenate([mixture.train_batch(seed=4, step=step, batch_size=4)["inputs"][:2, 0] for step in range(25)])
-    alone = np.concatenate(
-        [train_batch(parts[0], seed=4, step=step, batch_size=2)["inputs"][:, 0] for step in range(25)]
-    )
-    assert (rows == alone).all()
+        for count in (2, 3, 4):
+            shards = [mixture.train_batch(seed=1, step=step, batch_size=12, shard=(i, count)) for i in range(count)]
+            for name, array in whole.items():
+                assert (np.concatenate([shard[name] for shard in shards]) == array).all()
+        alone = train_batch(parts[0], seed=1, step=step, batch_size=9)
+        assert (whole["inputs"][:9, :2] == alone["inputs"]).all()
 
 
 def test_equal_data_sets_are_not_drawn_alike(parts):
@@ -117,9 +92,8 @@ def test_evaluation_sees_every_example_of_every_part_once(parts, limit):
     seen = []
     for batch, valid in mixture.eval_batches(batch_size=4, limit=limit):
         assert batch["inputs"].shape == (4, 5)
-        seen += [
-            (int(i) >= 50, int(x)) for i, x in zip(batch["puzzle_identifiers"], batch["inputs"][:, 0], strict=True)
-        ][: valid.sum()]
+        pairs = zip(batch["puzzle_identifiers"], batch["inputs"][:, 0], strict=True)
+        seen += [(int(i) >= 50, int(x)) for i, x in pairs][: valid.sum()]
     assert seen == [(part == 1, row + 1) for part in (0, 1) for row in range(10)][: limit or None]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,9 +40,10 @@ def test_the_answers_are_those_of_early_halting(batch_size, threshold):
     check_same(evaluate_refilled(identifiers, batch_size, Devices(1), threshold), halted)
 
 
-@pytest.mark.parametrize("stop", slow_unless(lambda stop: stop == 0.9999, [0.5, 0.9, 0.9999]))
+@pytest.mark.parametrize("stop", slow_unless(lambda stop: stop == 0.9999, [0.5, 0.9999]))
 def test_trajectories_that_stop_have_the_answers_of_all_trajectories(stop):
-    """The figures are those computed from the answers of all trajectories, and do not depend on the batch."""
+    """The figures are those computed from the answers of all trajectories, and do not depend on the batch. Without a
+    halt, the answer is that of the highest logit."""
     options = TrajectoryOptions(3, 0.8, 6, seed=2)
     complete = evaluate_trajectories(MANY, 16, Devices(1), options)
     results = [evaluate_refilled(MANY, size, Devices(1), stop, options) for size in (1, 16)]
@@ -52,11 +54,6 @@ def test_trajectories_that_stop_have_the_answers_of_all_trajectories(stop):
             assert result.metrics[figure] == pytest.approx(expected, abs=1e-6)
         assert result.metrics["computed_steps"] >= result.metrics["steps"]
     assert 1 < results[0].metrics["steps"] < options.act_steps
-
-
-def test_without_a_halt_the_answer_is_that_of_the_highest_logit():
-    options = TrajectoryOptions(2, 0.8, 5, seed=2)
-    complete = evaluate_trajectories(MANY, 16, Devices(1), options)
     never = evaluate_refilled(MANY, 16, Devices(1), 1.0, options)
     assert never.metrics["steps"] == options.act_steps
     assert (never.predictions == complete.evaluation.predictions).all()
@@ -87,17 +84,11 @@ def test_small_sets_have_fewer_rows(batch_size, examples, devices, most_steps, r
 
 
 def test_queues_keep_the_order_and_share_the_examples_between_devices():
-    batches = [
-        (
-            {
-                "inputs": np.arange(4)[:, None] + 10 * number,
-                "labels": np.ones((4, 1), int),
-                "puzzle_identifiers": np.arange(4) + 10 * number,
-            },
-            np.arange(4) < valid,
-        )
-        for number, valid in enumerate((4, 3, 4, 1))
-    ]
+    batches = []
+    for number, valid in enumerate((4, 3, 4, 1)):
+        own = np.arange(4) + 10 * number
+        arrays = {"inputs": own[:, None], "labels": np.ones((4, 1), int), "puzzle_identifiers": own}
+        batches.append((arrays, np.arange(4) < valid))
     queues = list(queues_of(iter(batches), count=4, devices=2))
     assert len(queues) == 1
     arrays = queues[0].arrays
@@ -111,16 +102,9 @@ def test_queues_keep_the_order_and_share_the_examples_between_devices():
 
 
 def test_a_model_whose_rows_do_not_halt_cannot_be_refilled():
-    objective: object = ToyObjective()
-    evaluator = Evaluator(
-        objective,  # pyright: ignore[reportArgumentType]
-        make_puzzles([0, 1]),
-        Devices(1),
-        max_steps=STEPS,
-        batch_size=2,
-        halt_threshold=0.5,
-        refill=True,
-    )
+    objective: Any = ToyObjective()
+    options = {"max_steps": STEPS, "batch_size": 2, "halt_threshold": 0.5, "refill": True}
+    evaluator = Evaluator(objective, make_puzzles([0, 1]), Devices(1), **options)
     with pytest.raises(UserError, match=r"a carry with a field halted.*omit --refill"):
         evaluator(STATE)
 

@@ -258,8 +258,7 @@ def test_the_fields_left_out_of_the_configuration_are_those_that_the_data_decide
 def test_a_summary_loads_nothing_that_it_does_not_need(run_dir):
     rewrite(RunFolder(run_dir).export_check, torch_exact_accuracy=0.75)
     code = "import sys; from train_jax.stages.summary import cli; cli(sys.argv[1:]); print(*sys.modules)"
-    shown = subprocess.run(
-        [sys.executable, "-c", code, str(run_dir)], capture_output=True, text=True, check=True
-    ).stdout
+    command = [sys.executable, "-c", code, str(run_dir)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert not {"torch", "jax", "matplotlib", "jinja2", "rich"} & set(shown.split())
     assert "held-out exact accuracy 0.8750 with EMA weights on 8 puzzles" in shown
