@@ -12,23 +12,8 @@ from support.puzzle_sets import record_of
 from benchmarks import published
 from train_jax.errors import UserError
 from train_jax.stages.build_data import ArcData, main
-from train_jax.tasks.puzzles.arc.grid import (
-    CELLS,
-    UNKNOWN,
-    Example,
-    Places,
-    Puzzle,
-    Symmetries,
-    canonical,
-    draw,
-    invariant,
-    names_of,
-    parse_names,
-    place,
-    placements,
-    render,
-    sizes_of,
-)
+from train_jax.tasks.puzzles.arc import grid as arc_grid
+from train_jax.tasks.puzzles.arc.grid import UNKNOWN, Example, Symmetries, parse_names
 from train_jax.tasks.puzzles.arc.json import read_subset
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
@@ -104,13 +89,19 @@ def test_the_seed_decides_the_bytes_and_workers_and_other_puzzles_do_not(tmp_pat
 # ---- subsets
 
 
-def test_a_tested_puzzle_in_a_subset_that_is_trained_on_is_refused(tmp_path, source):
-    files = copied(tmp_path / "files", source, evaluation="evaluation", more="evaluation")
+def test_a_puzzle_of_several_subsets_is_taken_once_and_never_tested_and_trained_on(tmp_path, source):
+    subsets = {"evaluation": "evaluation", "more": "evaluation", "training": "training", "again": "training"}
+    files = copied(tmp_path / "files", source, **subsets)
     message = "puzzle evaluation0 of the test subset evaluation is also in more, whose solutions are trained"
-    for subsets in (("evaluation", "more"), ("more", "evaluation")):
+    for both in (("evaluation", "more"), ("more", "evaluation")):
         with pytest.raises(UserError, match=message):
-            build(tmp_path / "set", files, subsets=subsets)
+            build(tmp_path / "set", files, subsets=both)
     assert not (tmp_path / "set").exists()
+    directory = build(tmp_path / "set", files, subsets=("training", "again", "evaluation"))
+    key = "puzzles_left_out_because_another_subset_has_them"
+    assert record_of(directory)["findings"][key] == SUBSETS["training"]
+    names = identifiers(directory)
+    assert len(set(names)) == len(names) == 1 + SUBSETS["training"] + SUBSETS["evaluation"]
 
 
 def test_a_test_example_that_a_puzzle_of_another_name_trains_on_is_reported(tmp_path, source):
@@ -120,15 +111,6 @@ def test_a_test_example_that_a_puzzle_of_another_name_trains_on_is_reported(tmp_
     found = record_of(build(tmp_path / "set", files, subsets=("evaluation", "other")))["findings"]
     num_tested = len(challenges["evaluation0"]["test"])
     assert found["test_examples_that_another_puzzle_trains_on"] == ["evaluation0 in x"] * num_tested
-
-
-def test_a_puzzle_of_two_trained_subsets_is_taken_once(tmp_path, source):
-    files = copied(tmp_path / "files", source, evaluation="evaluation", training="training", again="training")
-    directory = build(tmp_path / "set", files, subsets=("training", "again", "evaluation"))
-    key = "puzzles_left_out_because_another_subset_has_them"
-    assert record_of(directory)["findings"][key] == SUBSETS["training"]
-    names = identifiers(directory)
-    assert len(set(names)) == len(names) == 1 + SUBSETS["training"] + SUBSETS["evaluation"]
 
 
 def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, source):
@@ -149,15 +131,11 @@ def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, so
     puzzles = load_split(directory, "test")
     assert puzzles.labels.shape == labels.shape and (puzzles.labels == puzzles.metadata.ignore_label_id).all()
     assert inspect(directory, lambda *_: None)["data set"]["content"] == "as it was written (SHA-256)"
-
-
-def test_a_black_cell_is_a_solution_beside_others(tmp_path, source):
-    rng = np.random.RandomState(0)
-    puzzles = {name: random_puzzle(rng) for name in ("a", "b")}
-    solutions = {name: [[[0]] for _ in grids] if name == "a" else grids for name, (_, grids) in puzzles.items()}
-    write_files(tmp_path / "files", "x", {name: puzzle for name, (puzzle, _) in puzzles.items()}, solutions)
-    labels = load_split(build(tmp_path / "set", tmp_path / "files", subsets=("x",), test_subsets=("x",)), "test").labels
-    assert (labels != 0).any(axis=1).all()
+    # A black cell is a solution where a puzzle has another one.
+    puzzles, solutions = read_files(source, "evaluation")
+    write_files(tmp_path / "black", "x", puzzles, solutions | {"evaluation0": [[[0]]] * len(solutions["evaluation0"])})
+    black = build(tmp_path / "other", tmp_path / "black", subsets=("x",), test_subsets=("x",))
+    assert (load_split(black, "test").labels != 0).any(axis=1).all()
 
 
 def test_one_file_for_each_task_is_the_same_data_set(tmp_path, source):
@@ -223,7 +201,7 @@ def test_wrong_options_are_named_and_nothing_is_written(tmp_path, source):
 
 
 def test_a_grid_lies_on_the_canvas_with_end_tokens_below_and_to_the_right():
-    canvases = placements([np.array([[7, 0, 9], [1, 2, 3]], np.uint8)])[0]
+    canvases = arc_grid.placements([np.array([[7, 0, 9], [1, 2, 3]], np.uint8)])[0]
     inside, in_the_last_corner = np.zeros((2, 30, 30), int)
     inside[1:4, 2:6] = [[9, 2, 11, 1], [3, 4, 5, 1], [1, 1, 1, 0]]
     in_the_last_corner[28:, 27:] = [[9, 2, 11], [3, 4, 5]]
@@ -234,7 +212,7 @@ def test_a_grid_lies_on_the_canvas_with_end_tokens_below_and_to_the_right():
 def test_a_name_tells_the_symmetry_and_nothing_else_is_read_as_one():
     colours = np.array([np.arange(10), [0, 3, 1, 2, 9, 8, 7, 6, 5, 4]], np.uint8)
     symmetries = Symmetries(np.array([0, 6], np.uint8), colours)
-    names = names_of("00576224", symmetries)
+    names = arc_grid.names_of("00576224", symmetries)
     assert names == ["00576224", "00576224|||t6|||0312987654"]
     found, again = parse_names(names)
     assert found == ["00576224"] * 2
@@ -254,7 +232,7 @@ def test_the_largest_rectangle_of_colours_is_read():
     canvas[3, :2, :2] = 4
     canvas[3, 0, :4] = 4  # as large as the square; the flatter of the two counts
     canvas[4, :2, :2] = 12  # no colour
-    rows, cols = sizes_of(canvas.reshape(5, CELLS))
+    rows, cols = arc_grid.sizes_of(canvas.reshape(5, arc_grid.CELLS))
     assert list(zip(rows.tolist(), cols.tolist(), strict=True)) == [(3, 3), (0, 0), (30, 30), (1, 4), (0, 0)]
 
 
@@ -262,7 +240,7 @@ def test_places_are_drawn_from_all_that_are_possible():
     """Input 1x2 and output 3x1 under turn 0 and turn 1: rows 0 to 27 and columns 0 to 28, or the other way round."""
     example = Example(np.zeros((1, 2), np.uint8), np.zeros((3, 1), np.uint8))
     turns = np.array([0, 1] * 20_000, np.uint8)
-    places = place([example, example], turns, np.random.default_rng(0))
+    places = arc_grid.place([example, example], turns, np.random.default_rng(0))
     is_moved = (places.top > 0) | (places.left > 0)
     assert is_moved.sum(axis=1).max() == 1
     for turn, ends in ((0, (27, 28)), (1, (28, 27))):
@@ -272,27 +250,25 @@ def test_places_are_drawn_from_all_that_are_possible():
             assert len(counts) == end + 1
             assert counts[1:].min() > 0.6 * 10_000 / (end + 1)
     symmetries = Symmetries(turns[:4], np.tile(np.arange(10, dtype=np.uint8), (4, 1)))
-    tokens = render([example.input], symmetries, Places(np.full((4, 1), 27), np.full((4, 1), 28)))
+    tokens = arc_grid.render([example.input], symmetries, arc_grid.Places(np.full((4, 1), 27), np.full((4, 1), 28)))
     assert [tuple(np.argwhere(row.reshape(30, 30) == 2)[0]) for row in tokens] == [(27, 28)] * 4
-
-
-def only(grid: list[list[int]]) -> Puzzle:
-    example = Example(np.array(grid, np.uint8), np.array(grid, np.uint8))
-    return Puzzle("only", {"train": [example], "test": [example]})
 
 
 @pytest.mark.parametrize(
     ("grid", "different"), [([[0]], 1), ([[4]], 9), ([[0, 3]], 4 * 9), ([[1, 0], [0, 0]], 4 * 9), ([[1, 2]], 2 * 9 * 8)]
 )
 def test_a_puzzle_that_looks_alike_gets_as_many_augmentations_as_there_are(grid, different):
-    symmetries = draw(only(grid), 500, np.random.default_rng(0))
+    example = Example(np.array(grid, np.uint8), np.array(grid, np.uint8))
+    symmetries = arc_grid.draw(arc_grid.Puzzle("only", {"train": [example]}), 500, np.random.default_rng(0))
     assert len(symmetries.turns) == different
     assert symmetries.turns[0] == 0 and (symmetries.colours[0] == np.arange(10)).all()
 
 
 def test_symmetries_are_drawn_uniformly():
-    puzzle = Puzzle("p", {"train": [Example(np.arange(10, dtype=np.uint8).reshape(2, 5), np.zeros((1, 2), np.uint8))]})
-    symmetries = draw(puzzle, 20_000, np.random.default_rng(0))
+    puzzle = arc_grid.Puzzle(
+        "p", {"train": [Example(np.arange(10, dtype=np.uint8).reshape(2, 5), np.zeros((1, 2), np.uint8))]}
+    )
+    symmetries = arc_grid.draw(puzzle, 20_000, np.random.default_rng(0))
     assert len(symmetries.turns) == 20_001
     assert np.bincount(symmetries.turns[1:]).min() > 0.9 * 20_000 / 8
     assert (symmetries.colours[:, 0] == 0).all()
@@ -305,18 +281,17 @@ def test_examples_that_a_symmetry_relates_are_known_as_the_same():
     rng = np.random.default_rng(0)
     example = Example(*(rng.integers(0, 10, (3, 4), dtype=np.uint8) for _ in range(2)))
     palette = np.array([0, 2, 1, 4, 3, 5, 9, 8, 7, 6], np.uint8)
-    key = canonical(example)
-    assert key == canonical(Example(*(turned(palette[grid], 7) for grid in example)))
-    assert key != canonical(Example(turned(palette[example.input], 7), turned(palette[example.output], 1)))
-    assert key != canonical(Example(palette[example.input], example.output))
-    assert key != canonical(Example(example.input, example.output.reshape(4, 3)))
-
-
-def test_the_quick_invariant_is_one():
-    rng = np.random.default_rng(1)
+    key = arc_grid.canonical(example)
+    assert key == arc_grid.canonical(Example(*(turned(palette[grid], 7) for grid in example)))
+    assert key != arc_grid.canonical(Example(turned(palette[example.input], 7), turned(palette[example.output], 1)))
+    assert key != arc_grid.canonical(Example(palette[example.input], example.output))
+    assert key != arc_grid.canonical(Example(example.input, example.output.reshape(4, 3)))
     for _ in range(20):
         example = Example(*(rng.integers(0, 10, rng.integers(1, 5, 2), dtype=np.uint8) for _ in range(2)))
-        palette = np.concatenate([[0], 1 + rng.permutation(9)]).astype(np.uint8)
         for turn in range(8):
-            assert invariant(example) == invariant(Example(*(turned(palette[grid], turn) for grid in example)))
-        assert invariant(example) != invariant(Example(example.input, np.vstack([example.output, example.output])))
+            assert arc_grid.invariant(example) == arc_grid.invariant(
+                Example(*(turned(palette[grid], turn) for grid in example))
+            )
+        assert arc_grid.invariant(example) != arc_grid.invariant(
+            Example(example.input, np.vstack([example.output, example.output]))
+        )

@@ -3,7 +3,6 @@
 import hashlib
 import math
 from dataclasses import replace
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -34,30 +33,21 @@ def rarity(counts: np.ndarray) -> float:
     return abs(((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
 
 
-def images_of_4x4(grid: np.ndarray) -> set[bytes]:
-    """Returns the images under every symmetry: 8 row orders, 8 column orders, transposed or not, 24 names of digits."""
-    orders = [(a, b, c, d) for a, b, c, d in permutations(range(4)) if {a // 2, b // 2} in ({0}, {1})]
-    images = set()
-    for turned in (grid.reshape(4, 4), grid.reshape(4, 4).T):
-        for rows in orders:
-            for cols in orders:
-                for names in permutations((1, 2, 3, 4)):
-                    images.add(np.array([0, *names], np.uint8)[turned[np.ix_(rows, cols)]].tobytes())
-    return images
+def transformed_and_labels(data: Metadata, inputs: np.ndarray, labels: np.ndarray, copies: int, step: int):
+    """Returns the images of copies of every example."""
+    inputs, labels = (np.repeat(array, copies, axis=0) for array in (inputs, labels))
+    return transform_for(data)(inputs, labels, words_for(1, step, slice(0, len(inputs))))
 
 
 def test_every_symmetry_of_a_4x4_puzzle_comes_equally_often_and_no_other():
-    puzzle = next(
-        puzzle
-        for puzzle in generate(20, 8, GEOMETRIES[4], np.random.default_rng(1), progress=lambda *_: None).puzzles
-        if len(images_of_4x4(puzzle)) == 8 * 8 * 2 * 24
-    )
-    count = 3072 * 40
-    tokens = np.broadcast_to(tokens_of(puzzle), (count, 16))
-    transformed, labels = transform_for(metadata_of(16, 6))(tokens, tokens, words_for(3, 5, slice(0, count)))
+    """The fingerprints of 4x4 puzzles are equal exactly under symmetries (test_sudoku.py)."""
+    geometry = GEOMETRIES[4]
+    puzzle = generate(1, 8, geometry, np.random.default_rng(0), progress=lambda *_: None).puzzles
+    transformed, labels = transformed_and_labels(metadata_of(16, 6), tokens_of(puzzle), tokens_of(puzzle), 3072 * 40, 5)
     assert (transformed == labels).all()
     found, counts = np.unique(grids_of(transformed), axis=0, return_counts=True)
-    assert {row.tobytes() for row in found} == images_of_4x4(puzzle)
+    assert len(found) == 8 * 8 * 2 * 24  # orders of rows and columns, transposed or not, names of digits
+    assert (fingerprints(found, geometry) == fingerprints(puzzle, geometry)).all()
     assert rarity(counts) < 4
 
 
@@ -65,15 +55,12 @@ def test_every_symmetry_of_a_4x4_puzzle_comes_equally_often_and_no_other():
 def test_a_larger_sudoku_stays_itself_with_its_own_solution(size, num_empty):
     geometry = GEOMETRIES[size]
     originals = generate(60, num_empty, geometry, np.random.default_rng(2), progress=lambda *_: None)
-    puzzles, solutions = (np.repeat(array, 200, axis=0) for array in originals)
-    move = transform_for(metadata_of(geometry.cells, geometry.vocab_size))
-    words = words_for(0, 1, slice(0, len(puzzles)))
-    transformed, labels = map(grids_of, move(tokens_of(puzzles), tokens_of(solutions), words))
+    data, pair = metadata_of(geometry.cells, geometry.vocab_size), map(tokens_of, originals)
+    transformed, labels = map(grids_of, transformed_and_labels(data, *pair, 200, 2))
     assert is_solution(labels, geometry).all() and ((transformed == 0) | (transformed == labels)).all()
-    assert (fingerprints(transformed, geometry) == fingerprints(puzzles, geometry)).all()
+    assert (fingerprints(transformed, geometry) == fingerprints(originals.puzzles, geometry).repeat(200)).all()
     assert len(np.unique(transformed, axis=0)) == len(transformed)
-    counts = np.bincount(labels[:, 0], minlength=size + 1)[1:]
-    assert rarity(counts) < 4
+    assert rarity(np.bincount(labels[:, 0], minlength=size + 1)[1:]) < 4
     assert rarity((transformed[:200] > 0).sum(axis=0)) < 4
 
 
@@ -81,10 +68,7 @@ def test_cells_without_a_label_and_padding_keep_their_tokens():
     """This holds in a data set whose labels are not the whole solution, too."""
     inputs = np.array([[0, 1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]], np.uint8)
     answer = np.where(inputs == 3, 5, np.where(inputs == 2, 1, 0)).astype(np.uint8)
-    count = 400
-    transformed, labels = transform_for(metadata_of(16, 6))(
-        inputs.repeat(count, 0), answer.repeat(count, 0), words_for(0, 0, slice(0, count))
-    )
+    transformed, labels = transformed_and_labels(metadata_of(16, 6), inputs, answer, 400, 0)
     for row, label in zip(transformed, labels, strict=True):
         assert sorted(np.minimum(row, 2)) == [0, *[1] * 13, 2, 2]
         assert (np.sort(label)[:15] == [0] * 14 + [1]).all() and label.max() >= 2
@@ -98,12 +82,8 @@ def test_every_turn_of_a_maze_comes_equally_often_and_no_other(tmp_path):
     stored = load_split(tmp_path / "set", "train")
     pairs = [np.concatenate(pair).tobytes() for pair in zip(stored.inputs, stored.labels, strict=True)]
     assert len(set(pairs)) == 8
-    count = 8000
-    inputs, labels = (np.repeat(array[:1], count, axis=0) for array in (stored.inputs, stored.labels))
-    transformed = np.concatenate(
-        transform_for(stored.metadata)(inputs, labels, words_for(1, 2, slice(0, count))), axis=1
-    )
-    found, counts = np.unique(transformed, axis=0, return_counts=True)
+    moved = transformed_and_labels(stored.metadata, stored.inputs[:1], stored.labels[:1], 8000, 2)
+    found, counts = np.unique(np.concatenate(moved, axis=1), axis=0, return_counts=True)
     assert {row.tobytes() for row in found} == set(pairs)
     assert rarity(counts) < 4
 

@@ -1,8 +1,6 @@
 """`trm build-data sudoku` and `maze`: generated puzzles and public tables end as data sets; mistakes are refused."""
 
 import dataclasses
-import os
-import subprocess
 import sys
 import types
 from functools import cache, partial
@@ -14,6 +12,7 @@ from support.arc_files import PUBLISHED, write_source
 from support.puzzle_sets import record_of
 from support.sudoku_tables import sudoku_rows, write_tables
 
+from benchmarks import published
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.stages.build_data import ArcData, MazeData, SudokuData, cli, main
@@ -350,35 +349,13 @@ def test_tables_come_from_the_hub_by_its_own_client(tmp_path, monkeypatch):
     assert load_split(tmp_path / "set", "train").num_groups == 40
 
 
-RUN_PUBLISHED = """
-import os, sys, types
-import numpy as np
-source, output, augment = sys.argv[1:]
-command_line = types.ModuleType("argdantic")
-command_line.ArgParser = lambda: types.SimpleNamespace(command=lambda **_: lambda function: function)
-hub = types.ModuleType("huggingface_hub")
-hub.hf_hub_download = lambda repo, name, repo_type: os.path.join(repo, name)
-sys.modules |= {"argdantic": command_line, "huggingface_hub": hub}
-from build_maze_dataset import DataProcessConfig, preprocess_data
-preprocess_data(DataProcessConfig(source_repo=source, output_dir=output, aug=augment == "True"))
-from puzzle_dataset import PuzzleDataset, PuzzleDatasetConfig
-config = PuzzleDatasetConfig(seed=0, dataset_paths=[sys.argv[2] + "-ours"], global_batch_size=4, test_set_mode=True,
-                             epochs_per_iter=1, rank=0, num_replicas=1)
-print(sum(size for _, _, size in PuzzleDataset(config, split="test")))
-"""
-
-
 @pytest.mark.skipif(PUBLISHED is None, reason="TRM_PUBLISHED does not give the folder of the published code")
 @pytest.mark.parametrize("augment", [False, True])
 def test_the_published_builder_writes_the_same_arrays_and_its_loader_reads_ours(tmp_path, augment):
     folder = write_tables(tmp_path / "csv", maze_rows()[:20], maze_rows()[20:])
     main(MazeData(output_dir=tmp_path / "set-ours", source=str(folder), augment=augment))
-    paths = f"{PUBLISHED}:{PUBLISHED}/dataset"
-    ran = subprocess.run(
-        [sys.executable, "-c", RUN_PUBLISHED, str(folder), str(tmp_path / "set"), str(augment)],
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
-    assert (ran.returncode, ran.stdout.split()[-1:]) == (0, ["10"]), ran.stderr
+    sets = folder, tmp_path / "set", augment, tmp_path / "set-ours"
+    assert published.run(str(PUBLISHED), "maze", *sets)["found"] == 10
     for split in ("train", "test"):
         ours, theirs = (load_split(tmp_path / name, split) for name in ("set-ours", "set"))
         assert ours.metadata == theirs.metadata

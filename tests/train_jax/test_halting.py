@@ -28,19 +28,10 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
-from train_jax.tasks.puzzles import queues
+from train_jax.tasks.puzzles import metrics, queues
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL, load_mixture, mixture_of
 from train_jax.tasks.puzzles.evaluation import Evaluator
-from train_jax.tasks.puzzles.metrics import (
-    THRESHOLDS,
-    curve_of,
-    curve_sums,
-    from_json,
-    select_points,
-    table,
-    threshold_logit,
-    to_json,
-)
+from train_jax.tasks.puzzles.metrics import THRESHOLDS, threshold_logit
 from train_jax.tasks.puzzles.queues import make_queue_step, queues_of, rows_of_queues
 from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_eval_step
 from train_jax.tasks.puzzles.trajectories import STOPS, TrajectoryEvaluator, milestones
@@ -133,12 +124,12 @@ def test_the_curve_equals_the_result_of_halting():
         early = evaluate(ALL, 4, Devices(1), threshold=threshold).metrics
         point = next(p for p in curve.by_threshold if p.threshold == threshold)
         assert (early["steps"], early["exact_accuracy"]) == pytest.approx((point.mean_steps, point.exact_accuracy))
-    assert from_json(json.loads(to_json(curve))) == curve
+    assert metrics.from_json(json.loads(metrics.to_json(curve))) == curve
     for malformed in ({}, [], {"by_threshold": 3, "by_steps": []}, {"by_threshold": [{}], "by_steps": []}):
         with pytest.raises(ValueError, match="no halting curve"):
-            from_json(malformed)
-    assert {0.5, 1} <= {point.threshold for point in select_points(curve)}
-    shown = table(curve)
+            metrics.from_json(malformed)
+    assert {0.5, 1} <= {point.threshold for point in metrics.select_points(curve)}
+    shown = metrics.table(curve)
     assert shown[-1].split() == ["all", "after", "4", "4.00", "0.4286", "0.6905"]
     assert [line.split()[1] for line in shown if line.split()[0] == "0.5"] == ["2.71"]
 
@@ -146,12 +137,12 @@ def test_the_curve_equals_the_result_of_halting():
 def test_examples_without_labels_are_not_counted():
     labels = jnp.array([[3, IGNORED_LABEL], [IGNORED_LABEL, IGNORED_LABEL], [3, 3]])
     preds = jnp.array([[[3, 1], [1, 1], [3, 1]], [[1, 1], [1, 1], [3, 3]]])
-    curve = curve_of(curve_sums(preds, labels, jnp.array([[1.0, 1, -1], [1, 1, 1]])))
+    curve = metrics.curve_of(metrics.curve_sums(preds, labels, jnp.array([[1.0, 1, -1], [1, 1, 1]])))
     assert curve is not None
     assert [(p.mean_steps, p.exact_accuracy, p.accuracy) for p in curve.by_steps] == [(1, 0.5, 0.75), (2, 0.5, 0.5)]
     half = next(p for p in curve.by_threshold if p.threshold == 0.5)
     assert (half.mean_steps, half.exact_accuracy, half.accuracy) == (1.5, 1.0, 1.0)
-    assert curve_of(curve_sums(preds, jnp.full((3, 2), IGNORED_LABEL), jnp.zeros((2, 3)))) is None
+    assert metrics.curve_of(metrics.curve_sums(preds, jnp.full((3, 2), IGNORED_LABEL), jnp.zeros((2, 3)))) is None
 
 
 def started(config) -> tuple[Any, TrainState]:

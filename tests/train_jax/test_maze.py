@@ -8,15 +8,7 @@ from scipy import ndimage
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.generator import (
-    boards_of,
-    cells_of,
-    corridors,
-    generate,
-    reached_one_way,
-    spanning_trees,
-    waves,
-)
+from train_jax.tasks.puzzles.maze.generator import boards_of, cells_of, generate
 from train_jax.tasks.puzzles.maze.grid import (
     GOAL,
     OPEN,
@@ -98,7 +90,7 @@ def test_of_many_shortest_paths_walls_takes_the_first_of_up_left_down_and_right(
 
 def test_corridors_without_loops_are_trees_and_fill_the_square(monkeypatch):
     monkeypatch.setattr(maze_generator, "LOOPS", 0.0)
-    ground = corridors(40, 12, np.random.default_rng(0))
+    ground = maze_generator.corridors(40, 12, np.random.default_rng(0))
     for cells in ground:
         assert loops(cells) == 0
         for row, col in np.argwhere(~cells):
@@ -126,9 +118,9 @@ def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to
     flooded = np.full(ground.shape, -1)
     before = one_way = start
     alone = cells_of(start)
-    for step, wave in enumerate(waves(boards_of(ground), start)):
+    for step, wave in enumerate(maze_generator.waves(boards_of(ground), start)):
         if step:
-            one_way = reached_one_way(wave, before, one_way)
+            one_way = maze_generator.reached_one_way(wave, before, one_way)
             alone |= cells_of(one_way)
         before = wave
         flooded[cells_of(wave)] = step
@@ -245,7 +237,7 @@ def test_tokens_are_the_published_ones():
 def test_a_perfect_maze_is_one_tree_of_all_rooms(size):
     """A perfect maze has as many passages as a tree, and is connected."""
     rooms = (size + 1) // 2
-    mazes = spanning_trees(200, size, np.random.default_rng(1))
+    mazes = maze_generator.spanning_trees(200, size, np.random.default_rng(1))
     assert mazes[:, : 2 * rooms : 2, : 2 * rooms : 2].all()
     assert (mazes.sum(axis=(1, 2)) == 2 * rooms**2 - 1).all()
     assert not mazes[:, 1::2, 1::2].any() and (size % 2 or not (mazes[:, -1].any() or mazes[:, :, -1].any()))
@@ -253,7 +245,7 @@ def test_a_perfect_maze_is_one_tree_of_all_rooms(size):
 
 
 def test_every_spanning_tree_of_four_rooms_is_as_likely():
-    mazes = spanning_trees(4000, 4, np.random.default_rng(0))
+    mazes = maze_generator.spanning_trees(4000, 4, np.random.default_rng(0))
     _, counts = np.unique(mazes.reshape(4000, -1), axis=0, return_counts=True)
     assert len(counts) == 4 and (abs(counts - 1000) < 150).all()
 

@@ -18,16 +18,7 @@ from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.metadata import read_identifiers
-from train_jax.tasks.puzzles.voting import (
-    PASSES,
-    Predictions,
-    count_votes,
-    load_predictions,
-    outcome,
-    save_predictions,
-    score,
-    score_predictions,
-)
+from train_jax.tasks.puzzles.voting import PASSES, Predictions, save_predictions, score, score_predictions
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +77,14 @@ def test_the_outcome_depends_neither_on_the_order_of_the_answers_nor_on_their_fi
     names, rng = read_identifiers(arc), np.random.default_rng(0)
     whole = Predictions(*(np.concatenate(pair) for pair in zip(noisy(arc, 0), noisy(arc, 1), strict=True)))
     whole = whole._replace(q_halt_logits=rng.normal(size=len(whole.inputs)).astype(np.float32))
-    expected, votes = score_predictions(arc, [whole]), count_votes(names, [whole])
+    expected, votes = score_predictions(arc, [whole]), voting.count_votes(names, [whole])
     assert 0 < expected.figures["ARC/pass@1"] < expected.figures["ARC/pass@1000"]
     assert max(candidate.votes for candidates in votes.values() for candidate in candidates) > 4
     for shards in (1, 3, 7):
         files = [tmp_path / f"{number}.npz" for number in range(shards)]
         for path, rows in zip(files, np.array_split(rng.permutation(len(whole.inputs)), shards), strict=True):
             save_predictions(path, Predictions(*(array[rows] for array in whole)))
-        assert score(arc, files) == expected and count_votes(names, map(load_predictions, files)) == votes
+        assert score(arc, files) == expected and voting.count_votes(names, map(voting.load_predictions, files)) == votes
 
 
 @pytest.mark.skipif(PUBLISHED is None, reason="TRM_PUBLISHED does not give the folder of the published code")
@@ -127,11 +118,11 @@ def test_questions_without_an_answer_are_counted_and_empty_answers_are_votes(arc
 
 
 def test_without_a_public_solution_there_is_only_a_submission(arc):
-    puzzles, ballots = read_test_puzzles(arc), count_votes(read_identifiers(arc), [perfect(arc)])
-    expected = outcome(puzzles, ballots).submission
+    puzzles, ballots = read_test_puzzles(arc), voting.count_votes(read_identifiers(arc), [perfect(arc)])
+    expected = voting.outcome(puzzles, ballots).submission
     for puzzle in puzzles:
         puzzle.sections["test"] = [each._replace(output=np.zeros((1, 1), np.uint8)) for each in puzzle.sections["test"]]
-    scores = outcome(puzzles, ballots)
+    scores = voting.outcome(puzzles, ballots)
     assert scores.figures == {} and scores.submission == expected
 
 
@@ -150,7 +141,7 @@ def test_a_run_is_scored_and_its_files_score_the_same(run_dir, arc, tmp_path, ca
     assert main(["evaluate", run_dir, "--predictions", predictions, "--submission", submission]) == 0
     figures = [line for line in capsys.readouterr().out.splitlines() if "ARC/pass@" in line]
     assert len(figures) == len(PASSES)
-    saved, test = load_predictions(predictions), load_split(arc, "test")
+    saved, test = voting.load_predictions(predictions), load_split(arc, "test")
     assert (saved.inputs == test.inputs).all() and len(saved.preds) == test.num_examples
     assert main(["score", str(arc), predictions, "--submission", again]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if "ARC/pass@" in line] == figures
@@ -185,7 +176,7 @@ def test_files_without_predictions_and_predictions_of_another_data_set_are_refus
     for content in (b"hello", whole[:2000] + bytes(x ^ 255 for x in whole[2000:2100]) + whole[2100:]):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"bad.npz contains no predictions \(.*\); use a file of `trm evaluate"):
-            load_predictions(path)
+            voting.load_predictions(path)
     for changes, message in (
         ({"preds": good.preds[:-1]}, "preds is uint8"),
         ({"preds": good.preds[:, :-1]}, "preds are"),
@@ -205,7 +196,7 @@ def test_files_without_predictions_and_predictions_of_another_data_set_are_refus
     zeros = np.zeros((2**12, 2**14), np.uint8)
     save_predictions(path, Predictions(np.zeros(2**12, np.int32), zeros, zeros, np.zeros(2**12, np.float32)))
     assert path.stat().st_size < 2**20
-    message = refusal(tmp_path, lambda: load_predictions(path), limit_bytes=2**20)
+    message = refusal(tmp_path, lambda: voting.load_predictions(path), limit_bytes=2**20)
     assert "contains no predictions (134," in message and "bytes unpacked, expected at most 1,048,576" in message
 
 
