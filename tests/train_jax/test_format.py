@@ -152,10 +152,10 @@ def test_overwrite_replaces_a_data_set_and_nothing_else(data_set, tmp_path):
     assert (data_set / "thesis.tex").exists()
     with pytest.raises(UserError, match="is a file; choose another --output-dir"):
         write_dataset(data_set / "thesis.tex", splits(), [], RECIPE, overwrite=True)
+    (data_set / "thesis.tex").unlink()
     (data_set / "recipe.json").unlink()  # as if it came from elsewhere
     with pytest.raises(UserError, match=r"without a valid recipe.json.* choose another --output-dir or pass --overwr"):
         is_built(data_set, RECIPE, LAYOUT)
-    (data_set / "thesis.tex").unlink()
     assert not is_built(data_set, RECIPE, LAYOUT, overwrite=True)
 
 
