@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.arc_files import PUBLISHED
 from support.puzzle_sets import puzzle_set, train_batch
+from support.untrained_run import write_run
 
 from benchmarks import published
 from train_jax.__main__ import main
@@ -31,6 +32,7 @@ from train_jax.tasks.puzzles.batches import (
 from train_jax.tasks.puzzles.building import write_dataset
 from train_jax.tasks.puzzles.format import PuzzleSet, load_split
 from train_jax.tasks.puzzles.metadata import FIELDS
+from train_jax.tasks.puzzles.task import PuzzleConfig
 
 GROUPS = 10
 
@@ -298,11 +300,9 @@ def test_names_and_weights_are_read(two_dirs):
 
 
 @pytest.mark.slow
-def test_a_run_on_two_data_sets_trains_and_is_scored_on_one(two_dirs, tmp_path, capsys):
-    run = str(tmp_path / "run")
-    command = ["train", "tiny", "--data-dir", ",".join(two_dirs), "--data-weights", "3,1", "--run-dir", run]
-    small = ["--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]
-    assert main([*command, *small, "--steps", "2", "--eval-batch-size", "8", "--wandb", "disabled"]) == 0
-    assert "on 16 held-out puzzles" in capsys.readouterr().out
-    assert main(["evaluate", run, "--data-dir", two_dirs[1]]) == 0
-    assert "count            8" in capsys.readouterr().out
+def test_a_run_on_two_data_sets_is_scored_on_both_or_on_one(two_dirs, tmp_path, capsys):
+    fields = {"eval_batch_size": 8, "task_config": PuzzleConfig(data_weights="3,1")}
+    run = write_run(tmp_path / "run", ",".join(two_dirs), act_steps=2, step=1, **fields)
+    for arguments, count in (([], 16), (["--data-dir", two_dirs[1]], 8)):
+        assert main(["evaluate", run, *arguments]) == 0
+        assert f"count            {count}" in capsys.readouterr().out

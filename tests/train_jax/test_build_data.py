@@ -19,63 +19,53 @@ from train_jax.stages.build_data import ArcData, MazeData, SudokuData, cli, main
 from train_jax.tasks.puzzles import building
 from train_jax.tasks.puzzles.arc import data as arc_dataset
 from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze import data as maze_dataset
 from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.grid import are_shortest_paths, search, text_of
-from train_jax.tasks.puzzles.maze.grid import fingerprints as maze_fingerprints
-from train_jax.tasks.puzzles.maze.kind import MazeKind
+from train_jax.tasks.puzzles.maze.grid import search, text_of
 from train_jax.tasks.puzzles.metadata import FIELDS
 from train_jax.tasks.puzzles.sudoku import data as sudoku_dataset
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution
-from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
+from train_jax.tasks.puzzles.sudoku.grid import grids_of
 
 SIZE = 8
 """Rows and columns of the mazes."""
+ONE_PATH = "mazes with several shortest paths"
 
 
-@pytest.mark.parametrize(("size", "num_empty"), [(4, 8), (6, 18), (9, 50)])
-def test_a_generated_set_of_sudokus_is_whole_and_its_splits_share_no_puzzle(tmp_path, size, num_empty):
-    main(SudokuData(output_dir=tmp_path / "set", size=size, num_train=90, num_test=40, num_aug=7))
-    geometry = GEOMETRIES[size]
-    train, test = (load_split(tmp_path / "set", split) for split in ("train", "test"))
-    assert (train.num_groups, train.num_examples, test.num_groups, test.num_examples) == (90, 720, 40, 40)
-    for split in (train, test):
-        assert (split.metadata.vocab_size, split.metadata.seq_len) == (size + 2, size**2)
-        puzzles, solutions = grids_of(split.inputs), grids_of(split.labels)
-        assert is_solution(solutions, geometry).all()
-        assert ((puzzles == 0) | (puzzles == solutions)).all()
-        assert ((puzzles == 0).sum(axis=1) == num_empty).all()
-    marks = fingerprints(grids_of(train.inputs), geometry).reshape(90, 8)
-    assert (marks == marks[:, :1]).all()
-    assert len(np.unique(marks)) == 90
-    test_marks = fingerprints(grids_of(test.inputs), geometry)
-    assert len(np.unique(test_marks)) == 40
-    assert not np.isin(test_marks, marks).any()
-    assert len(np.unique(train.inputs, axis=0)) > 0.9 * train.num_examples
+GENERATED = [
+    ("sudoku", ["--size", "4", "--num-aug", "7"], 6, {"empty cells": "8"}),
+    ("sudoku", ["--size", "6", "--num-aug", "7"], 8, {"empty cells": "18"}),
+    ("sudoku", ["--size", "9", "--num-aug", "7"], 11, {"empty cells": "50"}),
+    ("maze", ["--size", "8", "--kind", "corridors", "--augment"], 6, {ONE_PATH: "0 of 60 checked"}),
+    ("maze", ["--size", "8", "--kind", "perfect", "--augment"], 6, {ONE_PATH: "0 of 60 checked"}),
+    ("maze", ["--size", "8", "--kind", "walls", "--augment"], 6, {}),
+]
 
 
-@pytest.mark.parametrize("kind", ["corridors", "perfect", "walls"])
-def test_a_generated_set_of_mazes_is_whole_and_its_splits_share_no_maze(tmp_path, kind, capsys):
-    sizes = ["--size", str(SIZE), "--num-train", "60", "--num-test", "30", "--augment"]
-    assert trm(["build-data", "maze", "--kind", kind, *sizes, "--output-dir", str(tmp_path / "set")]) == 0
+@pytest.mark.parametrize(("what", "options", "vocab_size", "expected"), GENERATED)
+def test_a_generated_set_is_whole_and_its_splits_share_no_puzzle(tmp_path, capsys, what, options, vocab_size, expected):
+    counts = ["--num-train", "60", "--num-test", "30", "--output-dir", str(tmp_path / "set")]
+    assert trm(["build-data", what, *options, *counts]) == 0
+    assert "60 puzzles,         480 examples" in capsys.readouterr().out
     train, test = (load_split(tmp_path / "set", split) for split in ("train", "test"))
     assert (train.num_groups, train.num_examples, test.num_groups, test.num_examples) == (60, 480, 30, 30)
-    for split in (train, test):
-        assert (split.metadata.vocab_size, split.metadata.seq_len, split.metadata.ignore_label_id) == (6, 64, 0)
-        assert split.kind == MazeKind(SIZE)
-        found = search(split.inputs)
-        assert are_shortest_paths(split.inputs, split.labels, found).all()
-        assert found.steps.min() > 22
-        assert found.unique.all() == (kind != "walls")
-    marks = maze_fingerprints(train.inputs).reshape(60, 8)
-    assert (marks == marks[:, :1]).all()
-    assert len(np.unique(marks)) == 60
-    assert len(np.unique(train.inputs, axis=0)) == 480
-    assert not np.isin(maze_fingerprints(test.inputs), marks).any()
-    assert "60 puzzles,         480 examples" in capsys.readouterr().out
+    sizes = (int(options[1]) ** 2, vocab_size, 0)
+    assert (train.metadata.seq_len, train.metadata.vocab_size, train.metadata.ignore_label_id) == sizes
+    facts = inspect(tmp_path / "set", lambda *_: None)
+    wrong = {"sudoku": "labels that are not a solution", "maze": "labels that are not a shortest path"}[what]
+    for split in ("train", "test"):
+        assert facts[split][wrong].split()[0] == "0"
+    unique = {"puzzles without exactly one solution": "0 of 60 checked"} if what == "sudoku" else {}
+    assert expected.items() | unique.items() <= facts["train"].items()
+    marks, tested = (np.array([*each.kind.fingerprints(each.inputs, each.labels)]) for each in (train, test))
+    assert (marks.reshape(60, 8) == marks[::8, None]).all()
+    assert len({*marks.tolist(), *tested.tolist()}) == 60 + 30
+    assert len(np.unique(train.inputs, axis=0)) > 0.9 * train.num_examples
     findings = record_of(tmp_path / "set")["findings"]
-    assert findings["test_puzzles_equivalent_to_a_train_puzzle"] == 0
-    assert (findings["test_mazes_with_several_shortest_paths"] == 0) == (kind != "walls")
+    if what == "maze":
+        assert search(train.inputs).steps.min() > 22
+        assert findings["test_puzzles_equivalent_to_a_train_puzzle"] == 0
+        assert (findings["test_mazes_with_several_shortest_paths"] == 0) == (ONE_PATH in expected)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from support.latent_toy import LatentToy, evaluate_refilled, evaluate_trajectori
 from support.markers import slow_unless
 from support.scripts import run_script
 
-from benchmarks.trajectories import Setting, choose, means
 from train_jax.__main__ import main
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
@@ -34,7 +33,7 @@ from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.metrics import THRESHOLDS, threshold_logit
 from train_jax.tasks.puzzles.queues import make_queue_step, queues_of, rows_of_queues
 from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_eval_step
-from train_jax.tasks.puzzles.trajectories import STOPS, TrajectoryEvaluator, milestones
+from train_jax.tasks.puzzles.trajectories import STOPS, TrajectoryEvaluator
 
 ALL = list(range(len(HALT)))
 HALTS_AFTER = [4, 1, 2, 4, 3, 1, 4]
@@ -424,18 +423,3 @@ def test_options_that_do_not_go_together(capsys, finished_run):
         assert main(["evaluate", str(finished_run), *options]) == 2
         error = capsys.readouterr().err
         assert error.startswith("trm: ") and error.count("\n") == 1 and message in error
-
-
-def test_the_study_chooses_the_best_setting_of_each_number_and_the_cheapest_that_reaches_the_target():
-    def result(accuracy):
-        counts, depths = milestones(2), milestones(4)
-        shares = [[accuracy(count, steps) for steps in depths] for count in counts]
-        names = ("halting/best", "halting/last", "pass/best")
-        return {"trajectories": counts, "depths": depths, "shares": dict.fromkeys(names, shares), "count": 1000.0}
-
-    best_steps = [result(lambda count, steps: 0.9 + 0.02 * (steps >= 3)), result(lambda *_: 0.2)]
-    validated = means({0.1: [result(lambda count, steps: 0.5 + 0.1 * count)], 0.2: best_steps}, "halting/best")
-    assert validated[Setting(1, 0.2, 3)] == pytest.approx(0.56) and len(validated) == 2 * 2 * 4
-    assert choose(validated, 0.99) == [Setting(1, 0.1, 1), Setting(2, 0.1, 1)], "of equal ones the cheapest"
-    shares = {Setting(1, 0.1, 1): 0.4, Setting(1, 0.2, 2): 0.5, Setting(1, 0.3, 4): 0.6}
-    assert choose(shares, 0.45) == [Setting(1, 0.3, 4), Setting(1, 0.2, 2)]
