@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from support.halting_toy import CONTINUE, HALT, LENGTH, RIGHT_CELLS, STATE, STEPS, ToyObjective, evaluate, make_puzzles
 from support.latent_toy import LatentToy, evaluate_refilled, evaluate_trajectories
-from support.markers import slow_unless
+from support.markers import slow_or_campaign, slow_unless
 from support.scripts import run_script
 
 from train_jax.__main__ import main
@@ -92,16 +92,6 @@ def test_bootstrapped_halting_compares_as_in_training():
     curve = evaluate(ALL, 7, Devices(1), bootstrapped=True).halting_curve
     assert curve is not None
     assert next(p.mean_steps for p in curve.by_threshold if p.threshold == 0.5) == pytest.approx(np.mean(steps))
-
-
-@pytest.mark.slow
-def test_each_device_stops_by_itself(tmp_path):
-    """Each device has one row of 2 batches of 4 rows on 4 devices; in the second batch one has only padding."""
-    out = tmp_path / "out"
-    run_script("halt_on_devices", 4, 4, out)
-    for runner in ("pmap", "shard_map"):
-        result = dict(np.load(f"{out}.{runner}.npz"))
-        check(result, result["predictions"], HALTS_AFTER, float(np.mean(HALTS_AFTER)))
 
 
 def test_the_curve_equals_the_result_of_halting():
@@ -343,16 +333,19 @@ def test_the_noise_has_the_standard_deviation_and_is_added_after_each_step():
 
 @pytest.mark.slow
 def test_one_device_and_eight_give_the_same(tmp_path):
-    arrays = []
     for devices in (1, 8):
         run_script("trajectories_on_devices", devices, 8, tmp_path / str(devices))
-        arrays += [dict(np.load(tmp_path / f"{devices}.{runner}.npz")) for runner in ("pmap", "shard_map")]
-    for other in arrays[1:]:
-        for name, values in arrays[0].items():
+    first, *others = arrays = [dict(np.load(path)) for path in sorted(tmp_path.glob("*.npz"))]
+    for other in others:
+        for name, values in first.items():
             if not name.endswith("computed_steps"):
                 # Means over a queue of each device are sums in another order.
-                tolerance = 1e-6 if name.startswith("stopped") else 0
+                tolerance = 1e-6 if name.startswith(("stopped", "halted")) else 0
                 np.testing.assert_allclose(values, other[name], rtol=tolerance, atol=0, err_msg=name)
+    for each in arrays:
+        # A device with one row stops by itself; in the second batch of eight rows, two devices have only padding.
+        halted = {name.removeprefix("halted "): values for name, values in each.items() if name.startswith("halted ")}
+        check(halted, halted["preds"], HALTS_AFTER * 2, float(np.mean(HALTS_AFTER)))
 
 
 def test_what_cannot_be_evaluated_is_refused():
@@ -368,7 +361,7 @@ def test_what_cannot_be_evaluated_is_refused():
         evaluate_trajectories(ALL, 2**20, Devices(1), TrajectoryOptions(4096, 0.1, 4096))
 
 
-@pytest.mark.parametrize("model", slow_unless("trm".__eq__, ["trm", "hrm", "trm_hier6", "trm_singlez", "transformer"]))
+@pytest.mark.parametrize("model", ["trm", *slow_or_campaign(["hrm", "trm_hier6"], ["trm_singlez", "transformer"])])
 def test_without_noise_the_figures_are_those_of_the_ordinary_evaluation(data_dir, model):
     """A model continues beyond the steps of its training as one with a later limit does."""
     config = with_model(preset("tiny"), model)
