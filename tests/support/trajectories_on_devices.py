@@ -25,7 +25,7 @@ for runner in get_args(Runner)[:count]:  # one device needs no second one
     chosen = evaluate_trajectories(IDENTIFIERS, batch_size, devices, TrajectoryOptions(3, 0.8, 5, "both", seed=1))
     refilled = evaluate_refilled(IDENTIFIERS, batch_size, devices)
     stopped = evaluate_refilled(IDENTIFIERS, batch_size, devices, 0.9, TrajectoryOptions(3, 0.8, 5, seed=1))
-    halted = evaluate(IDENTIFIERS[:14], count, devices, threshold=0.5)
+    halted = evaluate(IDENTIFIERS[:7], count, devices, threshold=0.5)
     arrays = {f"share {name}": values for name, values in chosen.shares.items()}
     results = {"chosen": chosen.evaluation, "refilled": refilled, "stopped": stopped, "halted": halted}
     for name, evaluation in results.items():
