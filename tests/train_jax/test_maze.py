@@ -207,6 +207,8 @@ def test_two_cells_as_near_that_do_not_touch_are_no_path():
 
 def test_parse_reads_what_text_of_writes_and_what_people_type():
     maze = made(8, 1, 10).inputs[0]
+    assert tokens_of("# SGo").tolist() == [1, 2, 3, 4, 5], "the published ones"
+    assert tokens_of("?x\xff\u2603").tolist() == [255] * 4
     assert (parse(text_of(maze)) == maze).all()
     assert (parse(text_of(maze).replace(" ", ".").replace("\n", "\r\n") + "\r\n") == maze).all()
 
@@ -226,11 +228,6 @@ def test_parse_reads_what_text_of_writes_and_what_people_type():
 def test_a_text_that_is_no_maze_is_an_error(text, message):
     with pytest.raises(UserError, match=message):
         parse(text)
-
-
-def test_tokens_are_the_published_ones():
-    assert tokens_of("# SGo").tolist() == [1, 2, 3, 4, 5]
-    assert tokens_of("?x\xff\u2603").tolist() == [255] * 4
 
 
 @pytest.mark.parametrize("size", [5, 8, 11])
