@@ -202,6 +202,8 @@ def test_as_much_of_an_arc_canvas_is_compared_and_drawn_as_is_used():
     trace = trace_of(ArcKind(), solution, np.array([noise]), np.zeros(1), solution)
     assert (trace.kind.drawing.rows, trace.kind.drawing.cols) == (3, 4)
     assert not trace.wrong(1).any() and trace.mistakes(1) == []
+    noise[1] = 9
+    assert trace_of(ArcKind(), solution, np.array([noise]), np.zeros(1), solution).wrong(1).sum() == 1
 
 
 def cells_of_class(drawing: str, kind: str, cell: float) -> int:
@@ -235,6 +237,7 @@ def test_boards_show_every_cell_and_wrong_and_changed_ones_differ_in_more_than_c
     assert [cells_of_class(arc, f"arc{i}", 130 / 4) for i in range(10)] == [1, 1, 1, 1, 1, 0, 0, 0, 0, 1]
     drawing = board_at(sudoku, 1, label="x", side=132)
     assert cells_of_class(drawing, "mark", 130 / 4) == sudoku.wrong(1).sum() == 1
+    assert cells_of_class(drawing, "changed", 130 / 4) == sudoku.changed(1).sum() - 1 == 7
     assert drawing.count('class="underline"') and not board_at(sudoku, 3, label="x").count('class="underline"')
     assert not board_at(sudoku, 1, label="x", changes=False).count('class="underline"')
     assert board_at(maze, 3, label="x").count("<circle") == (SOLVED == PATH).sum()

@@ -231,6 +231,8 @@ def test_accuracy_after_each_act_step_is_counted_as_in_the_loss_head(run_dir):
     assert slowest_solved(act_steps.solved) == 1
     assert slowest_solved(np.zeros((2, 3), bool)) is None
     assert slowest_solved(np.array([[True, False], [False, False], [True, False]])) == 0
+    # One that stays solved, although the other one was solved later.
+    assert slowest_solved(np.array([[False, True], [True, True], [False, True], [True, True]])) == 1
 
 
 def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
