@@ -49,6 +49,19 @@ builder.tqdm = lambda items: items
 config = builder.DataProcessConfig(output_dir=output, num_aug=int(num_aug))
 measured(lambda: [builder.convert_subset(split, config) for split in ("train", "test")])
 """,
+    "maze": """
+tables, output, augment, ours = sys.argv[1:]
+hub = types.ModuleType("huggingface_hub")
+hub.hf_hub_download = lambda repo, name, repo_type: tables + "/" + name
+sys.modules["huggingface_hub"] = hub
+sys.path.insert(0, PUBLISHED + "/dataset")
+import build_maze_dataset as builder
+builder.preprocess_data(builder.DataProcessConfig(output_dir=output, aug=augment == "True"))
+from puzzle_dataset import PuzzleDataset, PuzzleDatasetConfig
+config = PuzzleDatasetConfig(seed=0, dataset_paths=[ours], global_batch_size=4, test_set_mode=True,
+                             epochs_per_iter=1, rank=0, num_replicas=1)
+measured(lambda: sum(size for _, _, size in PuzzleDataset(config, split="test")))
+""",
     "augment": """
 import numpy as np
 sys.modules["huggingface_hub"] = types.SimpleNamespace(hf_hub_download=None)

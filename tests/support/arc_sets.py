@@ -9,11 +9,8 @@ from support.arc_files import SUBSETS, write_files
 from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.grid import CELLS, parse_names, sizes_of, undo
 from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.metadata import read_recipe
 
 ALL = tuple(SUBSETS)
-
-
 TESTED = ("evaluation",)
 
 
@@ -21,12 +18,6 @@ def build(directory: Path, source: Path, **options) -> Path:
     chosen = {"subsets": ALL, "test_subsets": TESTED, "num_aug": 0, "seed": 5} | options
     assert ArcData(str(source), output_dir=directory, **chosen).build()
     return directory
-
-
-def record(directory: Path) -> dict:
-    found = read_recipe(directory)
-    assert found is not None
-    return found
 
 
 def identifiers(directory: Path) -> list[str]:
@@ -53,21 +44,20 @@ def originals(tokens: np.ndarray, names: list[str]) -> list[list]:
 
 def examples_by_name(puzzles: PuzzleSet, names: list[str]) -> dict[str, list[tuple[list, list]]]:
     """Maps the name of each puzzle to its examples, as grids of the original."""
-    counts = np.diff(puzzles.puzzle_indices)
-    of_example = [names[identifier] for identifier in np.repeat(puzzles.puzzle_identifiers, counts)]
-    pairs = list(zip(originals(puzzles.inputs, of_example), originals(puzzles.labels, of_example), strict=True))
     starts = puzzles.puzzle_indices
-    return {
-        names[identifier]: pairs[starts[number] : starts[number + 1]]
-        for number, identifier in enumerate(puzzles.puzzle_identifiers)
-    }
+    of_example = [names[identifier] for identifier in np.repeat(puzzles.puzzle_identifiers, np.diff(starts))]
+    pairs = list(zip(originals(puzzles.inputs, of_example), originals(puzzles.labels, of_example), strict=True))
+    parts = zip(puzzles.puzzle_identifiers, starts[:-1], starts[1:], strict=True)
+    return {names[identifier]: pairs[start:end] for identifier, start, end in parts}
+
+
+def read_files(source: Path, subset: str) -> list[dict]:
+    """Returns the challenges and the solutions of a subset."""
+    return [json.loads((source / f"arc-agi_{subset}_{part}.json").read_text()) for part in ("challenges", "solutions")]
 
 
 def copied(folder: Path, source: Path, **subsets: str) -> Path:
     """Copies the files of subsets to other names."""
     for subset, original in subsets.items():
-        read = [
-            json.loads((source / f"arc-agi_{original}_{kind}.json").read_text()) for kind in ("challenges", "solutions")
-        ]
-        write_files(folder, subset, *read)
+        write_files(folder, subset, *read_files(source, original))
     return folder

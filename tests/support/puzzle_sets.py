@@ -1,10 +1,12 @@
-"""Puzzle sets in memory whose examples contain their row."""
+"""Puzzle sets in memory whose examples contain their row; the `recipe.json` of one on disk."""
+
+from pathlib import Path
 
 import numpy as np
 
 from train_jax.tasks.puzzles.batches import mixture_of
 from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.metadata import Metadata, read_recipe
 
 
 def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> PuzzleSet:
@@ -31,3 +33,9 @@ def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> 
 def train_batch(puzzles: PuzzleSet, **options) -> dict[str, np.ndarray]:
     """Returns the training batch of one data set."""
     return mixture_of([puzzles]).train_batch(**options)
+
+
+def record_of(directory: Path) -> dict:
+    record = read_recipe(directory)
+    assert record is not None
+    return record

@@ -1,19 +1,12 @@
-"""Rows in the format of the public Sudoku-Extreme tables."""
+"""Rows and files in the format of the public tables."""
 
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from train_jax.tasks.puzzles.metadata import read_recipe
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-
-
-def hash_of(directory: Path) -> str:
-    record = read_recipe(directory)
-    assert record is not None
-    return record["content_sha256"]
 
 
 @cache

@@ -6,16 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arc_files import OFFICIAL, PUBLISHED, SUBSETS, random_grid, random_puzzle, write_files, write_source
-from support.arc_sets import ALL, TESTED, build, copied, examples_by_name, identifiers, in_corner, record
+from support.arc_sets import ALL, TESTED, build, copied, examples_by_name, identifiers, in_corner, read_files
+from support.puzzle_sets import record_of
 
 from benchmarks import published
 from train_jax.errors import UserError
 from train_jax.stages.build_data import ArcData, main
-from train_jax.tasks.puzzles.arc.grid import UNKNOWN, parse_names
+from train_jax.tasks.puzzles.arc import grid as arc_grid
+from train_jax.tasks.puzzles.arc.grid import UNKNOWN, Example, Symmetries, parse_names
 from train_jax.tasks.puzzles.arc.json import read_subset
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.metadata import FIELDS
+from train_jax.tasks.puzzles.symmetries import turned
 
 
 @pytest.fixture(scope="module")
@@ -25,23 +28,9 @@ def source(tmp_path_factory) -> Path:
 
 def test_without_augmentations_the_arrays_are_the_published_ones(tmp_path, source):
     """The hash is that of the arrays that the published builder wrote for these files with this seed."""
-    facts = record(build(tmp_path / "set", source))
-    assert facts["content_sha256"] == GOLDEN
+    facts = record_of(build(tmp_path / "set", source))
+    assert facts["content_sha256"] == "bbd634b14a8d3e9eaefc87b097f098f11ca115c51b4c7cd6172c8d9b93df7472"
     assert facts["findings"]["puzzles"] == SUBSETS
-
-
-GOLDEN = "bbd634b14a8d3e9eaefc87b097f098f11ca115c51b4c7cd6172c8d9b93df7472"
-
-
-def assert_equal_to_published(ours: Path, theirs: Path) -> None:
-    for split in ("train", "test"):
-        for field in FIELDS:
-            name = f"{split}/all__{field}.npy"
-            assert (ours / name).read_bytes() == (theirs / name).read_bytes()
-        name = f"{split}/dataset.json"
-        assert json.loads((ours / name).read_text()) == json.loads((theirs / name).read_text())
-    for name in ("identifiers.json", "test_puzzles.json"):
-        assert json.loads((ours / name).read_text()) == json.loads((theirs / name).read_text())
 
 
 @pytest.mark.skipif(PUBLISHED is None, reason="TRM_PUBLISHED does not give the folder of the published code")
@@ -50,14 +39,15 @@ def assert_equal_to_published(ours: Path, theirs: Path) -> None:
 def test_the_published_builder_writes_the_same(tmp_path, source, edition, seed):
     files, subsets, tested = source, ALL, TESTED
     if OFFICIAL is not None:
-        files, subsets, tested = (
-            Path(OFFICIAL),
-            (f"training{edition}", f"evaluation{edition}", "concept"),
-            (f"evaluation{edition}",),
-        )
+        files, tested = Path(OFFICIAL), (f"evaluation{edition}",)
+        subsets = (f"training{edition}", *tested, "concept")
     ours = build(tmp_path / "ours", files, subsets=subsets, test_subsets=tested, seed=seed)
     published.run(str(PUBLISHED), "arc", files / "arc-agi", tmp_path / "theirs", ",".join(subsets), tested[0], 0, seed)
-    assert_equal_to_published(ours, tmp_path / "theirs")
+    for split in ("train", "test"):
+        for name in (f"{split}/all__{field}.npy" for field in FIELDS):
+            assert (ours / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+    for name in ("train/dataset.json", "test/dataset.json", "identifiers.json", "test_puzzles.json"):
+        assert json.loads((ours / name).read_text()) == json.loads((tmp_path / "theirs" / name).read_text())
 
 
 def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path, source):
@@ -87,11 +77,11 @@ def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path,
 
 
 def test_the_seed_decides_the_bytes_and_workers_and_other_puzzles_do_not(tmp_path, source):
-    first = build(tmp_path / "first", source, num_aug=8, workers=1)
-    hashes = {name: record(build(tmp_path / name, source, num_aug=8, **options))["content_sha256"]
-              for name, options in {"again": {"workers": 5}, "other": {"seed": 6}}.items()}  # fmt: skip
-    assert record(first)["content_sha256"] == hashes["again"] != hashes["other"]
-    names = set(identifiers(first))
+    made = {"first": {"workers": 1}, "again": {"workers": 5}, "other": {"seed": 6}}
+    sets = [build(tmp_path / name, source, num_aug=8, **options) for name, options in made.items()]
+    hashes = [record_of(directory)["content_sha256"] for directory in sets]
+    assert hashes[0] == hashes[1] != hashes[2]
+    names = set(identifiers(sets[0]))
     assert set(identifiers(build(tmp_path / "fewer", source, num_aug=3))) < names
     assert set(identifiers(build(tmp_path / "part", source, num_aug=8, subsets=("evaluation",)))) < names
 
@@ -99,45 +89,38 @@ def test_the_seed_decides_the_bytes_and_workers_and_other_puzzles_do_not(tmp_pat
 # ---- subsets
 
 
-def test_a_tested_puzzle_in_a_subset_that_is_trained_on_is_refused(tmp_path, source):
-    files = copied(tmp_path / "files", source, evaluation="evaluation", more="evaluation")
+def test_a_puzzle_of_several_subsets_is_taken_once_and_never_tested_and_trained_on(tmp_path, source):
+    subsets = {"evaluation": "evaluation", "more": "evaluation", "training": "training", "again": "training"}
+    files = copied(tmp_path / "files", source, **subsets)
     message = "puzzle evaluation0 of the test subset evaluation is also in more, whose solutions are trained"
-    for subsets in (("evaluation", "more"), ("more", "evaluation")):
+    for both in (("evaluation", "more"), ("more", "evaluation")):
         with pytest.raises(UserError, match=message):
-            build(tmp_path / "set", files, subsets=subsets)
+            build(tmp_path / "set", files, subsets=both)
     assert not (tmp_path / "set").exists()
-
-
-def test_a_test_example_that_a_puzzle_of_another_name_trains_on_is_reported(tmp_path, source):
-    files = copied(tmp_path / "files", source, evaluation="evaluation")
-    challenges = json.loads((files / "arc-agi_evaluation_challenges.json").read_text())
-    solutions = json.loads((files / "arc-agi_evaluation_solutions.json").read_text())
-    write_files(files, "other", {"x": challenges["evaluation0"]}, {"x": solutions["evaluation0"]})
-    found = record(build(tmp_path / "set", files, subsets=("evaluation", "other")))["findings"]
-    num_tested = len(challenges["evaluation0"]["test"])
-    assert found["test_examples_that_another_puzzle_trains_on"] == ["evaluation0 in x"] * num_tested
-
-
-def test_a_puzzle_of_two_trained_subsets_is_taken_once(tmp_path, source):
-    files = copied(tmp_path / "files", source, evaluation="evaluation", training="training", again="training")
     directory = build(tmp_path / "set", files, subsets=("training", "again", "evaluation"))
     key = "puzzles_left_out_because_another_subset_has_them"
-    assert record(directory)["findings"][key] == SUBSETS["training"]
+    assert record_of(directory)["findings"][key] == SUBSETS["training"]
     names = identifiers(directory)
     assert len(set(names)) == len(names) == 1 + SUBSETS["training"] + SUBSETS["evaluation"]
 
 
+def test_a_test_example_that_a_puzzle_of_another_name_trains_on_is_reported(tmp_path, source):
+    files = copied(tmp_path / "files", source, evaluation="evaluation")
+    challenges, solutions = read_files(source, "evaluation")
+    write_files(files, "other", {"x": challenges["evaluation0"]}, {"x": solutions["evaluation0"]})
+    found = record_of(build(tmp_path / "set", files, subsets=("evaluation", "other")))["findings"]
+    num_tested = len(challenges["evaluation0"]["test"])
+    assert found["test_examples_that_another_puzzle_trains_on"] == ["evaluation0 in x"] * num_tested
+
+
 def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, source):
     for subset in ALL:
-        write_files(
-            tmp_path / "files", subset, json.loads((source / f"arc-agi_{subset}_challenges.json").read_text()), None
-        )
+        write_files(tmp_path / "files", subset, read_files(source, subset)[0], None)
     read = [read_subset(tmp_path / "files", subset) for subset in ALL]
-    assert all(
-        example.output is UNKNOWN for each in read for puzzle in each.puzzles for example in puzzle.sections["test"]
-    )
+    asked = [example for each in read for puzzle in each.puzzles for example in puzzle.sections["test"]]
+    assert all(example.output is UNKNOWN for example in asked)
     directory = build(tmp_path / "set", tmp_path / "files")
-    found = record(directory)["findings"]
+    found = record_of(directory)["findings"]
     assert found["test_examples_without_a_solution"] == found["original_examples"]["test"] > 0
     left_out = sum(len(p.sections["test"]) for each in read for p in each.puzzles if each.name != "evaluation")
     assert found["original_examples_left_out"] == left_out > 0
@@ -148,31 +131,21 @@ def test_without_solutions_questions_are_asked_and_never_trained_on(tmp_path, so
     puzzles = load_split(directory, "test")
     assert puzzles.labels.shape == labels.shape and (puzzles.labels == puzzles.metadata.ignore_label_id).all()
     assert inspect(directory, lambda *_: None)["data set"]["content"] == "as it was written (SHA-256)"
-
-
-def test_a_black_cell_is_a_solution_beside_others(tmp_path, source):
-    rng = np.random.RandomState(0)
-    puzzles = {name: random_puzzle(rng) for name in ("a", "b")}
-    solutions = {name: [[[0]] for _ in grids] if name == "a" else grids for name, (_, grids) in puzzles.items()}
-    write_files(tmp_path / "files", "x", {name: puzzle for name, (puzzle, _) in puzzles.items()}, solutions)
-    labels = load_split(build(tmp_path / "set", tmp_path / "files", subsets=("x",), test_subsets=("x",)), "test").labels
-    assert (labels != 0).any(axis=1).all()
-
-
-def as_one_file_for_each_task(folder, source, subset):
-    challenges, solutions = (
-        json.loads((source / f"arc-agi_{subset}_{part}.json").read_text()) for part in ("challenges", "solutions")
-    )
-    (folder / subset).mkdir(parents=True)
-    for name, puzzle in challenges.items():
-        test = [{**one, "output": grid} for one, grid in zip(puzzle["test"], solutions[name], strict=True)]
-        (folder / subset / f"{name}.json").write_text(json.dumps(puzzle | {"test": test}))
+    # A black cell is a solution where a puzzle has another one.
+    puzzles, solutions = read_files(source, "evaluation")
+    write_files(tmp_path / "black", "x", puzzles, solutions | {"evaluation0": [[[0]]] * len(solutions["evaluation0"])})
+    black = build(tmp_path / "other", tmp_path / "black", subsets=("x",), test_subsets=("x",))
+    assert (load_split(black, "test").labels != 0).any(axis=1).all()
 
 
 def test_one_file_for_each_task_is_the_same_data_set(tmp_path, source):
     """The repository of ARC-AGI has such files; the order of their creation does not matter."""
     for subset in ALL:
-        as_one_file_for_each_task(tmp_path / "data", source, subset)
+        challenges, solutions = read_files(source, subset)
+        (tmp_path / "data" / subset).mkdir(parents=True)
+        for name, puzzle in challenges.items():
+            test = [{**one, "output": grid} for one, grid in zip(puzzle["test"], solutions[name], strict=True)]
+            (tmp_path / "data" / subset / f"{name}.json").write_text(json.dumps(puzzle | {"test": test}))
     ours, official = build(tmp_path / "ours", tmp_path / "data"), build(tmp_path / "official", source)
     for split in ("train", "test"):
         for array in ("inputs", "labels"):
@@ -193,7 +166,7 @@ def test_a_list_of_examples_is_a_task_to_train_on(tmp_path):
     (tmp_path / "data" / "tasks").mkdir()
     (tmp_path / "data" / "tasks" / "0a.json").write_text(json.dumps(examples))
     directory = build(tmp_path / "set", tmp_path / "data", subsets=("tasks", "evaluation"))
-    assert identifiers(directory)[1] == "0a" and record(directory)["findings"]["puzzles"]["tasks"] == 1
+    assert identifiers(directory)[1] == "0a" and record_of(directory)["findings"]["puzzles"]["tasks"] == 1
     with pytest.raises(UserError, match="puzzle 0a of the test subset tasks is a list of examples"):
         build(tmp_path / "other", tmp_path / "data", subsets=("tasks",), test_subsets=("tasks",))
     (tmp_path / "data" / "tasks" / "0a.json").write_text("[]")
@@ -216,11 +189,109 @@ def test_wrong_options_are_named_and_nothing_is_written(tmp_path, source):
         with pytest.raises(UserError, match=message):
             main(ArcData(**(arc | options)))
     assert not list(tmp_path.iterdir())
-
-
-def test_the_beginning_of_the_names_serves_as_source_where_a_folder_is_ambiguous(tmp_path, source):
+    # The beginning of the names serves as source where a folder is ambiguous.
     files = copied(tmp_path / "files", source, training="training", evaluation="evaluation", concept="concept")
     (files / "mine_training_challenges.json").write_text("{}")
     with pytest.raises(UserError, match=r"both arc-agi_training_.* and mine_training_.*/files/arc-agi$"):
         build(tmp_path / "set", files)
     build(tmp_path / "set", files / "arc-agi")
+
+
+# ---- grids on the canvas and their symmetries
+
+
+def test_a_grid_lies_on_the_canvas_with_end_tokens_below_and_to_the_right():
+    canvases = arc_grid.placements([np.array([[7, 0, 9], [1, 2, 3]], np.uint8)])[0]
+    inside, in_the_last_corner = np.zeros((2, 30, 30), int)
+    inside[1:4, 2:6] = [[9, 2, 11, 1], [3, 4, 5, 1], [1, 1, 1, 0]]
+    in_the_last_corner[28:, 27:] = [[9, 2, 11], [3, 4, 5]]
+    assert (canvases[30 - 1, 30 - 2] == inside).all()
+    assert (canvases[30 - 28, 30 - 27] == in_the_last_corner).all()
+
+
+def test_a_name_tells_the_symmetry_and_nothing_else_is_read_as_one():
+    colours = np.array([np.arange(10), [0, 3, 1, 2, 9, 8, 7, 6, 5, 4]], np.uint8)
+    symmetries = Symmetries(np.array([0, 6], np.uint8), colours)
+    names = arc_grid.names_of("00576224", symmetries)
+    assert names == ["00576224", "00576224|||t6|||0312987654"]
+    found, again = parse_names(names)
+    assert found == ["00576224"] * 2
+    assert all((one == two).all() for one, two in zip(symmetries, again, strict=True))
+    endings = ("t8|||0123456789", "t1|||0123456788", "t1|||012345678", "b", "t1|||x|||t1|||0123456789")
+    for bad in (f"a|||{ending}" for ending in endings):
+        with pytest.raises(UserError, match="is invalid, expected NAME or NAME"):
+            parse_names([bad])
+
+
+def test_the_largest_rectangle_of_colours_is_read():
+    canvas = np.zeros((5, 30, 30), np.uint8)
+    canvas[0, :3, :4] = 5
+    canvas[0, 1, 3] = 1  # an end token where there should be a colour: three columns of three are more than four
+    canvas[1, 2:, 3:] = 5  # nothing in the corner
+    canvas[2] = 11
+    canvas[3, :2, :2] = 4
+    canvas[3, 0, :4] = 4  # as large as the square; the flatter of the two counts
+    canvas[4, :2, :2] = 12  # no colour
+    rows, cols = arc_grid.sizes_of(canvas.reshape(5, arc_grid.CELLS))
+    assert list(zip(rows.tolist(), cols.tolist(), strict=True)) == [(3, 3), (0, 0), (30, 30), (1, 4), (0, 0)]
+
+
+def test_places_are_drawn_from_all_that_are_possible():
+    """Input 1x2 and output 3x1 under turn 0 and turn 1: rows 0 to 27 and columns 0 to 28, or the other way round."""
+    example = Example(np.zeros((1, 2), np.uint8), np.zeros((3, 1), np.uint8))
+    turns = np.array([0, 1] * 20_000, np.uint8)
+    places = arc_grid.place([example, example], turns, np.random.default_rng(0))
+    is_moved = (places.top > 0) | (places.left > 0)
+    assert is_moved.sum(axis=1).max() == 1
+    for turn, ends in ((0, (27, 28)), (1, (28, 27))):
+        for offsets, end in zip(places, ends, strict=True):
+            counts = np.bincount(offsets[turns == turn][:, 0], minlength=end + 1)
+            # Half of the time the other example is the one that moves.
+            assert len(counts) == end + 1
+            assert counts[1:].min() > 0.6 * 10_000 / (end + 1)
+    symmetries = Symmetries(turns[:4], np.tile(np.arange(10, dtype=np.uint8), (4, 1)))
+    tokens = arc_grid.render([example.input], symmetries, arc_grid.Places(np.full((4, 1), 27), np.full((4, 1), 28)))
+    assert [tuple(np.argwhere(row.reshape(30, 30) == 2)[0]) for row in tokens] == [(27, 28)] * 4
+
+
+@pytest.mark.parametrize(
+    ("grid", "different"), [([[0]], 1), ([[4]], 9), ([[0, 3]], 4 * 9), ([[1, 0], [0, 0]], 4 * 9), ([[1, 2]], 2 * 9 * 8)]
+)
+def test_a_puzzle_that_looks_alike_gets_as_many_augmentations_as_there_are(grid, different):
+    example = Example(np.array(grid, np.uint8), np.array(grid, np.uint8))
+    symmetries = arc_grid.draw(arc_grid.Puzzle("only", {"train": [example]}), 500, np.random.default_rng(0))
+    assert len(symmetries.turns) == different
+    assert symmetries.turns[0] == 0 and (symmetries.colours[0] == np.arange(10)).all()
+
+
+def test_symmetries_are_drawn_uniformly():
+    puzzle = arc_grid.Puzzle(
+        "p", {"train": [Example(np.arange(10, dtype=np.uint8).reshape(2, 5), np.zeros((1, 2), np.uint8))]}
+    )
+    symmetries = arc_grid.draw(puzzle, 20_000, np.random.default_rng(0))
+    assert len(symmetries.turns) == 20_001
+    assert np.bincount(symmetries.turns[1:]).min() > 0.9 * 20_000 / 8
+    assert (symmetries.colours[:, 0] == 0).all()
+    for colour in range(1, 10):
+        counts = np.bincount(symmetries.colours[1:, colour], minlength=10)
+        assert counts[0] == 0 and counts[1:].min() > 0.9 * 20_000 / 9
+
+
+def test_examples_that_a_symmetry_relates_are_known_as_the_same():
+    rng = np.random.default_rng(0)
+    example = Example(*(rng.integers(0, 10, (3, 4), dtype=np.uint8) for _ in range(2)))
+    palette = np.array([0, 2, 1, 4, 3, 5, 9, 8, 7, 6], np.uint8)
+    key = arc_grid.canonical(example)
+    assert key == arc_grid.canonical(Example(*(turned(palette[grid], 7) for grid in example)))
+    assert key != arc_grid.canonical(Example(turned(palette[example.input], 7), turned(palette[example.output], 1)))
+    assert key != arc_grid.canonical(Example(palette[example.input], example.output))
+    assert key != arc_grid.canonical(Example(example.input, example.output.reshape(4, 3)))
+    for _ in range(20):
+        example = Example(*(rng.integers(0, 10, rng.integers(1, 5, 2), dtype=np.uint8) for _ in range(2)))
+        for turn in range(8):
+            assert arc_grid.invariant(example) == arc_grid.invariant(
+                Example(*(turned(palette[grid], turn) for grid in example))
+            )
+        assert arc_grid.invariant(example) != arc_grid.invariant(
+            Example(example.input, np.vstack([example.output, example.output]))
+        )

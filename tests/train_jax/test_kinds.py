@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 from support.arc_files import write_source
+from support.puzzle_sets import record_of
 from support.small_set import RECIPE, rewrite_json, splits
 
 from train_jax.errors import UserError
 from train_jax.plugins import load_plugin
-from train_jax.report.answers import Answers, by_act_step, failures_of
 from train_jax.report.terminal import samples, verdict
 from train_jax.stages.build_data import ArcData, MazeData, SudokuData, main
 from train_jax.tasks.puzzles import kinds
@@ -22,7 +22,7 @@ from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.kinds import KINDS, MIXED, kind_of, trace_of
 from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.metadata import Metadata, read_metadata, read_recipe
+from train_jax.tasks.puzzles.metadata import Metadata, read_metadata
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
@@ -42,9 +42,14 @@ def mazes(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.key)
-def test_a_key_rebuilds_its_kind_and_no_other(kind):
+def test_a_kind_is_rebuilt_from_its_key_or_else_recognised_by_its_sizes(kind):
     assert kind_of(metadata_of(kind.seq_len, kind.vocab_size, kind.key)) == kind
     assert sum(each.from_key(kind.key) is not None for each in CLASSES) == 1
+    expected = SudokuKind(GEOMETRIES[4]) if kind == MazeKind(4) else kind
+    assert kind_of(metadata_of(kind.seq_len, kind.vocab_size)) == expected
+    assert kind_of(metadata_of(kind.seq_len, kind.vocab_size + 20)) is None
+    recognised = [each for each in CLASSES if each.recognise(metadata_of(kind.seq_len, kind.vocab_size))]
+    assert len(recognised) == 1  # the order of the kinds does not matter, then
 
 
 @pytest.mark.parametrize(
@@ -66,39 +71,26 @@ def test_a_model_is_scored_on_the_kind_of_puzzle_that_it_was_trained_on(given, t
     assert refused in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["sudoku-5x5", "sudoku-9", "maze-51", "maze-05", "maze-", "ARC", MIXED])
-def test_a_key_that_is_not_known_gives_no_kind(key):
+def test_a_key_that_is_not_known_gives_no_kind():
     """The kind is not guessed from the sizes, which here are those of a Sudoku."""
-    assert kind_of(metadata_of(81, 11, key)) is None
-
-
-@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.key)
-def test_a_kind_that_is_not_stated_is_recognised_by_its_sizes(kind):
-    expected = SudokuKind(GEOMETRIES[4]) if kind == MazeKind(4) else kind
-    assert kind_of(metadata_of(kind.seq_len, kind.vocab_size)) == expected
-    assert kind_of(metadata_of(kind.seq_len, kind.vocab_size + 20)) is None
-    recognised = [each for each in CLASSES if each.recognise(metadata_of(kind.seq_len, kind.vocab_size))]
-    assert len(recognised) == 1  # the order of the kinds does not matter, then
+    for key in ("sudoku-5x5", "sudoku-9", "maze-51", "maze-05", "maze-", "ARC", MIXED):
+        assert kind_of(metadata_of(81, 11, key)) is None
 
 
 def test_builders_state_the_kind_and_the_published_files_do_not(tmp_path, mazes):
     main(SudokuData(output_dir=tmp_path / "sudoku", size=6, num_train=3, num_test=2))
     main(ArcData(str(write_source(tmp_path / "source")), output_dir=tmp_path / "arc", num_aug=0))
     for directory, key in ((mazes, "maze-4"), (tmp_path / "sudoku", "sudoku-6x6"), (tmp_path / "arc", "arc")):
-        record = read_recipe(directory)
-        assert record is not None and record["kind"] == key
+        record = record_of(directory)
+        assert record["kind"] == key
         for split in ("train", "test"):
             puzzles = load_split(directory, split)
             assert puzzles.metadata.kind == key and puzzles.kind is not None and puzzles.kind.key == key
             assert record["content"][split] == puzzles.fingerprint
             assert "kind" not in json.loads((directory / split / "dataset.json").read_text())
-
-
-def test_a_run_keeps_the_kind_of_its_data(mazes, tmp_path):
-    metadata = load_split(mazes, "train").metadata
-    path = tmp_path / "dataset.json"
-    path.write_text(json.dumps(dataclasses.asdict(metadata)))
-    assert read_metadata(path) == metadata and kind_of(read_metadata(path)) == MazeKind(4)
+    path = tmp_path / "dataset.json"  # that of a run, which keeps the kind
+    path.write_text(json.dumps(dataclasses.asdict(load_split(mazes, "train").metadata)))
+    assert kind_of(read_metadata(path)) == MazeKind(4)
     rewrite_json(path, kind="absent")
     assert read_metadata(path).kind == ""
 
@@ -111,12 +103,10 @@ def test_a_kind_that_is_no_name_is_ignored_in_a_recipe_and_refused_in_metadata(m
     with pytest.raises(UserError, match=r"dataset\.json: kind is .*expected (str|a name such as sudoku-9x9)") as caught:
         load_split(mazes, "train")
     assert str(caught.value).isprintable()
-
-
-def test_a_kind_of_other_sizes_is_refused(mazes):
+    rewrite_json(mazes / "train/dataset.json", kind="absent")
     rewrite_json(mazes / "recipe.json", kind="maze-30")
     with pytest.raises(UserError, match="kind is maze-30, expected 900 tokens from a vocabulary of 6, found 16 from 6"):
-        load_split(mazes, "test")
+        load_split(mazes, "train")
 
 
 def test_the_kind_of_several_data_sets_is_that_of_the_largest(mazes, tmp_path):
@@ -129,29 +119,6 @@ def test_the_kind_of_several_data_sets_is_that_of_the_largest(mazes, tmp_path):
     assert both.metadata.kind == MIXED and kind_of(both.metadata) is None
     fingerprints = {mixture.fingerprint for mixture in (sudokus, both, mixture_of(both.parts[::-1]), both.part(0))}
     assert len(fingerprints) == 4 and sudokus.fingerprint == mixture_of(sudokus.parts).fingerprint
-
-
-def test_a_kind_from_outside_is_named_by_the_run_and_never_by_a_data_set(tmp_path, monkeypatch):
-    (tmp_path / "their_kind.py").write_text(
-        "from train_jax.tasks.puzzles.maze.kind import MazeKind\n"
-        "class Wide(MazeKind):\n"
-        "    @classmethod\n"
-        "    def from_key(cls, key):\n"
-        "        return cls(6) if key == 'wide' else None\n"
-        "    @classmethod\n"
-        "    def recognise(cls, data):\n"
-        "        return None\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(kinds, "KINDS", dict(kinds.KINDS))
-    data = metadata_of(36, MazeKind(6).vocab_size, "wide")
-    assert kind_of(data) is None and kind_of(dataclasses.replace(data, kind="their_kind:Wide")) is None
-    kinds.add_kind("")
-    kinds.add_kind("their_kind:Wide")
-    assert type(kind_of(data)).__name__ == "Wide"
-    for name, message in (("wide", "expected package.module:Class"), ("their_kind:None", "has no 'None'")):
-        with pytest.raises(UserError, match=message):
-            kinds.add_kind(name)
 
 
 TOY = """
@@ -179,11 +146,18 @@ class Reversed(Kind):
 """
 
 
-def test_a_kind_has_only_what_differs_from_the_defaults(tmp_path, monkeypatch):
+def test_a_kind_of_the_user_is_named_by_the_run_and_has_only_what_differs_from_the_defaults(tmp_path, monkeypatch):
     (tmp_path / "toy_kind.py").write_text(TOY)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(kinds, "KINDS", dict(kinds.KINDS))
+    for key in ("reversed", "toy_kind:Reversed"):
+        assert kind_of(metadata_of(4, 6, key)) is None, "a data set cannot name code"
+    kinds.add_kind("")
+    for name, message in (("wide", "expected package.module:Class"), ("toy_kind:None", "has no 'None'")):
+        with pytest.raises(UserError, match=message):
+            kinds.add_kind(name)
     kinds.add_kind("toy_kind:Reversed")
+    assert type(kind_of(metadata_of(4, 6, "reversed"))).__name__ == "Reversed"
     assert write_dataset(tmp_path / "set", splits(), ["<blank>", "a", "b"], RECIPE)
     facts, test = inspect(tmp_path / "set", lambda *_: None), load_split(tmp_path / "set", "test")
     assert facts["data set"]["kind"] == "reversed words" and test.metadata.kind == "reversed"
@@ -195,6 +169,3 @@ def test_a_kind_has_only_what_differs_from_the_defaults(tmp_path, monkeypatch):
     trace = trace_of(kind, test.inputs[0], answers, logits, solution)
     assert verdict(trace).startswith("solved: every cell equals the solution, since ACT step 2")
     assert trace.mistakes(1) == ["4 of 4 cells wrong"]
-    answered = Answers(test.metadata, test.inputs, test.labels, test.inputs[None], np.zeros((1, 5)))
-    failures = failures_of(answered, kind, by_act_step(answered))
-    assert (failures.failed, failures.by_difficulty) == (5, {})

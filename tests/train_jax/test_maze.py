@@ -8,15 +8,7 @@ from scipy import ndimage
 
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.generator import (
-    boards_of,
-    cells_of,
-    corridors,
-    generate,
-    reached_one_way,
-    spanning_trees,
-    waves,
-)
+from train_jax.tasks.puzzles.maze.generator import boards_of, cells_of, generate
 from train_jax.tasks.puzzles.maze.grid import (
     GOAL,
     OPEN,
@@ -45,12 +37,8 @@ RING = """
 """Two ways around a block, of four and of six steps."""
 
 
-def silent(*_):
-    pass
-
-
-def made(size: int, count: int, min_path: int, kind="corridors") -> Mazes:
-    return generate(count, size, min_path, kind, np.random.default_rng(0), silent)
+def made(size: int, count: int, min_path: int, kind="corridors", **options) -> Mazes:
+    return generate(count, size, min_path, kind, np.random.default_rng(0), lambda *_: None, **options)
 
 
 def walked(maze: np.ndarray) -> tuple[int, int]:
@@ -72,24 +60,21 @@ def walked(maze: np.ndarray) -> tuple[int, int]:
     return distance.get(goal, -1), ways.get(goal, 0)
 
 
-@pytest.mark.parametrize(("size", "count", "min_path"), [(5, 60, 8), (10, 40, 29), (13, 20, 40), (30, 6, 110)])
-def test_corridors_have_one_shortest_path_and_it_is_the_solution(size, count, min_path):
-    mazes = made(size, count, min_path)
+@pytest.mark.parametrize(
+    ("kind", "size", "count", "min_path"),
+    [("corridors", 5, 60, 8), ("corridors", 10, 40, 29), ("corridors", 30, 6, 110), ("walls", 20, 60, 60)],
+)
+def test_the_solution_is_a_shortest_path_and_in_corridors_the_only_one(kind, size, count, min_path):
+    mazes = made(size, count, min_path, kind)
     assert mazes.inputs.shape == mazes.solutions.shape == (count, size * size)
     for maze, solution in zip(*mazes, strict=True):
         steps, ways = walked(maze)
-        assert ways == 1 and steps > min_path
+        assert (ways == 1 or kind == "walls") and steps > min_path
         assert (solution == PATH).sum() == steps - 1
     assert are_shortest_paths(*mazes, search(mazes.inputs)).all()
 
 
-def test_walls_are_strewn_as_published_and_the_solution_is_a_shortest_path():
-    mazes = made(20, 60, 60, kind="walls")
-    assert are_shortest_paths(*mazes, search(mazes.inputs)).all()
-    for maze, solution in zip(*mazes, strict=True):
-        steps, _ = walked(maze)
-        assert steps > 60
-        assert (solution == PATH).sum() == steps - 1
+def test_walls_are_strewn_as_published():
     shares = 1 - maze_generator.random_walls(2000, 50, np.random.default_rng(0)).mean(axis=(1, 2))
     assert 0.26 < shares.min() < 0.31 and 0.49 < shares.max() < 0.54 and abs(shares.mean() - 0.4) < 0.01
 
@@ -105,21 +90,19 @@ def test_of_many_shortest_paths_walls_takes_the_first_of_up_left_down_and_right(
 
 def test_corridors_without_loops_are_trees_and_fill_the_square(monkeypatch):
     monkeypatch.setattr(maze_generator, "LOOPS", 0.0)
-    ground = corridors(40, 12, np.random.default_rng(0))
-    joins = (ground[:, 1:] & ground[:, :-1]).sum(axis=(1, 2)) + (ground[:, :, 1:] & ground[:, :, :-1]).sum(axis=(1, 2))
-    cells = ground.sum(axis=(1, 2))
-    trees = np.array([components(each) for each in ground])
-    # A forest has as many edges as cells, less one for each tree.
-    assert (joins == cells - trees).all()
-    for cells_open in ground:
-        for row, col in np.argwhere(~cells_open):
-            closed = cells_open.copy()
-            closed[row, col] = True
-            assert edges(closed) > closed.sum() - components(closed), "a cell that joins no tree to itself is a wall"
+    ground = maze_generator.corridors(40, 12, np.random.default_rng(0))
+    for cells in ground:
+        assert loops(cells) == 0
+        for row, col in np.argwhere(~cells):
+            more = cells.copy()
+            more[row, col] = True
+            assert loops(more) > 0, "a cell that joins no tree to itself is a wall"
 
 
-def edges(cells: np.ndarray) -> int:
-    return int((cells[1:] & cells[:-1]).sum() + (cells[:, 1:] & cells[:, :-1]).sum())
+def loops(cells: np.ndarray) -> int:
+    """A forest has as many edges as cells, less one for each tree."""
+    edges = (cells[1:] & cells[:-1]).sum() + (cells[:, 1:] & cells[:, :-1]).sum()
+    return int(edges - cells.sum() + components(cells))
 
 
 def components(cells: np.ndarray) -> int:
@@ -135,9 +118,9 @@ def test_floods_agree_with_the_search_on_distances_and_on_what_one_path_leads_to
     flooded = np.full(ground.shape, -1)
     before = one_way = start
     alone = cells_of(start)
-    for step, wave in enumerate(waves(boards_of(ground), start)):
+    for step, wave in enumerate(maze_generator.waves(boards_of(ground), start)):
         if step:
-            one_way = reached_one_way(wave, before, one_way)
+            one_way = maze_generator.reached_one_way(wave, before, one_way)
             alone |= cells_of(one_way)
         before = wave
         flooded[cells_of(wave)] = step
@@ -222,18 +205,10 @@ def test_two_cells_as_near_that_do_not_touch_are_no_path():
     assert not are_shortest_paths(maze.reshape(1, -1), answer.reshape(1, -1), paths)[0]
 
 
-def test_mazes_that_cannot_be_generated_are_an_error_with_a_remedy(monkeypatch):
-    monkeypatch.setattr(maze_generator, "PATIENCE", 4096)
-    with pytest.raises(
-        UserError, match=r"0 of 5 mazes of 6x6 .* of more than 30 steps were generated in .*the longest path has 2\d"
-    ):
-        made(6, 5, 30)
-    with pytest.raises(UserError, match=r"mazes of 5x5 .* use a lower --min-path, fewer mazes or a larger --size"):
-        made(5, 50, 15)
-
-
 def test_parse_reads_what_text_of_writes_and_what_people_type():
     maze = made(8, 1, 10).inputs[0]
+    assert tokens_of("# SGo").tolist() == [1, 2, 3, 4, 5], "the published ones"
+    assert tokens_of("?x\xff\u2603").tolist() == [255] * 4
     assert (parse(text_of(maze)) == maze).all()
     assert (parse(text_of(maze).replace(" ", ".").replace("\n", "\r\n") + "\r\n") == maze).all()
 
@@ -245,7 +220,6 @@ def test_parse_reads_what_text_of_writes_and_what_people_type():
         ("\n" * 5, r"line 1 of the maze has 0 cells, expected 5, .* write '\.' for open cells at the end"),
         (RING.replace("#S...#", "#S... #"), "line 2 of the maze has 7 cells, expected 6"),
         (RING.replace("S", "x"), "'x' at line 2, column 2 of the maze is invalid; write '#' for a wall"),
-        (RING.replace("S", "\x1b"), r"'\\x1b' at line 2, column 2"),
         (RING.replace("S", "."), "the maze has 0 starts, expected one; write 'S' in one cell"),
         (RING.replace("....", ".GG."), "the maze has 3 goals, expected one"),
         ((("#" * 51) + "\n") * 51, "the maze has 51 lines, expected 4 to 50"),
@@ -256,19 +230,11 @@ def test_a_text_that_is_no_maze_is_an_error(text, message):
         parse(text)
 
 
-def test_tokens_are_the_published_ones():
-    assert tokens_of("# SGo").tolist() == [1, 2, 3, 4, 5]
-    assert tokens_of("?x\xff\u2603").tolist() == [255] * 4
-
-
-# ---- perfect mazes
-
-
 @pytest.mark.parametrize("size", [5, 8, 11])
 def test_a_perfect_maze_is_one_tree_of_all_rooms(size):
     """A perfect maze has as many passages as a tree, and is connected."""
     rooms = (size + 1) // 2
-    mazes = spanning_trees(200, size, np.random.default_rng(1))
+    mazes = maze_generator.spanning_trees(200, size, np.random.default_rng(1))
     assert mazes[:, : 2 * rooms : 2, : 2 * rooms : 2].all()
     assert (mazes.sum(axis=(1, 2)) == 2 * rooms**2 - 1).all()
     assert not mazes[:, 1::2, 1::2].any() and (size % 2 or not (mazes[:, -1].any() or mazes[:, :, -1].any()))
@@ -276,15 +242,24 @@ def test_a_perfect_maze_is_one_tree_of_all_rooms(size):
 
 
 def test_every_spanning_tree_of_four_rooms_is_as_likely():
-    mazes = spanning_trees(4000, 4, np.random.default_rng(0))
+    mazes = maze_generator.spanning_trees(4000, 4, np.random.default_rng(0))
     _, counts = np.unique(mazes.reshape(4000, -1), axis=0, return_counts=True)
     assert len(counts) == 4 and (abs(counts - 1000) < 150).all()
 
 
 def test_the_path_of_a_perfect_maze_is_the_only_one_and_within_its_bounds():
-    mazes = generate(300, 12, 10, "perfect", np.random.default_rng(0), silent, max_path=20)
+    mazes = made(12, 300, 10, "perfect", max_path=20)
     paths = search(mazes.inputs)
     assert paths.unique.all() and paths.steps.min() == 11 and paths.steps.max() == 20
     assert are_shortest_paths(*mazes, paths).all()
-    with pytest.raises(UserError, match=r"more than 60 steps and at most 61 were generated.*use a lower --min-path"):
-        generate(10, 5, 60, "perfect", np.random.default_rng(0), silent, max_path=61)
+
+
+def test_mazes_that_cannot_be_generated_are_an_error_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(maze_generator, "PATIENCE", 4096)
+    for size, count, min_path, options, message in (
+        (6, 5, 30, {}, r"0 of 5 mazes of 6x6 .* of more than 30 steps were generated in .*the longest path has 2\d"),
+        (5, 50, 15, {}, r"mazes of 5x5 .* use a lower --min-path, fewer mazes or a larger --size"),
+        (5, 10, 60, {"kind": "perfect", "max_path": 61}, "more than 60 steps and at most 61 were .*use a lower --min"),
+    ):
+        with pytest.raises(UserError, match=message):
+            made(size, count, min_path, **options)

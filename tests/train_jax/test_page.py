@@ -31,6 +31,7 @@ ANSWERED = (
     "document.querySelector('.answer') && "
     "[...document.querySelectorAll('.answer')].every((each) => each.getAttribute('aria-busy') === 'false')"
 )
+TYPED = "document.querySelector('#puzzle-text').value"
 SOLVED = "!document.querySelector('#solve').hidden && document.querySelector('#play').innerText === 'Play'"
 FOCUSABLE = """[...document.querySelectorAll('button, input, select, textarea, summary, [tabindex]')]
     .filter((each) => each.checkVisibility() && each.tabIndex >= 0 && !each.disabled).length"""
@@ -59,18 +60,11 @@ def toy():
 
 
 @pytest.fixture(scope="module")
-def gate():
-    return Gate(LIMITS)
-
-
-@pytest.fixture(scope="module")
-def address(toy, gate, made_once):
+def address(toy, made_once):
+    gate = Gate(LIMITS)
     players = [Player("four", restore(str(made_once("sudokus", write_sudokus) / "run")))]
     players.append(Player("maze", restore(str(made_once("mazes", write_mazes) / "run"))))
-    services = [
-        TextService(gate, [toy, model_of("alphabet", alphabet(), limits=LIMITS)]),
-        PuzzleService(gate, players),
-    ]
+    services = [TextService(gate, [toy, model_of("alphabet", alphabet(), limits=LIMITS)]), PuzzleService(gate, players)]
     with listening(create_app(gate, services)) as port:
         yield f"http://127.0.0.1:{port}/"
     for service in services:
@@ -81,12 +75,16 @@ def address(toy, gate, made_once):
 def page(request, address, tmp_path):
     with open_page(tmp_path, width=request.param) as page:
         page.open(address)
-        page.evaluate("document.querySelector('#temperature').value = 0")
-        page.evaluate("document.querySelector('#temperature').dispatchEvent(new Event('change'))")
+        choose(page, "#temperature", "0")
         yield page
         page.evaluate("1")  # reads what the page reported last
         assert not page.problems and all(each.startswith((address, "data:")) for each in page.requests)
         assert page.evaluate("document.documentElement.scrollWidth") <= request.param, "nothing is beside the screen"
+
+
+def choose(page, selector, value):
+    page.evaluate(f"document.querySelector('{selector}').value = '{value}'")
+    page.evaluate(f"document.querySelector('{selector}').dispatchEvent(new Event('change'))")
 
 
 def send(page, text):
@@ -155,7 +153,7 @@ def test_a_puzzle(page):
     page.click("#editor .cell")
     page.press("1", "ArrowRight", "2", "ArrowDown", "ArrowDown", "9", "3", "ArrowUp", "4", "x")
     page.click("#text-form summary")
-    assert page.evaluate("document.querySelector('#puzzle-text').value") == "12..\n.4..\n.3..\n...."
+    assert page.evaluate(TYPED) == "12..\n.4..\n.3..\n...."
     page.click("#several")
     page.click("#solve")
     page.until(SOLVED)
@@ -174,9 +172,7 @@ def test_a_puzzle(page):
     }))""")
     page.click("#solve")
     page.until("!document.querySelector('#problem').hidden")
-    assert page.text("#problem") == (
-        "puzzle: the Sudoku has digit 1 more than once in row 1, expected every digit at most once; correct the givens"
-    )
+    assert page.text("#problem").startswith("puzzle: the Sudoku has digit 1 more than once in row 1, expected every")
     assert len(page.problems) == 1 and "400" in page.problems.pop(), "the browser logs the refusal, nothing else"
 
 
@@ -184,8 +180,7 @@ def test_a_puzzle(page):
 @pytest.mark.parametrize("page", [1280], indirect=True)
 def test_a_maze_is_drawn(page):
     page.click("#tab-puzzles")
-    page.evaluate("document.querySelector('#player').value = 'maze'")
-    page.evaluate("document.querySelector('#player').dispatchEvent(new Event('change'))")
+    choose(page, "#player", "maze")
     page.click("#text-form summary")
     boxes = "[...document.querySelectorAll('#editor .cell')].map((each) => each.getBoundingClientRect())"
     page.evaluate("document.querySelector('#editor').scrollIntoView({block: 'center'})")
@@ -196,15 +191,11 @@ def test_a_maze_is_drawn(page):
     page.pointer("mouseReleased", *places[8], button="left", clickCount=1)
     page.click("#editor .cell")
     page.press("S", "ArrowUp", "g", "ArrowRight", ".")
-    text = "S....\n####.\n.....\n.....\nG...."
-    assert page.evaluate("document.querySelector('#puzzle-text').value") == text
+    assert page.evaluate(TYPED) == "S....\n####.\n.....\n.....\nG...."
     page.click("#brushes label:nth-of-type(4) input")
     page.evaluate("document.querySelectorAll('#editor .cell')[12].focus()")
     page.press(" ")
-    assert (
-        page.evaluate("document.querySelector('#puzzle-text').value")
-        == text.replace("G", ".")[:14] + "G" + (text.replace("G", ".")[15:])
-    )
+    assert page.evaluate(TYPED) == "S....\n####.\n..G..\n.....\n....."
     page.click("#solve")
     page.until(SOLVED)
     assert page.text("#step-shown") == "2 of 2" and len(texts(page, "#boards figure")) == 1

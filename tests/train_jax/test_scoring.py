@@ -8,27 +8,17 @@ import pytest
 from support.arc_files import OFFICIAL, PUBLISHED, random_puzzle, write_files
 from support.arc_votes import AUGMENTATIONS, copy, noisy, perfect, rows_by_test_input, set_answer, write_arc_set
 from support.refusal import refusal
-from support.scripts import run_script
 from support.untrained_run import write_run
 
 from benchmarks import published
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles import evaluation, voting
+from train_jax.tasks.puzzles import voting
 from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.json import read_test_puzzles
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.metadata import read_identifiers
-from train_jax.tasks.puzzles.voting import (
-    PASSES,
-    Predictions,
-    count_votes,
-    load_predictions,
-    outcome,
-    save_predictions,
-    score,
-    score_predictions,
-)
+from train_jax.tasks.puzzles.voting import PASSES, Predictions, save_predictions, score, score_predictions
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +77,14 @@ def test_the_outcome_depends_neither_on_the_order_of_the_answers_nor_on_their_fi
     names, rng = read_identifiers(arc), np.random.default_rng(0)
     whole = Predictions(*(np.concatenate(pair) for pair in zip(noisy(arc, 0), noisy(arc, 1), strict=True)))
     whole = whole._replace(q_halt_logits=rng.normal(size=len(whole.inputs)).astype(np.float32))
-    expected, votes = score_predictions(arc, [whole]), count_votes(names, [whole])
+    expected, votes = score_predictions(arc, [whole]), voting.count_votes(names, [whole])
     assert 0 < expected.figures["ARC/pass@1"] < expected.figures["ARC/pass@1000"]
     assert max(candidate.votes for candidates in votes.values() for candidate in candidates) > 4
     for shards in (1, 3, 7):
         files = [tmp_path / f"{number}.npz" for number in range(shards)]
         for path, rows in zip(files, np.array_split(rng.permutation(len(whole.inputs)), shards), strict=True):
             save_predictions(path, Predictions(*(array[rows] for array in whole)))
-        assert score(arc, files) == expected and count_votes(names, map(load_predictions, files)) == votes
-    with pytest.raises(UserError, match="a file is given more than once"):
-        score(arc, [files[0], files[0]])
+        assert score(arc, files) == expected and voting.count_votes(names, map(voting.load_predictions, files)) == votes
 
 
 @pytest.mark.skipif(PUBLISHED is None, reason="TRM_PUBLISHED does not give the folder of the published code")
@@ -112,8 +100,9 @@ def test_the_published_evaluator_finds_the_same(arc, tmp_path):
     assert ours.submission == json.loads((tmp_path / "submission.json").read_text())
 
 
-def test_questions_without_an_answer_are_counted_and_submitted(arc):
-    predictions, names, puzzles = perfect(arc), read_identifiers(arc), read_test_puzzles(arc)
+def test_questions_without_an_answer_are_counted_and_empty_answers_are_votes(arc):
+    """Both are submitted as a black cell."""
+    predictions, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
     rows = rows_by_test_input(predictions, names, puzzles)
     (name, number_of_input), gone = next(iter(rows.items()))
     kept = np.setdiff1d(np.arange(len(predictions.inputs)), gone)
@@ -122,10 +111,6 @@ def test_questions_without_an_answer_are_counted_and_submitted(arc):
     assert scores.submission[name][number_of_input] == {"attempt_1": [[0]], "attempt_2": [[0]]}
     num_test_inputs = len(next(p for p in puzzles if p.name == name).sections["test"])
     assert scores.figures["ARC/pass@1000"] == pytest.approx(1 - 1 / num_test_inputs / len(puzzles))
-
-
-def test_an_empty_answer_is_a_vote_and_is_submitted_as_a_black_cell(arc):
-    predictions = copy(perfect(arc))
     predictions.preds[:] = 0
     scores = score_predictions(arc, [predictions])
     assert set(scores.figures.values()) == {0.0} and scores.unanswered == 0
@@ -133,118 +118,65 @@ def test_an_empty_answer_is_a_vote_and_is_submitted_as_a_black_cell(arc):
 
 
 def test_without_a_public_solution_there_is_only_a_submission(arc):
-    puzzles, ballots = read_test_puzzles(arc), count_votes(read_identifiers(arc), [perfect(arc)])
-    expected = outcome(puzzles, ballots).submission
+    puzzles, ballots = read_test_puzzles(arc), voting.count_votes(read_identifiers(arc), [perfect(arc)])
+    expected = voting.outcome(puzzles, ballots).submission
     for puzzle in puzzles:
         puzzle.sections["test"] = [each._replace(output=np.zeros((1, 1), np.uint8)) for each in puzzle.sections["test"]]
-    scores = outcome(puzzles, ballots)
+    scores = voting.outcome(puzzles, ballots)
     assert scores.figures == {} and scores.submission == expected
 
 
 # ---- runs and files of predictions
 
 
-class Host:
-    """The devices of one of several hosts; its one device computes nothing."""
-
-    def local_batch_size(self, _: int) -> None: ...
-
-    def parallel_eval_step(self, _):
-        return answer_with_labels
-
-    def split_batch(self, batch):
-        return batch
-
-    shard = to_host = replicate = split_batch
-
-
-def answer_with_labels(_, batch):
-    identifiers, labels = batch["puzzle_identifiers"], batch["labels"]
-    outputs = {"preds": np.maximum(labels, 0)[None, None], "q_halt_logits": np.cos(identifiers)[None, None]}
-    return {"count": 1.0}, outputs
-
-
-def test_hosts_see_every_example_once_between_them(arc, monkeypatch):
-    parts, hosts = [], 4
-    for host in range(hosts):
-        monkeypatch.setattr(evaluation, "process_shard", lambda host=host: (host, hosts))
-        evaluator = evaluation.Evaluator(None, load_split(arc, "test"), Host(), max_steps=1, batch_size=12)
-        parts.append(evaluator(()))
-    predictions = [Predictions(p.puzzle_identifiers, p.inputs, p.predictions[-1], p.q_halt_logits[-1]) for p in parts]
-    assert sum(len(each.inputs) for each in predictions) == load_split(arc, "test").num_examples
-    assert score_predictions(arc, predictions).figures["ARC/pass@1"] == 1.0
-
-
-@pytest.mark.slow
-def test_devices_make_no_difference(arc, tmp_path):
-    for devices in (1, 4):
-        run_script("evaluate_on_devices", devices, arc, tmp_path / f"{devices}.npz")
-    one, four = (score(arc, [tmp_path / f"{devices}.npz"]) for devices in (1, 4))
-    assert one == four and one.unanswered == 0
-    assert len({json.dumps(pair["attempt_2"]) for pairs in one.submission.values() for pair in pairs}) > 3
-
-
 @pytest.fixture(scope="module")
 def run_dir(arc, tmp_path_factory) -> str:
     """A run on the ARC set as training leaves it, with its first weights."""
-    path = tmp_path_factory.mktemp("runs") / "run"
-    return write_run(path, arc, act_steps=2, step=1, eval_batch_size=32)
+    return write_run(tmp_path_factory.mktemp("runs") / "run", arc, act_steps=2, step=1, eval_batch_size=32)
 
 
 @pytest.mark.slow
 def test_a_run_is_scored_and_its_files_score_the_same(run_dir, arc, tmp_path, capsys):
-    predictions, submission = str(tmp_path / "voting.npz"), str(tmp_path / "submission.json")
+    predictions, submission, again = (str(tmp_path / name) for name in ("voting.npz", "submission.json", "again.json"))
     assert main(["evaluate", run_dir, "--predictions", predictions, "--submission", submission]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    figures = [line for line in lines if "ARC/pass@" in line]
+    figures = [line for line in capsys.readouterr().out.splitlines() if "ARC/pass@" in line]
     assert len(figures) == len(PASSES)
-    test = load_split(arc, "test")
-    saved = load_predictions(predictions)
+    saved, test = voting.load_predictions(predictions), load_split(arc, "test")
     assert (saved.inputs == test.inputs).all() and len(saved.preds) == test.num_examples
-    first = json.loads(Path(submission).read_text())
-    again = str(tmp_path / "again.json")
     assert main(["score", str(arc), predictions, "--submission", again]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if "ARC/pass@" in line] == figures
+    first = json.loads(Path(submission).read_text())
     assert json.loads(Path(again).read_text()) == first
     assert set(first) == {puzzle.name for puzzle in read_test_puzzles(arc)}
 
 
-def mistake(capsys, *argv: str) -> str:
-    assert main(list(argv)) == 2
-    shown = capsys.readouterr()
-    assert len(shown.err.strip().splitlines()) == 1, shown.err
-    return shown.err
-
-
 def test_mistakes_are_named_before_the_work(run_dir, arc, data_dir, tmp_path, capsys):
-    nowhere = str(tmp_path / "no" / "file")
-    for option in ("--predictions", "--submission"):
-        assert "no is not a folder; give a file in an existing folder" in mistake(
-            capsys, "evaluate", run_dir, option, nowhere
-        )
-    said = mistake(capsys, "evaluate", run_dir, "--submission", str(tmp_path / "s.json"), "--split", "train")
-    assert "is for the test split of one ARC data set" in said
-    assert "no files of predictions" in mistake(capsys, "score", str(arc))
-    good = tmp_path / "good.npz"
+    nowhere, good = str(tmp_path / "no" / "file"), str(tmp_path / "good.npz")
     save_predictions(good, perfect(arc))
-    assert "test_puzzles.json is missing; voting needs an ARC data set" in mistake(
-        capsys, "score", str(data_dir), str(good)
-    )
-    assert f"{nowhere} contains no predictions (No such file or directory)" in mistake(
-        capsys, "score", str(arc), nowhere
-    )
+    train_split = ["--submission", str(tmp_path / "s.json"), "--split", "train"]
+    for argv, message in (
+        (["evaluate", run_dir, "--predictions", nowhere], "no is not a folder; give a file in an existing folder"),
+        (["evaluate", run_dir, "--submission", nowhere], "no is not a folder; give a file in an existing folder"),
+        (["evaluate", run_dir, *train_split], "is for the test split of one ARC data set"),
+        (["score", str(arc)], "no files of predictions"),
+        (["score", str(arc), good, good], "a file is given more than once"),
+        (["score", str(data_dir), good], "test_puzzles.json is missing; voting needs an ARC data set"),
+        (["score", str(arc), nowhere], f"{nowhere} contains no predictions (No such file or directory)"),
+    ):
+        assert main(argv) == 2
+        said = capsys.readouterr().err
+        assert message in said and said.count("\n") == 1
     assert not list(tmp_path.glob("*.json"))
 
 
-def test_a_file_without_predictions_is_refused(arc, tmp_path):
-    good = perfect(arc)
-    path = tmp_path / "bad.npz"
+def test_files_without_predictions_and_predictions_of_another_data_set_are_refused(arc, tmp_path, monkeypatch):
+    good, path = perfect(arc), tmp_path / "bad.npz"
     save_predictions(path, good)
     whole = path.read_bytes()
     for content in (b"hello", whole[:2000] + bytes(x ^ 255 for x in whole[2000:2100]) + whole[2100:]):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"bad.npz contains no predictions \(.*\); use a file of `trm evaluate"):
-            load_predictions(path)
+            voting.load_predictions(path)
     for changes, message in (
         ({"preds": good.preds[:-1]}, "preds is uint8"),
         ({"preds": good.preds[:, :-1]}, "preds are"),
@@ -252,29 +184,17 @@ def test_a_file_without_predictions_is_refused(arc, tmp_path):
         ({"q_halt_logits": np.zeros(len(good.inputs), int)}, "q_halt_logits is int64"),
         ({"q_halt_logits": np.full(len(good.inputs), np.nan, np.float32)}, "are not all finite"),
         ({"puzzle_identifiers": np.array([None] * len(good.inputs))}, "contains no predictions"),
+        ({"puzzle_identifiers": good.puzzle_identifiers + 1000}, r"the data set has 0 to 180; give the data set of"),
+        ({"puzzle_identifiers": good.puzzle_identifiers - 1000}, "identifiers -"),
+        ({"inputs": good.inputs + np.uint8(1)}, "from 0 to 12, expected 900 from 0 to 11"),
+        ({"inputs": good.inputs[:, :81], "preds": good.preds[:, :81]}, "are 81 tokens"),
     ):
         np.savez(path, **(good._asdict() | changes), allow_pickle=True)
         with pytest.raises(UserError, match=message):
-            load_predictions(path)
-
-
-def test_predictions_of_another_data_set_are_refused(arc):
-    good = perfect(arc)
-    for changes, message in (
-        ({"puzzle_identifiers": good.puzzle_identifiers + 1000}, r"the data set has 0 to 180; give the data set of"),
-        ({"puzzle_identifiers": good.puzzle_identifiers - 1000}, "identifiers -"),
-        ({"inputs": good.inputs + np.uint8(1), "preds": good.preds}, "from 0 to 12, expected 900 from 0 to 11"),
-        ({"inputs": good.inputs[:, :81], "preds": good.preds[:, :81]}, "are 81 tokens"),
-    ):
-        with pytest.raises(UserError, match=message):
-            score_predictions(arc, [good._replace(**changes)])
-
-
-def test_predictions_that_would_need_too_much_memory_are_not_unpacked(tmp_path, monkeypatch):
+            score(arc, [path])
     monkeypatch.setattr(voting, "LARGEST_BYTES", 2**20)
-    path, zeros = tmp_path / "p.npz", np.zeros((2**12, 2**14), np.uint8)
-    bomb = voting.Predictions(np.zeros(2**12, np.int32), zeros, zeros, np.zeros(2**12, np.float32))
-    voting.save_predictions(path, bomb)
+    zeros = np.zeros((2**12, 2**14), np.uint8)
+    save_predictions(path, Predictions(np.zeros(2**12, np.int32), zeros, zeros, np.zeros(2**12, np.float32)))
     assert path.stat().st_size < 2**20
     message = refusal(tmp_path, lambda: voting.load_predictions(path), limit_bytes=2**20)
     assert "contains no predictions (134," in message and "bytes unpacked, expected at most 1,048,576" in message

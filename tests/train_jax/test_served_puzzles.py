@@ -71,16 +71,12 @@ def stacked(steps):
 
 
 @pytest.mark.slow
-def test_steps_are_those_of_solve(run, inputs, stepper):
+def test_steps_are_those_of_solve_and_trajectories_have_the_noise_of_an_evaluation(run, inputs, stepper):
     expected = solve(run, inputs[2])
     for trajectories in (1, TRAJECTORIES):
         tokens, logits = stacked(islice(stepper.steps(inputs[2], trajectories=trajectories, noise=1.0), STEPS))
         np.testing.assert_array_equal(tokens[:, 0], expected.tokens[:, 0])
         np.testing.assert_allclose(logits[:, 0], expected.q_halt_logits[:, 0], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_trajectories_have_the_noise_of_an_evaluation(run, inputs, stepper):
     depth, rows = STEPS + 2, np.arange(TRAJECTORIES, dtype=np.int32)
     _, logits = stacked(islice(stepper.steps(inputs[2], trajectories=TRAJECTORIES, noise=0.5, seed=3), depth))
     devices = Devices(1)
@@ -162,7 +158,7 @@ def test_a_wrong_puzzle_is_named(client, fields, param, message):
     assert error["param"] == param and message in error["message"]
 
 
-def test_puzzles_of_the_test_set(client):
+def test_puzzles_of_the_test_set(client, run, monkeypatch):
     (described,) = client.get("/v1/puzzles").json()["data"]
     expected = {"id": "four", "kind": "4x4 Sudoku", "rows": 4, "cols": 4, "box": [2, 2], "act_steps": STEPS, "step": 7}
     assert described == expected | {"trajectories": TRAJECTORIES}
@@ -171,6 +167,9 @@ def test_puzzles_of_the_test_set(client):
     for index, message in ((6, "has puzzles 0 to 5; use one of these"), ("x", "index is not a whole number")):
         response = client.post("/v1/puzzles/examples", json={"index": index})
         assert response.status_code == 400 and message in response.json()["error"]["message"]
+    monkeypatch.setattr("train_jax.tasks.puzzles.server._KINDS", ("maze",))
+    with pytest.raises(UserError, match="four was trained on 4x4 Sudokus; serve runs of Sudokus or mazes"):
+        Player("four", run)
 
 
 def test_the_search_for_the_solution_of_a_given_puzzle_is_limited(monkeypatch):
@@ -179,11 +178,3 @@ def test_the_search_for_the_solution_of_a_given_puzzle_is_limited(monkeypatch):
     monkeypatch.setattr("train_jax.tasks.puzzles.sudoku.kind.MOST_GUESSES", 1000)  # millions would prove that
     given = kind.parse(puzzle)  # it has no solution
     assert given.solution is None and given.unique
-    with pytest.raises(UserError, match="has no solution"):
-        SudokuKind(geometry_of_size(4)).parse("123. ...4 .... ....")
-
-
-def test_a_run_of_other_puzzles_is_refused(run, monkeypatch):
-    monkeypatch.setattr("train_jax.tasks.puzzles.server._KINDS", ("maze",))
-    with pytest.raises(UserError, match="four was trained on 4x4 Sudokus; serve runs of Sudokus or mazes"):
-        Player("four", run)

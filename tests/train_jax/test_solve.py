@@ -60,12 +60,8 @@ def made(tmp_path_factory):
     return of
 
 
-@pytest.fixture(scope="module")
-def sudoku(made):
-    return made("sudoku")
-
-
-def test_a_loaded_run_answers_as_in_evaluation_with_the_averaged_weights(sudoku):
+def test_a_loaded_run_answers_as_in_evaluation_with_the_averaged_weights(made):
+    sudoku = made("sudoku")
     run, test, model = restore(sudoku[0]), load_split(sudoku[1], "test"), load_run(sudoku[0])
     expected = Evaluator(run.objective, test, Devices(1), max_steps=3, batch_size=6)(run.state)
     prediction, alone = model.predict(test.inputs), solve(run, test.inputs[3])
@@ -76,19 +72,15 @@ def test_a_loaded_run_answers_as_in_evaluation_with_the_averaged_weights(sudoku)
         np.testing.assert_allclose(logits, expected.q_halt_logits[:, those], rtol=1e-5)
     assert prediction.answers.any()  # the raw weights, all 0, say token 0 everywhere
     assert ((prediction.halting_probability > 0) & (prediction.halting_probability < 1)).all()
-
-
-def test_a_loaded_run_refuses_inputs_that_it_cannot_read(sudoku):
-    model, inputs = load_run(sudoku[0]), load_split(sudoku[1], "test").inputs
-    for wrong in (inputs[:, :9], inputs[:0], inputs + 99, inputs / 2):
+    for wrong in (test.inputs[:, :9], test.inputs[:0], test.inputs + 99, test.inputs / 2):
         with pytest.raises(UserError, match=r"^inputs "):
             model.predict(wrong)
     with pytest.raises(UserError, match=r"^puzzle_identifiers are int64 from 5 to 5; use 0 to 0$"):
-        model.predict(inputs[:1], np.array([5]))
+        model.predict(test.inputs[:1], np.array([5]))
 
 
-def test_a_puzzle_of_the_test_set_and_one_given_are_shown(sudoku, capsys):
-    run_dir, data_dir = sudoku
+def test_a_puzzle_of_the_test_set_and_one_given_are_shown(made, capsys):
+    run_dir, data_dir = made("sudoku")
     main(Solve(run_dir))
     shown = capsys.readouterr().out
     assert shown.startswith(f"puzzle 0 of the test set in {data_dir}; {run_dir} at step 7, averaged weights\n\ninput")
@@ -100,16 +92,14 @@ def test_a_puzzle_of_the_test_set_and_one_given_are_shown(sudoku, capsys):
     assert given.splitlines()[1:] == shown.splitlines()[1:]
 
 
-def test_a_maze_is_shown_from_its_file_with_an_animation(made, tmp_path, capsys):
+def test_a_maze_is_shown_from_its_file(made, tmp_path, capsys):
     run_dir, _ = made("maze")
     path = tmp_path / "maze.txt"
     path.write_text(MAZE + "\n")
-    main(Solve(run_dir, file=path, html=tmp_path / "m.html"))
+    main(Solve(run_dir, file=path))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"5x5 maze in {path}; {run_dir} at step 7") and lines[3].startswith("S   #")
-    assert lines[-2].startswith(("solved: a shortest path", "not solved: "))
-    assert lines[-1] == f"animation: {tmp_path / 'm.html'}"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["m.html", "maze.txt"]
+    assert lines[-1].startswith(("solved: a shortest path", "not solved: "))
 
 
 @pytest.mark.slow
@@ -123,12 +113,9 @@ def test_an_arc_task_is_shown_from_its_file(made, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith(f"test example 1 of {path}; {run_dir}")
     assert shown.splitlines()[-1].startswith("not solved: ")
-    given = ArcKind().read(path, data_dir=str(data_dir), index=1)
-    puzzles, names = load_split(data_dir, "test"), read_identifiers(data_dir)
-    assert given.puzzle_identifier == names.index(name)
-    rows = np.flatnonzero((puzzles.inputs == given.tokens).all(axis=1) & (puzzles.labels == given.solution).all(axis=1))
-    owners = np.searchsorted(puzzles.puzzle_indices, rows, side="right") - 1
-    assert given.puzzle_identifier in puzzles.puzzle_identifiers[owners]
+    given, puzzles = ArcKind().read(path, data_dir=str(data_dir), index=1), load_split(data_dir, "test")
+    assert given.puzzle_identifier == read_identifiers(data_dir).index(name)
+    assert ((puzzles.inputs == given.tokens) & (puzzles.labels == given.solution)).all(axis=1).any()
     for example in task["test"]:
         del example["output"]
     path.write_text(json.dumps(task))
@@ -136,29 +123,33 @@ def test_an_arc_task_is_shown_from_its_file(made, tmp_path, capsys):
     assert "it is unknown whether the answer is correct" in capsys.readouterr().out.splitlines()[-1]
 
 
-def assert_one_line(capsys, arguments, message):
-    assert trm(["solve", *map(str, arguments)]) == 2, arguments
-    captured = capsys.readouterr()
-    error = captured.err.strip().splitlines()[-1]
-    assert captured.out == "" and error.startswith("trm: ") and message in error, error
+def check_mistakes(capsys, cases):
+    for arguments, message in cases:
+        assert trm(["solve", *map(str, arguments)]) == 2, arguments
+        captured = capsys.readouterr()
+        error = captured.err.strip().splitlines()[-1]
+        assert captured.out == "" and error.startswith("trm: ") and message in error, error
 
 
-def test_a_mistake_is_one_line_and_status_2(sudoku, tmp_path, capsys):
-    run_dir, data_dir = sudoku
-    for arguments, message in (
+def test_a_mistake_is_one_line_and_status_2(made, tmp_path, capsys):
+    run_dir, data_dir = made("sudoku")
+    text = ["--puzzle", "." * 16]
+    cases = (
         ([tmp_path / "none"], "no run at "),
         ([run_dir, "--puzzle", "." * 36], "the Sudoku is 6x6, expected 4x4 as in training; give a Sudoku of 16"),
         ([run_dir, "--index", 6], f"--index 6: the test set in {data_dir} has puzzles 0 to 5"),
         ([run_dir, "--data-dir", "gone"], "; or give --puzzle TEXT or --file FILE, or another --data-dir"),
-        ([run_dir, "--puzzle", "." * 16, "--index", 1], "--puzzle and --index both select a puzzle; give only one"),
-        ([run_dir, "--puzzle", "." * 16, "--file", "x"], "--puzzle and --file both select a puzzle"),
-        ([run_dir, "--html", "/none/x.html"], "/none is not a folder; give a file in an existing folder"),
-    ):
-        assert_one_line(capsys, arguments, message)
+        ([run_dir, *text, "--index", 1], "--puzzle and --index both select a puzzle; give only one"),
+        ([run_dir, *text, "--file", "x"], "--puzzle and --file both select a puzzle"),
+    )
+    check_mistakes(capsys, cases)
+    words = Metadata(900, 7, 0, None, 0, 1, 1, 1.0, 1, ("all",))
+    with pytest.raises(UserError, match="sequences of 900 tokens from a vocabulary of 7, but `trm solve` can only sho"):
+        known_kind(words, "the run was trained on")
 
 
 @pytest.mark.slow
-def test_a_mistake_in_a_file_is_one_line_and_status_2(made, sudoku, tmp_path, capsys):
+def test_a_mistake_in_a_file_is_one_line_and_status_2(made, tmp_path, capsys):
     def written(name, content):
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -167,21 +158,18 @@ def test_a_mistake_in_a_file_is_one_line_and_status_2(made, sudoku, tmp_path, ca
     (maze, _), (arc, arc_data) = made("maze"), made("arc")
     task = json.dumps({"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[1]]}]})
     known = next(iter(json.loads((arc_data / "test_puzzles.json").read_text())))
-    for run, arguments, message in (
-        (maze, ["--file", tmp_path / "none.txt"], "cannot be read (No such file or directory)"),
-        (maze, written("binary", b"\xff\xfe\x00"), "is not UTF-8 text; give a text file with one puzzle"),
-        (maze, written("long", "." * 2**21), "cannot be read (2,097,152 bytes, expected at most 1,048,576)"),
-        (maze, written("six", "\n".join(["S.G###"] + ["######"] * 5)), "the maze is 6x6, expected a 5x5 maze"),
-        (maze, written("shut", MAZE.replace("#.G", "##G")), "no path from start to goal; remove walls"),
-        (maze, ["--data-dir", arc_data], "contains ARC puzzles, expected 5x5 mazes as in training; give a --data-dir"),
-        (sudoku[0], written("sudoku", "12" * 8), "digit 1 more than once"),
-        (arc, ["--puzzle", "1" * 16], "trained on ARC puzzles; give --file TASK.json instead of --puzzle"),
-        (arc, written("unknown.json", task), "puzzle unknown is not in"),
-        (arc, [*written(f"{known}.json", task), "--index", 1], "test examples 0 to 0"),
-        (arc, written("bad.json", "{"), "is not valid JSON"),
-        (arc, written("odd name.json", task), "'odd name' is not a valid puzzle name"),
-    ):
-        assert_one_line(capsys, [run, *arguments], message)
+    cases = (
+        ([maze, "--file", tmp_path / "none.txt"], "cannot be read (No such file or directory)"),
+        ([maze, *written("binary", b"\xff\xfe\x00")], "is not UTF-8 text; give a text file with one puzzle"),
+        ([maze, *written("long", "." * 2**21)], "cannot be read (2,097,152 bytes, expected at most 1,048,576)"),
+        ([maze, *written("six", "\n".join(["S.G###"] + ["######"] * 5))], "the maze is 6x6, expected a 5x5 maze"),
+        ([maze, *written("shut", MAZE.replace("#.G", "##G"))], "no path from start to goal; remove walls"),
+        ([maze, "--data-dir", arc_data], "contains ARC puzzles, expected 5x5 mazes as in training; give a --data-dir"),
+        ([arc, "--puzzle", "1" * 16], "trained on ARC puzzles; give --file TASK.json instead of --puzzle"),
+        ([arc, *written("unknown.json", task)], "puzzle unknown is not in"),
+        ([arc, *written(f"{known}.json", task), "--index", 1], "test examples 0 to 0"),
+    )
+    check_mistakes(capsys, cases)
 
 
 # ---- the text of a trace, and the checks of an answer
@@ -210,50 +198,30 @@ def test_grids_stand_side_by_side_and_one_that_stays_is_drawn_once():
         ["3", "0", "0", "+2.00", "0.881"],
     ]
     assert "\x1b" not in text
+    unknown = trace_text(trace_of(SWAPPED, solution=None), width=80, styled=False)
+    assert "!" not in unknown and "wrong" not in unknown
+    styled = trace_text(trace_of(SWAPPED), width=80, styled=True)
+    assert styled.splitlines()[2] == (
+        "| . \x1b[1m2\x1b[0m | . \x1b[1m4\x1b[0m |   "
+        "| \x1b[4;31m2\x1b[0m!\x1b[1;4;31m1\x1b[0m!| \x1b[4m3\x1b[0m \x1b[1m4\x1b[0m |"
+    )
     narrow = trace_text(trace_of(SWAPPED, SOLUTION, SOLUTION), width=20, styled=False).splitlines()
     assert max(map(len, narrow[: narrow.index("*: changed; !: wrong")])) <= 20
     assert {"input", "ACT step 1", "ACT steps 2-3"} <= {line.strip() for line in narrow}
 
 
-def test_on_a_terminal_givens_are_bold_changes_underlined_and_mistakes_red():
-    styled = trace_text(trace_of(SWAPPED), width=80, styled=True)
-    row = styled.splitlines()[2]
-    assert row == (
-        "| . \x1b[1m2\x1b[0m | . \x1b[1m4\x1b[0m |   "
-        "| \x1b[4;31m2\x1b[0m!\x1b[1;4;31m1\x1b[0m!| \x1b[4m3\x1b[0m \x1b[1m4\x1b[0m |"
-    )
-
-
-def test_without_a_solution_nothing_is_marked_as_wrong():
-    text = trace_text(trace_of(SWAPPED, solution=None), width=80, styled=False)
-    assert "!" not in text and "wrong" not in text
-
-
 def test_the_last_line_names_the_mistakes_of_an_answer():
-    assert verdict(trace_of(SWAPPED, SOLUTION, SOLUTION)) == (
-        "solved: every given kept, every row, column and box complete, since ACT step 2"
-    )
+    solved = "solved: every given kept, every row, column and box complete, since ACT step 2"
+    assert verdict(trace_of(SWAPPED, SOLUTION, SOLUTION)) == solved
     assert verdict(trace_of(SOLUTION, solution=None), unique=False).endswith("ACT step 1, one of several solutions")
+    several = KIND.parse("." * 16)
+    assert several.solution is None and not several.unique
     assert verdict(trace_of(SOLUTION, SWAPPED)) == (
         "not solved: 2 of 16 cells wrong, 1 of the givens overwritten, digit 2 more than once in column 1"
     )
     other = SOLUTION % 4 + 1  # a valid Sudoku, but of other givens
     assert verdict(trace_of(other, solution=None)) == "not solved: 8 of the givens overwritten"
     assert verdict(trace_of(PUZZLE, solution=None)) == "not solved: 8 cells left empty"
-
-
-def test_puzzles_of_no_known_kind_are_refused():
-    words = Metadata(900, 7, 0, None, 0, 1, 1, 1.0, 1, ("all",))
-    with pytest.raises(
-        UserError, match="sequences of 900 tokens from a vocabulary of 7, but `trm solve` can only show"
-    ):
-        known_kind(words, "the run was trained on")
-
-
-def test_the_answer_to_a_puzzle_with_several_solutions_is_not_known():
-    assert KIND.parse("." * 16).solution is None and not KIND.parse("." * 16).unique
-    unique = KIND.parse("".join(map(str, PUZZLE[:15])) + "1")
-    assert unique.unique == (unique.solution is not None)
 
 
 def test_maze_answers_are_checked_by_the_rules():
@@ -273,6 +241,9 @@ def test_maze_answers_are_checked_by_the_rules():
     for way in ([1, 2, 7], [5, 10, 11]):
         assert kind.checking.mistakes(ring, np.where(np.isin(np.arange(25), way), PATH, ring), None) == []
     assert kind.checking.mistakes(np.full(25, OPEN), solution, None) == ["the input is not a maze"]
+    longer = parse_maze("S...#\n.##.#\nG...#\n#####\n#####")
+    around = np.where((longer == OPEN) & (np.arange(25) != 5), PATH, longer)
+    assert kind.checking.mistakes(longer, around, None) == ["a path of 8 steps, the shortest has 2"]
 
 
 def test_arc_answers_are_checked_as_they_are_read_in_voting():

@@ -1,4 +1,4 @@
-"""Reads the results of a puzzle run: the answers after every ACT step, how they halt, and the failed puzzles."""
+"""Reads the results of a puzzle run: the answers after every ACT step, and how they halt."""
 
 import dataclasses
 import zipfile
@@ -18,15 +18,8 @@ from train_jax.run.folder import RunFolder
 from train_jax.tasks.mixing import data_dirs
 from train_jax.tasks.puzzles.batches import loss_labels
 from train_jax.tasks.puzzles.format import Metadata, load_split
-from train_jax.tasks.puzzles.kind import Kind, number_range
 from train_jax.tasks.puzzles.kinds import Trace, add_kind, kind_of, trace_of
 from train_jax.tasks.puzzles.metrics import HaltingCurve, from_json, score_answers
-from train_jax.tasks.puzzles.trajectories import checked_results
-
-BLOCK = 16_384
-"""Number of puzzles that are compared at a time, to limit the memory."""
-RATED = 20_000
-"""Largest number of puzzles for which difficulties that need a solver are shown; the hardest puzzles take seconds."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +70,6 @@ class PuzzleResults:
     """Accuracy with early halting, from the last evaluation on the whole test set."""
     halted_early: dict[str, float] | None = None
     """Metrics of the last evaluation with early halting, and its `threshold`."""
-    trajectories: dict[str, Any] | None = None
-    """The last evaluation with several trajectories: `train_jax.tasks.puzzles.trajectories.results_of`."""
 
 
 def read_results(files: RunFiles) -> PuzzleResults:
@@ -94,7 +85,6 @@ def read_results(files: RunFiles) -> PuzzleResults:
         missing,
         _checked(folder.halting_curve("test"), from_json),
         read_json(folder.halted_early("test")),
-        _checked(folder.trajectories("test"), checked_results),
     )
 
 
@@ -175,67 +165,3 @@ def _checked(path: Path, read: Callable[[Any], Any]) -> Any:
         return None if content is None else read(content)
     except ValueError as error:
         raise UserError(f"{path} is invalid ({error}); remove it and run `trm evaluate` to write it again") from error
-
-
-# ---- failures
-
-
-@dataclass(frozen=True)
-class Share:
-    """The number of puzzles and of failed puzzles in one range of difficulty."""
-
-    name: str
-    count: int
-    failed: int
-
-
-@dataclass(frozen=True)
-class Failures:
-    """Statistics of failed puzzles. A puzzle fails if its answer after the last ACT step differs from a label."""
-
-    count: int
-    failed: int
-    wrong_cells: Integer[np.ndarray, "failed"]
-    """Number of wrong cells of each failed puzzle."""
-    by_difficulty: dict[str, list[Share]]
-    solved_earlier: int
-    """Number of failed puzzles that were solved after an earlier ACT step."""
-    predicted_correct: int
-    """Number of failed puzzles with a halting logit above 0, which predicts a correct answer."""
-
-
-def failures_of(answers: Answers, kind: Kind, act_steps: ActSteps) -> Failures:
-    """Computes the statistics; `kind` is the kind of the data set, `act_steps` the result of `by_act_step`."""
-    labelled, solved = act_steps.labelled, act_steps.solved
-    failed = labelled & ~solved[-1]
-    wrong_cells = np.zeros(len(failed), int)
-    difficulties: dict[str, list[np.ndarray]] = {}
-    for start in range(0, len(failed), BLOCK):
-        rows = slice(start, start + BLOCK)
-        inputs, answer, solution = (
-            kind.values(np.asarray(tokens[rows]))
-            for tokens in (answers.inputs, answers.predictions[-1], answers.labels)
-        )
-        wrong_cells[rows] = ((answer != solution) & kind.checking.scored_cells(solution)).sum(axis=1)
-        for name, values in kind.checking.difficulties(inputs, solution, thorough=len(failed) <= RATED).items():
-            difficulties.setdefault(name, []).append(values)
-    hard = {name: np.concatenate(parts) for name, parts in difficulties.items()}
-    return Failures(
-        count=int(labelled.sum()),
-        failed=int(failed.sum()),
-        wrong_cells=wrong_cells[failed],
-        by_difficulty={name: shares(values[labelled], failed[labelled]) for name, values in hard.items()},
-        solved_earlier=int((failed & solved.any(axis=0)).sum()),
-        predicted_correct=int((failed & (answers.q_halt_logits[-1] > 0)).sum()),
-    )
-
-
-def shares(values: Integer[np.ndarray, "n"], failed: Bool[np.ndarray, "n"], most: int = 8) -> list[Share]:
-    """Returns the shares of puzzles that failed, by value or, for more than `most` values, by ranges of the values with
-    about equally many puzzles."""
-    lows = np.unique(values)
-    if len(lows) > most:
-        lows = np.unique(np.quantile(values, np.arange(most) / most, method="higher"))
-    group = np.searchsorted(lows, values, side="right") - 1
-    inside = [group == number for number in range(len(lows))]
-    return [Share(number_range(values[each]), int(each.sum()), int(failed[each].sum())) for each in inside]

@@ -1,4 +1,4 @@
-"""Draws grids of puzzles: as SVG, and the ACT steps of a puzzle as a strip and an animated page."""
+"""Draws grids of puzzles as SVG, and the ACT steps of a puzzle as a strip."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -7,12 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from train_jax.report.render import render, render_document
+from train_jax.report.render import render
 from train_jax.tasks.puzzles.kind import Drawing, Grid, Mask
 from train_jax.tasks.puzzles.kinds import Trace, halting_probability
-
-STEP_MS, LAST_STEPS = 600, 4
-"""Milliseconds of a step in an animation; the last grid is shown for as long as this number of steps."""
 
 
 class Cells(NamedTuple):
@@ -129,22 +126,6 @@ def _rules(drawing: Drawing, box: tuple[int, int], cell: float) -> dict[str, str
     for i in range(drawing.cols + 1):
         lines["thin" if i % box[1] else "thick"] += f"M{1 + i * cell:.1f} 1V{1 + drawing.rows * cell:.1f}"
     return lines
-
-
-# ---- the animated page
-
-
-def player(trace: Trace, *, title: str, verdict: str) -> str:
-    """Renders the document. The animation pauses under the pointer or focus and respects `prefers-reduced-motion`."""
-    seconds = STEP_MS / 1000
-    whole = (trace.act_steps + LAST_STEPS) * seconds
-    share = 100 * seconds / whole
-    figures = []
-    for step in range(trace.act_steps + 1):
-        text = caption(trace, step)
-        figures.append((step * seconds - whole, Captioned(board_at(trace, step, label=text, side=420), text)))
-    times = {"whole": whole, "share": share, "last_share": LAST_STEPS * share}
-    return render_document("player.html.j2", title=title, verdict=verdict, figures=figures, strip=strip(trace), **times)
 
 
 def caption(trace: Trace, step: int) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from train_jax.errors import UserError
@@ -14,9 +13,7 @@ from train_jax.report.answers import (
     ActSteps,
     Answers,
     PuzzleResults,
-    Share,
     by_act_step,
-    failures_of,
     first_unsolved,
     read_results,
     slowest_solved,
@@ -26,17 +23,13 @@ from train_jax.report.plots import Series, plot
 from train_jax.report.render import percent, render, render_document, spelled
 from train_jax.report.run_page import Curve, RunFiles, configuration, render_run
 from train_jax.tasks.puzzles.commands import AGREEING_SHARE
-from train_jax.tasks.puzzles.kind import number_range
 from train_jax.tasks.puzzles.kinds import Trace, kind_of
 from train_jax.tasks.puzzles.metrics import HaltingCurve, Point, select_points
-from train_jax.tasks.puzzles.trajectories import settings
 
 CURVES = (
     Curve("exact accuracy, %", "exact_accuracy", scale=100, y_range=(0, 100)),
     Curve("loss per token", "lm_loss"),
 )
-_UNKNOWN = "the data set contains neither 4x4, 6x6 or 9x9 Sudokus nor square mazes nor ARC puzzles"
-_UNLABELLED = "no puzzle of the test set has a solution to compare with"
 
 WIDTH, HEIGHT, MARGIN = 880, 366, 24
 _BOARD, _GAP, _CAPTION = 122, 22, 20
@@ -63,9 +56,6 @@ def page(files: RunFiles) -> str:
         steps=steps,
         steps_missing=missing,
         halting=halting_section(results),
-        trajectories=trajectory_section(results),
-        failures=act_steps and answers and failure_section(answers, act_steps),
-        answers_missing=results.answers_missing,
         check=check,
         agrees=check is not None and check["agree"] >= AGREEING_SHARE * check["puzzles"],
     )
@@ -100,35 +90,6 @@ def _examples(answers: Answers, act_steps: ActSteps) -> list[dict[str, Any]]:
             why = f"{why}: {mistakes}" if mistakes else why
             shown.append({"title": title, "number": number, "why": why, "kind": trace.kind, "strip": strip(trace)})
     return shown
-
-
-# ---- failures
-
-
-def failure_section(answers: Answers, act_steps: ActSteps) -> Markup:
-    """Renders how many puzzles fail after the last ACT step, and how hard they are."""
-    kind = kind_of(answers.data)
-    failures = None if kind is None else failures_of(answers, kind, act_steps)
-    if failures is None or not failures.count:
-        return render("failures.html.j2", reason=_UNKNOWN if kind is None else _UNLABELLED)
-    return render(
-        "failures.html.j2",
-        reason=None,
-        failures=failures,
-        wrong_cells=number_range(failures.wrong_cells) if failures.failed else "",
-        median=f"{np.median(failures.wrong_cells):g}" if failures.failed else "",
-        difficulties=[_by_difficulty(measure, shares) for measure, shares in failures.by_difficulty.items()],
-    )
-
-
-def _by_difficulty(measure: str, shares: Sequence[Share]) -> dict[str, Any]:
-    rates = [share.failed / share.count for share in shares]
-    return {
-        "measure": measure,
-        "only": shares[0].name if len(shares) == 1 else None,
-        "rows": [(s.name, f"{s.count:,}", f"{s.failed:,}", percent(r)) for s, r in zip(shares, rates, strict=True)],
-        "bars": [rate / (max(rates) or 1.0) for rate in rates],
-    }
 
 
 # ---- halting
@@ -172,56 +133,6 @@ def _halting_plot(curve: HaltingCurve) -> Markup:
         Series("the same number of steps for all", [place(point) for point in curve.by_steps], 2, marks=True),
     ]
     return plot(series, title="puzzles solved, %", x_label="mean ACT steps")
-
-
-# ---- trajectories
-
-
-def trajectory_section(results: PuzzleResults) -> Markup | None:
-    """Renders accuracy against ACT steps per puzzle; None if the run was not evaluated with trajectories."""
-    values = results.trajectories
-    if values is None:
-        return None
-    chooser = values["chooser"]
-    points = {(point["trajectories"], point["depth"]): point for point in values["points"]}
-    last = points[max(points)]
-    rows = [
-        (
-            f"{count} x {depth}",
-            f"{point['act_steps']:,}",
-            *(percent(point["exact_accuracy"][name]) for name in (f"{chooser}/best", f"{chooser}/last", "pass/best")),
-        )
-        for (count, depth), point in sorted(points.items())
-        if count == 1 or depth == last["depth"]
-    ]
-    return render(
-        "trajectories.html.j2",
-        settings=settings(values),
-        step=values["step"],
-        chosen=last["exact_accuracy"][f"{chooser}/best"],
-        passed=last["exact_accuracy"]["pass/best"],
-        any_step=last["exact_accuracy"]["any_step"],
-        count=last["trajectories"],
-        plot=_trajectory_plot(values),
-        rows=rows,
-    )
-
-
-def _trajectory_plot(values: dict) -> Markup:
-    chooser, points = values["chooser"], values["points"]
-    most, depth = points[-1]["trajectories"], points[-1]["depth"]
-
-    def line(name: str, count: int) -> list[tuple[float, float]]:
-        return [(p["act_steps"], 100 * p["exact_accuracy"][name]) for p in points if p["trajectories"] == count]
-
-    series = [Series("one trajectory, last step", line(f"{chooser}/last", 1), 2, marks=True)]
-    series.append(Series("one, best step", line(f"{chooser}/best", 1), 3, marks=True))
-    if most > 1:
-        more = [p for p in points if p["depth"] == depth]
-        whole = [(p["act_steps"], 100 * p["exact_accuracy"][f"{chooser}/best"]) for p in more]
-        labels = [f"{p['trajectories']}" for p in more]
-        series.insert(0, Series(f"1 to {most} of {depth} steps", whole, 1, marks=True, labels=labels))
-    return plot(series, title="puzzles solved, %", x_label="ACT steps per puzzle")
 
 
 # ---- a picture for a README

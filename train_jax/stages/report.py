@@ -21,7 +21,7 @@ from train_jax.task import commands_of
 @dataclasses.dataclass(frozen=True)
 class Report:
     """Write the report of a run as one HTML file: metrics, learning curves, configuration; puzzles after every ACT
-    step, failures and early halting, or compressors, samples and CORE of a language model."""
+    step and early halting, or compressors, samples and CORE of a language model."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run, as `trm train` made it: a folder, or gs://bucket/folder."""

@@ -12,11 +12,8 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.report.boards import player
 from train_jax.report.terminal import trace_text, verdict
-from train_jax.run.files import write_text
 from train_jax.run.restore import Restored, restore
-from train_jax.run.storage import is_folder
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.tasks.mixing import data_dirs
@@ -43,8 +40,6 @@ class Solve:
     """Index of the puzzle in the test set, or of the test example of an ARC task, from 0; by default 0."""
     data_dir: str | None = None
     """Data set of --index, or with the identifiers of ARC puzzles; by default that of the run."""
-    html: Path | None = None
-    """Also write the ACT steps as an animated HTML page to this file."""
     platform: Platform = "auto"
     """Platform; on one host of a TPU pod, auto is the CPU."""
 
@@ -57,27 +52,20 @@ def main(config: Solve) -> None:
     answers = solve(run, puzzle.tokens, puzzle_identifier=_identifier_in_run(puzzle, config, run))
     predictions, q_halt_logits = answers.tokens[:, 0], answers.q_halt_logits[:, 0]
     trace = trace_of(puzzle.kind, puzzle.tokens, predictions, q_halt_logits, puzzle.solution)
-    title = f"{puzzle.name}; {config.run_dir} at step {run.step}, {run.weights}"
-    result = verdict(trace, unique=puzzle.unique)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print(f"{title}\n")
+    print(f"{puzzle.name}; {config.run_dir} at step {run.step}, {run.weights}\n")
     print(trace_text(trace, width=shutil.get_terminal_size().columns, styled=styled))
-    print(f"\n{result}")
-    if config.html is not None:
-        write_text(config.html, player(trace, title=title, verdict=result))
-        print(f"animation: {config.html}")
+    print(f"\n{verdict(trace, unique=puzzle.unique)}")
 
 
 def _check(config: Solve) -> None:
-    """Raises `UserError` for options that conflict or files that cannot be written."""
+    """Raises `UserError` for options that conflict."""
     given = [name for name in ("puzzle", "file") if getattr(config, name) is not None]
     if config.puzzle is not None:
         given += [name for name in ("index", "data_dir") if getattr(config, name) is not None]
     if len(given) > 1:
         one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
         raise UserError(f"{one} and {other} both select a puzzle; give only one of them")
-    if config.html is not None and not is_folder(config.html.parent):
-        raise UserError(f"{config.html.parent} is not a folder; give a file in an existing folder")
 
 
 def _puzzle(config: Solve, run: Restored) -> PuzzleInput:

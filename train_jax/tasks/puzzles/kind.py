@@ -95,10 +95,6 @@ class Checking:
         """Returns the cells in which an answer must agree with the solution; by default all."""
         return np.ones(solutions.shape, bool)
 
-    def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
-        """Returns measures of difficulty by name; with `thorough`, slow ones too. By default there are none."""
-        return {}
-
 
 class Kind:
     """One kind of puzzle, of one size. Two objects are equal if kind and size are equal.

@@ -319,24 +319,6 @@ def results_of(evaluation: TrajectoryEvaluation, step: int) -> dict[str, Any]:
     return {"step": step, **dataclasses.asdict(evaluation.options), "metrics": metrics, "points": points}
 
 
-def checked_results(values: Any) -> dict[str, Any]:
-    """Returns parsed JSON. Raises `ValueError` if it does not have the format of `results_of`."""
-    try:
-        for name in ("step", "trajectories", "noise", "depth", "seed"):
-            float(values[name])
-        names = {f"{values['chooser']}/{keep}" for keep in KEEPS} | {"pass/best", "any_step"}
-        for point in values["points"]:
-            for name in ("trajectories", "depth", "act_steps"):
-                float(point[name])
-            for name in names:
-                float(point["exact_accuracy"][name])
-        if not values["points"]:
-            raise ValueError("it has no points")
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no results of trajectories: {error!r}") from error
-    return values
-
-
 def table(evaluation: TrajectoryEvaluation) -> list[str]:
     """Formats the comparison of the choosers, and the curve of accuracy against ACT steps, for a terminal."""
     options, count = evaluation.options, evaluation.evaluation.metrics["count"]

@@ -23,7 +23,7 @@ from train_jax.tasks.puzzles.arc.grid import (
 )
 from train_jax.tasks.puzzles.arc.json import read_task
 from train_jax.tasks.puzzles.building import PAD_TOKEN
-from train_jax.tasks.puzzles.kind import Checking, Drawing, Grid, Grids, Kind, PuzzleInput, Tokens
+from train_jax.tasks.puzzles.kind import Checking, Drawing, Grid, Kind, PuzzleInput, Tokens
 from train_jax.tasks.puzzles.metadata import read_identifiers
 
 
@@ -129,9 +129,6 @@ class ArcChecking(Checking):
     def scored_cells(self, solutions: Integer[np.ndarray, "*n cells"]) -> Bool[np.ndarray, "*n cells"]:
         """Returns the cells of the grid and its end tokens; predictions outside are never read."""
         return solutions != PAD_TOKEN
-
-    def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
-        return {"cells of the solution": (solutions >= FIRST_COLOUR_TOKEN).sum(axis=1)}
 
     def _size(self, grid: Grid) -> tuple[int, int]:
         canvas = np.full((SIDE, SIDE), PAD_TOKEN, np.uint8)

@@ -13,7 +13,6 @@ from train_jax.tasks.puzzles.kind import (
     Drawing,
     Examples,
     Grid,
-    Grids,
     Kind,
     Mask,
     PuzzleInput,
@@ -155,9 +154,6 @@ class MazeChecking(Checking):
         if steps > paths.steps[0]:
             reasons.append(f"a path of {steps} steps, the shortest has {paths.steps[0]}")
         return reasons
-
-    def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
-        return {"steps of the path": (solutions == PATH).sum(axis=1) + 1}
 
 
 def _steps_along(inputs: Grid, marked: Mask) -> int:

@@ -14,7 +14,6 @@ from train_jax.tasks.puzzles.kind import (
     Drawing,
     Examples,
     Grid,
-    Grids,
     Kind,
     Mask,
     PuzzleInput,
@@ -32,7 +31,7 @@ from train_jax.tasks.puzzles.sudoku.grid import (
     parse,
     tokens_of,
 )
-from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, ratings, solve
+from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, solve
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints, transform_tokens
 
 MOST_GUESSES = 100_000
@@ -142,9 +141,3 @@ class SudokuChecking(Checking):
             reasons.append(f"{(answer == 0).sum()} cells left empty")
         contradiction = contradiction_in(in_range, self.geometry)
         return [*reasons, contradiction] if contradiction else reasons
-
-    def difficulties(self, inputs: Grids, solutions: Grids, *, thorough: bool) -> dict[str, Integer[np.ndarray, "n"]]:
-        measures = {"empty cells": (inputs == 0).sum(axis=1)}
-        if thorough:
-            measures["guesses of a solver"] = ratings(inputs.astype(np.uint8), self.geometry)
-        return measures
