@@ -96,7 +96,4 @@ def test_the_comparison_of_runs_finds_one_bit(tmp_path, finished_run):
     metrics = tmp_path / "two" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"train/count": ', '"train/count": 1'))
     shutil.rmtree(tmp_path / "two" / "checkpoints" / "60" / "carry")
-    assert differences(tmp_path / "one", tmp_path / "two", metrics=True) == [
-        "carry: other arrays",
-        "metrics.jsonl",
-    ]
+    assert differences(tmp_path / "one", tmp_path / "two", metrics=True) == ["carry: other arrays", "metrics.jsonl"]

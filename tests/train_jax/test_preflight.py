@@ -78,10 +78,7 @@ def test_other_architectures_beside_pytorch(where, model):
 
 @pytest.mark.parametrize(
     ("options", "name", "message"),
-    [
-        (["--expect-devices", "4"], "devices", "1 x cpu"),
-        (["--expect-processes", "8"], "processes", "1 process"),
-    ],
+    [(["--expect-devices", "4"], "devices", "1 x cpu"), (["--expect-processes", "8"], "processes", "1 process")],
     ids=["devices", "processes"],
 )
 def test_another_number_than_expected_fails(where, capsys, options, name, message):

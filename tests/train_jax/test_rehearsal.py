@@ -179,8 +179,7 @@ def assert_same_weights(run_dir, other):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "devices"),
-    [pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(8, 4, marks=pytest.mark.campaign)],
+    ("hosts", "devices"), [pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(8, 4, marks=pytest.mark.campaign)]
 )
 def test_a_rehearsal_with_faults_trains_as_one_process(tmp_path, data_dir, hosts, devices):
     """The launcher is killed; the same command continues, and loses a host to a preemption and one to a kill."""
