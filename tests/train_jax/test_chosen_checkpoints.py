@@ -39,12 +39,10 @@ def test_an_average_of_checkpoints_is_the_mean_of_weights_and_tables(run):
 
 
 def test_the_mean_of_one_is_itself_and_only_tables_of_buffers_are_averaged():
-    rows = {"table": np.float32([[1, 3]]), "count": np.int32(4)}
-    params = {"w": np.float32([0.1, np.nan])}
+    params, rows = {"w": np.float32([0.1, np.nan])}, {"table": np.float32([[1, 3]]), "count": np.int32(4)}
+    other = {"table": np.float32([[2, 5]]), "count": np.int32(8)}
     assert mean_weights(iter([(params, rows)]), {"table"}) == (params, rows)
-    _, buffers = mean_weights(
-        iter([(params, rows), (params, {"table": np.float32([[2, 5]]), "count": np.int32(8)})]), {"table"}
-    )
+    _, buffers = mean_weights(iter([(params, rows), (params, other)]), {"table"})
     np.testing.assert_array_equal(buffers["table"], [[1.5, 4]])
     assert buffers["count"] == 8
 

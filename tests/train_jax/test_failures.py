@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.documents import Balanced, words
+from support.presets import with_fields
 
 from train_jax.errors import UserError
 from train_jax.report.answers import Answers, Failures, Share, by_act_step, failures_of, read_results, shares
@@ -38,9 +39,7 @@ def edited(grid: np.ndarray, **changes: int) -> np.ndarray:
     return grid
 
 
-def answers_to(
-    inputs: list[np.ndarray], predictions: list[list[np.ndarray]], labels: list[np.ndarray], vocab_size: int
-) -> Answers:
+def answers_to(inputs, predictions, labels, vocab_size: int) -> Answers:
     """`predictions`: by ACT step."""
     count, length = len(labels), len(labels[0])
     data = Metadata(length, vocab_size, 0, 0, 0, 1, count, 1.0, count, ("all",))
@@ -68,7 +67,8 @@ def failures(answers: Answers) -> Failures:
 
 
 def test_failed_sudokus_are_counted():
-    result = failures(sudoku_answers())
+    answers = sudoku_answers()
+    result = failures(answers)
     assert (result.count, result.failed) == (6, 4)
     assert (result.solved_earlier, result.predicted_correct) == (2, 2)
     assert result.wrong_cells.tolist() == [1, 2, 8, 1]
@@ -76,13 +76,9 @@ def test_failed_sudokus_are_counted():
         "empty cells": [Share("8", 5, 4), Share("9", 1, 0)],
         "guesses of a solver": [Share("3", 6, 4)],
     }
-
-
-def test_puzzles_without_labels_are_left_out():
-    answers = sudoku_answers()
     answers.labels[1] = 0
     result = failures(answers)
-    assert (result.count, result.failed) == (5, 3) and len(result.wrong_cells) == 3
+    assert (result.count, result.failed) == (5, 3) and len(result.wrong_cells) == 3, "no labels, so left out"
 
 
 def test_a_longer_path_through_a_maze_is_a_mistake():
@@ -107,10 +103,9 @@ def canvas(rows: int, cols: int, colour: int) -> np.ndarray:
 def test_cells_outside_of_an_arc_grid_are_not_counted():
     solution = canvas(2, 3, 4)
     noise = np.where(solution == 0, 7, solution).astype(np.uint8)
-    answers = np.array(
-        [canvas(3, 3, 4), canvas(2, 2, 4), edited(solution, c1=9), edited(solution, c0=END_TOKEN, c1=END_TOKEN), noise]
-    )
-    result = failures(answers_to([solution] * 5, [list(answers)], [solution] * 5, 12))
+    answers = [canvas(3, 3, 4), canvas(2, 2, 4), edited(solution, c1=9)]
+    answers += [edited(solution, c0=END_TOKEN, c1=END_TOKEN), noise]
+    result = failures(answers_to([solution] * 5, [answers], [solution] * 5, 12))
     assert (result.failed, result.wrong_cells.tolist()) == (4, [3, 5, 1, 2])
     assert result.by_difficulty == {"cells of the solution": [Share("6", 5, 4)]}
     trace = trace_of(ArcKind(), solution, np.array([noise]), np.zeros(1), solution)
@@ -149,61 +144,58 @@ CURVE = HaltingCurve(
 
 @pytest.fixture
 def run_dir(tmp_path) -> Path:
-    """A finished run over the six Sudokus."""
     answers, folder = sudoku_answers(), RunFolder(tmp_path / "run")
     arrays = {"inputs": answers.inputs, "labels": answers.labels, "puzzle_identifiers": np.zeros(6, np.int32)}
     arrays |= {f"{name}_indices": np.arange(7, dtype=np.int32) for name in ("puzzle", "group")}
     split = (answers.data, arrays)
     write_dataset(tmp_path / "data", {"train": split, "test": split}, ["<blank>"], {"made": "by the tests"})
     folder.evaluation("test").parent.mkdir(parents=True)
-    config = preset("tiny")
-    config = dataclasses.replace(config, arch=dataclasses.replace(config.arch, halt_max_steps=2))
-    folder.config.write_text(to_json(dataclasses.replace(config, data_dir=str(tmp_path / "data"))))
+    config = with_fields(preset("tiny"), {"halt_max_steps": 2, "data_dir": str(tmp_path / "data")})
+    folder.config.write_text(to_json(config))
     folder.evaluation("test").write_text(json.dumps({"exact_accuracy": 2 / 6, "accuracy": 0.9, "count": 6}))
-    logits = answers.q_halt_logits
-    np.savez_compressed(folder.predictions("test"), predictions=answers.predictions, q_halt_logits=logits)
+    np.savez(folder.predictions("test"), predictions=answers.predictions, q_halt_logits=answers.q_halt_logits)
     folder.halting_curve("test").write_text(curve_to_json(CURVE))
     return folder.path
 
 
 def test_a_page_in_every_state(run_dir):
     folder = RunFolder(run_dir)
+
+    def shown():
+        return words(page(read_run_files(str(run_dir))))
+
     early = {"threshold": 0.9, "exact_accuracy": 0.75, "steps": 2.0, "computed_steps": 3.5, "step": 1200}
     folder.halted_early("test").write_text(json.dumps(early))
-    document = page(read_run_files(str(run_dir)))
-    text = words(document)
-    assert "script" not in Balanced(document).tags
-    assert "At 0.5, where training halts, 62.50% are solved after 1.50 steps on average." in text
-    assert "At 0.9 the accuracy does not decrease: 75.00% are solved after 2.00 steps on average." in text
-    assert "halt probability above 0.9 2.00 75.00% 90.00%" in text and "all after 3 3.00 70.00% 90.00%" in text
-    assert "at step 1,200 of training, threshold 0.9: 75.00% exact after 2.00 steps on average; 3.50 were" in text
-    assert "4 of 6 test puzzles are not solved" in text
-    assert "after the last ACT step: 1 of 16 cells wrong; 1 of the givens overwritten; digit 3 more than once" in text
-    early |= {"trajectories": 8, "noise": 0.2, "depth": 16}
-    folder.halted_early("test").write_text(json.dumps(early))
-    text = words(page(read_run_files(str(run_dir))))
-    assert "threshold 0.9, up to 8 trajectories of 16 ACT steps with noise 0.2: 75.00% exact" in text
+    assert "script" not in Balanced(page(read_run_files(str(run_dir)))).tags
+    text = shown()
+    for part in (
+        "At 0.5, where training halts, 62.50% are solved after 1.50 steps on average.",
+        "At 0.9 the accuracy does not decrease: 75.00% are solved after 2.00 steps on average.",
+        "halt probability above 0.9 2.00 75.00% 90.00%",
+        "all after 3 3.00 70.00% 90.00%",
+        "at step 1,200 of training, threshold 0.9: 75.00% exact after 2.00 steps on average; 3.50 were",
+        "4 of 6 test puzzles are not solved",
+        "after the last ACT step: 1 of 16 cells wrong; 1 of the givens overwritten; digit 3 more than once",
+    ):
+        assert part in text
+    folder.halted_early("test").write_text(json.dumps(early | {"trajectories": 8, "noise": 0.2, "depth": 16}))
+    assert "threshold 0.9, up to 8 trajectories of 16 ACT steps with noise 0.2: 75.00% exact" in shown()
     folder.halted_early("test").write_text("{}")
     folder.halting_curve("test").unlink()
-    text = words(page(read_run_files(str(run_dir))))
-    assert "Not shown: it needs an evaluation on the whole test set" in text
+    assert "Not shown: it needs an evaluation on the whole test set" in shown()
     with np.load(folder.predictions("test")) as arrays:
-        predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
-    np.savez(folder.predictions("test"), predictions=predictions[-1:], q_halt_logits=logits[-1:])
-    text = words(page(read_run_files(str(run_dir))))
+        last = {name: arrays[name][-1:] for name in arrays}
+    np.savez(folder.predictions("test"), **last)
+    text = shown()
     assert "only the answers after ACT step 2 are kept" in text and "4 of 6 test puzzles are not solved" in text
     with pytest.raises(UserError, match="not kept for large test sets"):
         picture(read_run_files(str(run_dir)))
     config = json.loads(folder.config.read_text())
     folder.config.write_text(json.dumps(config | {"data_dir": f"{config['data_dir']},{config['data_dir']}"}))
-    assert (
-        words(page(read_run_files(str(run_dir)))).count("Not shown: answers are shown only for runs on one data set")
-        == 2
-    )
+    assert shown().count("Not shown: answers are shown only for runs on one data set") == 2
     folder.config.write_text(json.dumps(config))
     folder.predictions("test").unlink()
-    text = words(page(read_run_files(str(run_dir))))
-    assert text.count("Not shown: the run has not been evaluated on its whole test set") == 2
+    assert shown().count("Not shown: the run has not been evaluated on its whole test set") == 2
     folder.halting_curve("test").write_text("[]")
     with pytest.raises(UserError, match=r"halting_curve.json is invalid \(no halting curve.*; remove it"):
         read_results(read_run_files(str(run_dir)))

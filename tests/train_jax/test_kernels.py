@@ -46,10 +46,8 @@ def assert_more_exact(fused, plain, given):
 def test_channels_are_more_exact_than_the_plain_path(case):
     batch, positions, dim = case
 
-    def of(function):
-        return lambda *given: function(*given, EPSILON, dim)
-
-    assert_more_exact(of(INTERPRETED), of(normed_mlp), arrays(batch, positions))
+    fused, plain = (functools.partial(each, epsilon=EPSILON, dim=dim) for each in (INTERPRETED, normed_mlp))
+    assert_more_exact(fused, plain, arrays(batch, positions))
 
 
 POSITIONS = [(1, 16, 256, 128), *slow_or_campaign([(2, 97, 128, 128)], [(3, 150, 128, 256)])]
@@ -73,9 +71,8 @@ def test_positions_are_more_exact_than_the_plain_path(case):
 def test_positions_of_other_sizes_are_the_plain_path(case):
     for given in (of_positions(*case), of_positions(2, 16, 128, 128, jnp.float32)):
         assert examples_of(given[0], given[2].shape[1]) == 0
-        np.testing.assert_array_equal(
-            fused_mix_positions(*given).astype(np.float32), mix_positions(*given).astype(np.float32)
-        )
+        ours, plain = (each(*given).astype(np.float32) for each in (fused_mix_positions, mix_positions))
+        np.testing.assert_array_equal(ours, plain)
 
 
 OTHERS = {
@@ -89,20 +86,9 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_everything_else_is_the_plain_path(case):
-    (x, gate_up, down), dim = OTHERS[case]
-    plain = normed_mlp(x, gate_up, down, EPSILON, dim)
-    np.testing.assert_array_equal(
-        fused_normed_mlp(x, gate_up, down, EPSILON, dim).astype(np.float32), plain.astype(np.float32)
-    )
-
-
-def test_a_step_over_positions_has_as_many_examples_as_fit():
-    def of(batch):
-        return examples_of(jax.ShapeDtypeStruct((batch, 97, 512), jnp.bfloat16), 512)
-
-    assert of(192) == 2
-    assert of(6) == 1, "an even number of steps, for two cores"
-    assert of(3) == 1
+    given, dim = OTHERS[case]
+    ours, plain = (each(*given, EPSILON, dim).astype(np.float32) for each in (fused_normed_mlp, normed_mlp))
+    np.testing.assert_array_equal(ours, plain)
 
 
 def test_a_block_has_the_examples_and_rows_that_fit():
@@ -113,16 +99,16 @@ def test_a_block_has_the_examples_and_rows_that_fit():
     assert of(10, 97, 512, 1536) == Blocks(3, 97, 104, 4, 1)
     assert of(2, 916, 512, 1536) == Blocks(1, 320, 320, 6, 3), "ARC"
     assert of(192, 97, 1024, 2816) is None
+    shapes = (jax.ShapeDtypeStruct((batch, 97, 512), jnp.bfloat16) for batch in (192, 6, 3))
+    assert [examples_of(x, 512) for x in shapes] == [2, 1, 1], "over positions: an even number of steps, for two cores"
 
 
-small = functools.partial(
-    cycles, batch_size=4, seq_len=13, expansion=3.0, mlp_multiple_of=256, pos_encodings="none"
-)  # fmt: skip
+SMALL = {"batch_size": 4, "seq_len": 13, "expansion": 3.0, "mlp_multiple_of": 256, "pos_encodings": "none"}
 
 
 @pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
 def test_the_blocks_of_a_model_call_the_kernels(mlp_t):
-    module, x = small(mlp_t=mlp_t)
+    module, x = cycles(mlp_t=mlp_t, **SMALL)
     plain = exported(module, "gpu", mlp="fused")
     assert not plain.options.functions, "there are none for a GPU"
     text, ours = text_and_gradients(exported(module, "tpu", mlp="fused"), x, jnp.bfloat16)
@@ -141,7 +127,7 @@ def test_the_blocks_of_a_model_call_the_kernels(mlp_t):
 @pytest.mark.slow
 @pytest.mark.parametrize("mlp_t", [True, False])
 def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
-    module, x = small(mlp_t=mlp_t)
+    module, x = cycles(mlp_t=mlp_t, **SMALL)
 
     def computed(platform):
         fn = exported(module, platform, mlp="fused")

@@ -1,5 +1,6 @@
 """Sweepers: order, finished runs, failures, sources, data sets, several sweepers in one root, and kills."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -18,6 +19,8 @@ from train_jax.run.lease import sole_writer
 from train_jax.run.presets import preset
 
 BUILD = ("build-data", "sudoku", "--output-dir", "data/four")
+NAMES = FIRST, SECOND, THIRD = [f"exp01/exp01{letter}/seed-0" for letter in "abc"]
+WORKS = [Work(name, 10, ("train", name), (BUILD,)) for name in NAMES]
 
 
 @pytest.fixture(autouse=True)
@@ -27,68 +30,63 @@ def short_polls(monkeypatch):
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Runs a sweep whose commands only write FINISHED, or fail; returns its status and the commands."""
+    """Runs a sweep whose commands only write FINISHED, or fail; returns its status and the words after the commands.
 
-    def run(works, failing=(), root=None, **options):
-        files, commands = SweepFiles(str(root or tmp_path)), []
+    `failing`: exit statuses by these words.
+    """
+
+    def run(works, failing=None, root=tmp_path, **options):
+        files, commands = SweepFiles(str(root)), []
 
         def command(words):
-            commands.append(words)
-            if words[0] == "build-data":
-                return 0
-            name = words[1]
-            if name in failing:
-                return failing[name] if isinstance(failing, dict) else 1
-            folder = files.root / name
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "FINISHED").write_text(json.dumps({"train_steps": 10, "summary": "exact"}))
-            return 0
+            commands.append(words[1])
+            status = (failing or {}).get(words[1], 0)
+            if words[0] == "train" and status == 0:
+                folder = files.root / words[1]
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "FINISHED").write_text(json.dumps({"train_steps": 10, "summary": "exact"}))
+            return status
 
         status = Sweeper(files, works, say=lambda line: None, run=command, **options).sweep()
-        return status, [words[1] for words in commands]
+        return status, commands
 
     return run
 
 
-@pytest.fixture
-def works():
-    names = [f"exp01/exp01{letter}/seed-0" for letter in "abc"]
-    return [Work(name, 10, ("train", name), (BUILD,)) for name in names]
+def test_runs_are_trained_in_order_and_finished_ones_skipped(sweep):
+    assert sweep(WORKS) == (0, ["sudoku", *NAMES])
+    assert sweep(WORKS) == (0, [])
+    longer = [Work(FIRST, 20, WORKS[0].command)]
+    assert sweep(longer) == (1, [FIRST]), "a run that has fewer steps than planned is not finished"
 
 
-def names_of(works):
-    return [work.name for work in works]
+def test_a_failure_ends_the_sweep_and_the_next_sweep_tries_again(sweep):
+    assert sweep(WORKS, {"sudoku": 2}) == (1, ["sudoku"]), "a run without its data fails"
+    assert sweep(WORKS, {FIRST: 75}) == (75, ["sudoku", FIRST]), "SIGTERM is no failure"
+    assert sweep(WORKS, {SECOND: 1}) == (1, ["sudoku", FIRST, SECOND])
+    assert sweep(WORKS, {SECOND: 1}, continues_on_failure=True) == (1, ["sudoku", SECOND, THIRD])
+    assert sweep(WORKS) == (0, ["sudoku", SECOND])
 
 
-def test_runs_are_trained_in_order_and_finished_ones_skipped(sweep, works):
-    assert sweep(works) == (0, ["sudoku", *names_of(works)])
-    assert sweep(works) == (0, [])
-    longer = [Work(work.name, 20, work.command) for work in works]
-    assert sweep(longer[:1]) == (1, names_of(works)[:1]), "a run that has fewer steps than planned is not finished"
+@pytest.mark.parametrize("held", [FIRST, f"sweep/claims/{FIRST.replace('/', '--')}", "sweep/claims/data-four"])
+def test_a_run_waits_for_the_process_that_holds_it_or_builds_its_data(sweep, tmp_path, held, monkeypatch):
+    """The process of a sweeper that was killed still saves; another sweeper trains the run, or builds the data."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sole_writer(tmp_path / held))
+        monkeypatch.setattr(sweeper.time, "sleep", lambda _: stack.close())
+        assert sweep(WORKS[:1])[0] == 0
+        assert (tmp_path / FIRST / "FINISHED").exists()
 
 
-def test_a_failure_ends_the_sweep_and_the_next_sweep_tries_again(sweep, works):
-    first, second, third = names_of(works)
-    assert sweep(works, failing={second: 1}) == (1, ["sudoku", first, second])
-    assert sweep(works, failing={second: 1}, continues_on_failure=True) == (1, ["sudoku", second, third])
-    assert sweep(works) == (0, ["sudoku", second])
+def test_a_run_waits_for_the_one_it_starts_from(sweep):
+    child = Work("exp01/child/seed-0", 10, ("train", "exp01/child/seed-0"), needs=SECOND)
+    assert sweep([child, *WORKS[:2]])[1] == ["sudoku", FIRST, SECOND, child.name]
+    other = Work("exp01/x/seed-0", 10, ("train", "exp01/x/seed-0"), needs=THIRD)
+    assert sweep([other, WORKS[2]], {THIRD: 1}, continues_on_failure=True) == (1, ["sudoku", THIRD])
 
 
-def test_sigterm_ends_the_sweep_without_a_failure(sweep, works):
-    first = names_of(works)[0]
-    assert sweep(works, failing={first: 75}) == (75, ["sudoku", first])
-
-
-def test_a_run_waits_for_the_one_it_starts_from(sweep, works):
-    child = Work("exp01/child/seed-0", 10, ("train", "exp01/child/seed-0"), needs=works[1].name)
-    assert sweep([child, *works[:2]])[1] == ["sudoku", *names_of(works)[:2], child.name]
-    other = Work("exp01/x/seed-0", 10, ("train", "exp01/x/seed-0"), needs=works[2].name)
-    status, trained = sweep([other, works[2]], failing=names_of(works), continues_on_failure=True)
-    assert (status, trained) == (1, ["sudoku", works[2].name])
-
-
-def test_a_run_with_the_configuration_of_another_is_copied(sweep, works, tmp_path):
-    first, copy = works[0], dataclasses.replace(works[1], same_as=works[0].name)
+def test_a_run_with_the_configuration_of_another_is_copied(sweep, tmp_path):
+    first, copy = WORKS[0], dataclasses.replace(WORKS[1], same_as=FIRST)
     source, target = tmp_path / first.name, tmp_path / copy.name
     (source / "checkpoints/10").mkdir(parents=True)
     for name in ("config.json", "dataset.json", "machine.json", "metrics.jsonl", "checkpoints/10/model", "wandb_id"):
@@ -105,64 +103,28 @@ def test_a_run_with_the_configuration_of_another_is_copied(sweep, works, tmp_pat
     assert sweep([copy, first]) == (0, [])
 
 
-def test_a_copy_is_trained_if_it_was_begun_and_not_made_of_a_failed_run(sweep, works, tmp_path):
-    first, copy = works[0], dataclasses.replace(works[1], same_as=works[0].name)
-    assert sweep([first, copy], failing=[first.name], continues_on_failure=True) == (1, ["sudoku", first.name])
+def test_a_copy_is_trained_if_it_was_begun_and_not_made_of_a_failed_run(sweep, tmp_path):
+    first, copy = WORKS[0], dataclasses.replace(WORKS[1], same_as=FIRST)
+    assert sweep([first, copy], {FIRST: 1}, continues_on_failure=True) == (1, ["sudoku", first.name])
     (tmp_path / copy.name).mkdir(parents=True)
     (tmp_path / copy.name / "config.json").write_text(to_json(preset("tiny")))
     assert sweep([first, copy]) == (0, ["sudoku", first.name, copy.name])
 
 
-def test_a_claimed_run_is_left_to_its_sweeper(sweep, works, tmp_path):
-    files = SweepFiles(str(tmp_path))
-
-    def finish():
-        path = tmp_path / works[0].name
-        path.mkdir(parents=True)
-        (path / "FINISHED").write_text(json.dumps({"train_steps": 10}))
-
-    with sole_writer(files.claim(works[0].name)):
-        polls = itertools.count()
-        sleep = time.sleep
-
-        def look(seconds):
-            if next(polls) == 2:
-                finish()
-            sleep(seconds)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sweeper.time, "sleep", look)
-            assert sweep(works) == (0, ["sudoku", *names_of(works)[1:]])
-
-
-@pytest.mark.parametrize("held", ["exp01/exp01a/seed-0", "sweep/claims/data-four"], ids=["run", "data"])
-def test_a_run_waits_for_its_own_process_and_for_the_build_of_its_data(works, tmp_path, held):
-    """The process of a sweeper that was killed still saves; another sweeper builds the data."""
-    with sole_writer(tmp_path / held):
-        files = SweepFiles(str(tmp_path))
-        assert Sweeper(files, works[:1], say=print, run=lambda words: 0)._try(works[0]) is None
-
-
-def test_data_that_cannot_be_built_is_a_failure_of_the_run(works, tmp_path):
-    lines = []
-    assert Sweeper(SweepFiles(str(tmp_path)), works, say=lines.append, run=lambda words: 2).sweep() == 1
-    assert lines == [f"{works[0].name}: failed with status 2"]
-
-
-def test_the_state_is_read_from_the_folders(sweep, works, tmp_path):
+def test_the_state_is_read_from_the_folders(sweep, tmp_path):
     """A damaged FINISHED counts as none."""
-    sweep(works, failing=names_of(works)[1:2])
+    sweep(WORKS, {SECOND: 1})
     files = SweepFiles(str(tmp_path))
-    assert [files.state(work.name, 10) for work in works] == ["finished", "waiting", "waiting"]
+    assert [files.state(name, 10) for name in NAMES] == ["finished", "waiting", "waiting"]
     for content in ("[]", "{", '{"train_steps": "x"}'):
-        (tmp_path / works[0].name / "FINISHED").write_text(content)
-        assert files.state(works[0].name, 10) == "waiting"
+        (tmp_path / FIRST / "FINISHED").write_text(content)
+        assert files.state(FIRST, 10) == "waiting"
 
 
 @pytest.mark.slow
-def test_a_sweep_in_storage(sweep, works, remote):
-    there = [Work(work.name, 10, work.command) for work in works[:2]]
-    assert sweep(there, root=remote) == (0, names_of(there))
+def test_a_sweep_in_storage(sweep, remote):
+    there = [Work(work.name, 10, work.command) for work in WORKS[:2]]
+    assert sweep(there, root=remote) == (0, NAMES[:2])
     assert sweep(there, root=remote) == (0, [])
 
 
@@ -170,7 +132,6 @@ RUNS, STEPS = 4, 15
 
 
 def steps_in(folder):
-    """Returns the records of the steps, by run."""
     paths = sorted(folder.glob("group/*/*/steps.jsonl"))
     return {path.parent.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in paths}
 
