@@ -1,4 +1,4 @@
-"""Choosing among trajectories, against tables worked out by hand and against a search without arrays."""
+"""Choosing among trajectories, against published tables and a search without arrays."""
 
 import math
 
@@ -6,19 +6,7 @@ import numpy as np
 import pytest
 
 from train_jax.tasks.puzzles import trajectories
-from train_jax.tasks.puzzles.trajectories import Facts, candidate_steps, choose, chosen, solved_at, stopped_at
-
-
-def test_the_three_choosers_by_hand():
-    steps = np.array([[1.0, 3.0, 3.0, 2.0], [-1.0, -2.0, 0.0, 4.0], [2.0, 1.0, 1.0, 1.0]], np.float32)[..., None]
-    assert candidate_steps(steps, "best")[..., 0].tolist() == [[0, 1, 1, 1], [0, 0, 2, 3], [0, 0, 0, 0]]
-    assert candidate_steps(steps, "last")[..., 0].tolist() == [[0, 1, 2, 3]] * 3
-    logits = np.array([[5.0, -9, 0], [-1, -9, 0], [-1, -9, 0], [0, -8, 0]])
-    marks = np.array([[1, 1, 7], [2, 2, 8], [2, 2, 8], [3, 3, 7]], np.uint64)
-    assert choose("halting", logits, marks).tolist() == [0, 3, 0]
-    assert choose("vote", logits, marks).tolist() == [1, 1, 0]  # a tie is the first trajectory's
-    # Example 0: 0.993 for answer 1, 2 x 0.269 for answer 2.
-    assert choose("both", logits, marks).tolist() == [0, 3, 0]
+from train_jax.tasks.puzzles.trajectories import Facts, chosen, solved_at, stopped_at
 
 
 def by_search(facts: Facts, example: int, chooser: str, keep: str, count: int, depth: int) -> tuple[int, int]:

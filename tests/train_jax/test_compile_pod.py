@@ -22,7 +22,6 @@ from train_jax.experiments.table import EXPERIMENTS, data_sets, recipes
 from train_jax.pod.compile import train_step_arguments
 from train_jax.run.presets import preset
 from train_jax.stages import compile_pod as stage
-from train_jax.tasks.puzzles.kinds import MIXED
 from train_jax.tasks.puzzles.presets import PRESETS
 from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
@@ -128,13 +127,6 @@ def test_sizes_are_those_of_the_kind_without_a_data_set(data_dir, kind, sizes):
     task = UnbuiltPuzzles(dataclasses.replace(preset("tiny"), data_dir=data_dir), kind, 7)
     assert (task.sizes["seq_len"], task.sizes["vocab_size"], task.sizes["num_puzzle_identifiers"]) == (*sizes, 7)
     assert task.batch(0, (0, 2))["inputs"].shape == (8, sizes[0])
-
-
-def test_a_mixture_has_the_largest_sizes_of_its_parts():
-    config = dataclasses.replace(preset("tiny"), data_dir="data/sudoku-6x6, data/maze-30x30")
-    task = UnbuiltPuzzles(config, "", 3, {"maze-30x30": ("maze-30", 50)})
-    assert tuple(task.sizes.values()) == (900, 8, 6) and task.metadata.kind == MIXED
-    assert task.examples_per_epoch == 1050
 
 
 LAST_OF_GROUP = {row.group: name for name, row in EXPERIMENTS.items()}

@@ -58,21 +58,6 @@ def test_sizes_of_a_preset_keep_their_proportions():
     assert ends == 0.2 * preset("sudoku6").steps
 
 
-def folder_built_by(words, monkeypatch):
-    built = []
-    monkeypatch.setattr(build_data, "main", built.append)
-    build_data.cli(list(words))
-    built[0].check()
-    return str(built[0].directory)
-
-
-@pytest.mark.parametrize(("experiment_id", "base"), [("contrib06_joint", None), ("contrib05_50_local", "tiny")])
-def test_data_sets_of_an_experiment_are_built_by_a_command(experiment_id, base, monkeypatch):
-    sets = data_sets(EXPERIMENTS[experiment_id], base or "sudoku-extreme")
-    folders = [folder_built_by(each.command[1:], monkeypatch) for each in sets]
-    assert experiment_run(experiment_id, base).data_dir == ",".join(folders)
-
-
 def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypatch, data_dir):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "exp02b_03", "--preset", "tiny", "--data-dir", str(data_dir), "--dry-run"]) == 0
@@ -96,14 +81,20 @@ def test_sweep_lists_what_each_experiment_changes(capsys):
     assert listed[0] == "exp07: precision" and listed[3].split() == ["exp07c", "arch.forward_dtype", "float16"]
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("sudoku-extreme", ["--source", "sapientinc/sudoku-extreme"]),
-        ("sudoku9", ["--size", "9"]),
-        ("sudoku6", ["--size", "6"]),
-        ("tiny", ["--size", "4"]),
-    ],
-)
-def test_a_preset_reads_the_folder_that_build_data_writes(name, options, monkeypatch):
-    assert folder_built_by(["sudoku", *options], monkeypatch) == preset(name).data_dir
+def test_a_run_reads_the_folder_that_build_data_writes(monkeypatch):
+    built = []
+    monkeypatch.setattr(build_data, "main", built.append)
+
+    def folders(*commands):
+        built.clear()
+        for words in commands:
+            build_data.cli(list(words))
+            built[-1].check()
+        return ",".join(str(each.directory) for each in built)
+
+    assert folders(["sudoku", "--source", "sapientinc/sudoku-extreme"]) == preset("sudoku-extreme").data_dir
+    for name, size in (("sudoku9", "9"), ("sudoku6", "6"), ("tiny", "4")):
+        assert folders(["sudoku", "--size", size]) == preset(name).data_dir
+    for name, base in (("contrib06_joint", None), ("contrib05_50_local", "tiny")):
+        sets = data_sets(EXPERIMENTS[name], base or "sudoku-extreme")
+        assert folders(*(each.command[1:] for each in sets)) == experiment_run(name, base).data_dir

@@ -31,11 +31,20 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch):
+def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch, tmp_path):
+    """Every host gets the compiled programs, with the code or as the name of their folder in storage."""
+    trm, folder = Path("bin/trm"), tmp_path / "programs"
+    shown = 'cat "$JAX_COMPILATION_CACHE_DIR/jit_step-1-cache" 2>/dev/null || echo "$JAX_COMPILATION_CACHE_DIR"'
+    trm.write_text(TRM.replace("\n", f"\n{shown}\n", 1))
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
+    folder.mkdir()
+    (folder / "jit_step-1-cache").write_text("a program\n")
+    (folder / "shipped.json").write_text("{}")
     over, delete = [], Tpu.delete
     monkeypatch.setattr(Tpu, "delete", lambda node: (over.append(read_record("mine").over), delete(node)))
-    status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--", *TRAIN)
-    assert status == 0 and cloud.node("mine") is None and "host 0 | step 3/3" in lines
+    status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--compiled", folder, "--", *TRAIN)
+    assert status == 0 and cloud.node("mine") is None
+    assert {"host 0 | step 3/3", "host 0 | a program", "host 1 | a program"} <= set(lines)
     assert [line.partition(":")[0] for line in said(lines)] == [
         "code",
         "creating mine, v4-16, on-demand",
@@ -47,19 +56,6 @@ def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch)
         "done",
     ]
     assert over == [False], "another launch of this name would lose its node"
-
-
-def test_every_host_gets_the_compiled_programs(cloud, launch, tmp_path):
-    """They come with the code, or as the name of their folder in storage."""
-    trm, folder = Path("bin/trm"), tmp_path / "programs"
-    shown = 'cat "$JAX_COMPILATION_CACHE_DIR/jit_step-1-cache" 2>/dev/null || echo "$JAX_COMPILATION_CACHE_DIR"\n'
-    trm.write_text(f"#!/usr/bin/env bash\n{shown}exit 0\n")
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
-    folder.mkdir()
-    (folder / "jit_step-1-cache").write_text("a program\n")
-    (folder / "shipped.json").write_text("{}")
-    status, lines = launch(*NEW, launch.shared, "--compiled", folder, "--", *TRAIN)
-    assert status == 0 and {"host 0 | a program", "host 1 | a program"} <= set(lines)
     status, lines = launch(*NEW, launch.shared, "--compiled", "gs://bucket/programs", "--", *TRAIN)
     assert status == 0 and {"host 0 | gs://bucket/programs", "host 1 | gs://bucket/programs"} <= set(lines)
 

@@ -106,26 +106,21 @@ def watched(monkeypatch):
     return run
 
 
-ends_a_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-def stops_at(call):
+@pytest.mark.parametrize("call", [Preemption.check, lambda each: each.before_step(3, each._log)], ids=["end", "next"])
+def test_the_main_thread_saves_at_the_end_of_a_step_or_before_the_next_one(watched, capsys, call):
+    """Another thread ends the process if the main thread has saved, and does not end it."""
+
     def main(watching):
         with pytest.raises(PreemptedError, match="saved after step 2"):
             call(watching)
 
-    return main
-
-
-@ends_a_thread
-def test_the_main_thread_saves_at_the_end_of_a_step_or_before_the_next_one(watched, capsys):
-    """Another thread ends the process if the main thread has saved, and does not end it."""
-    for main in (lambda each: each.check(), lambda each: each.before_step(3, each._log)):
-        assert watched(stops_at(main)) == ["logged", "saved", (PreemptedError.STATUS, "preempted")]
+    assert watched(main) == ["logged", "saved", (PreemptedError.STATUS, "preempted")]
     assert "trm: stopped by SIGTERM, saved after step 2; the same command continues" in capsys.readouterr().err
 
 
-@ends_a_thread
 def test_another_thread_saves_and_ends_a_process_whose_main_thread_is_busy(watched, capsys):
     assert watched(lambda watching: None) == ["logged", "saved", (PreemptedError.STATUS, "preempted")]
 

@@ -125,13 +125,6 @@ assert "--steps" not in sys.argv and "pmap" in sys.argv"""
     assert row.status == status and f"train step compiled in 0.1 s, {source}; " in row.measured
 
 
-def test_a_program_in_storage_is_named_as_such(pretending, context):
-    compute = dataclasses.replace(context.config.compute, load="gs://", runner="shard_map")
-    context.config = dataclasses.replace(context.config, compute=compute)
-    (row,) = pretending("").rows("program, loaded")
-    assert "gs:// names no bucket" in row.measured
-
-
 @pytest.mark.slow
 def test_a_program_is_saved_before_its_first_step_and_a_run_loads_it(context):
     training = context.training("shard_map", attention="plain", mlp="plain", choices="")

@@ -124,16 +124,12 @@ def test_the_whole_list_has_a_plan(capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_flops_of_the_baseline():
-    """The count is by hand: 97 positions, 512 channels, 2 blocks of an MLP over positions (256) and channels (1536)."""
+def test_the_flops_of_a_run_are_those_of_its_examples():
     (job,) = jobs_of(["baseline"], [{}], Options())
-    swiglu_positions, swiglu_channels = 2 * 512 * 97 * 3 * 512, 2 * 97 * 512 * 3 * 1536
-    blocks = 2 * (swiglu_positions + swiglu_channels)
-    heads = 2 * 97 * 512 * 11 + 2 * 512 * 2
-    example = (2 + 3) * 7 * blocks + 3 * heads
     length, flops = cost_of(job)
-    assert flops == pytest.approx(example * 8138 * 6144, rel=1e-3)
     assert (length.steps, length.examples) == (8138, 8138 * 6144)
+    arch = dataclasses.replace(job.config.arch, seq_len=81, vocab_size=11)
+    assert flops == pytest.approx(train_flops_per_example("trm", arch) * length.examples)
     whole, curriculum = (cost_of(job)[1] for job in jobs_of(select(["contrib01"]), [{}], Options(preset="sudoku6")))
     assert 0.9 * whole < curriculum < whole, "its first steps have fewer cycles"
 
