@@ -128,7 +128,7 @@ ROWS = (
         "one option puts the runs of all experiments into a bucket, each into a folder of its own",
         (
             "train_jax/test_sweep_plan.py::test_runs_have_folders_commands_and_seeds",
-            "train_jax/test_sweeper.py::test_a_sweep_in_storage",
+            "train_jax/test_sweep_plan.py::test_a_sweep_in_storage",
         ),
         "a real bucket",
     ),

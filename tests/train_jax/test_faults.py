@@ -1,7 +1,4 @@
-"""Runs that are killed at random moments, continued, and compared with the run that nobody disturbed.
-
-The whole campaign is `python -m benchmarks.faults`; its table is in `docs/reliability.md`. Here is a short one.
-"""
+"""Runs that are killed at random moments, continued, and compared with the run that nobody disturbed."""
 
 import os
 import random

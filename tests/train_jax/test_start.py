@@ -124,10 +124,8 @@ def test_without_ema_no_average_is_kept(config):
 
 def test_leaf_by_leaf_reduction_is_the_same_sum():
     tree = {"a": np.arange(6, dtype=np.float32).reshape(1, 2, 3), "b": np.array([[True, False]]), "n": np.array([7])}
-    flat, leaves = (
-        jax.pmap(lambda x, r=reduction: sum_over_devices(x, r), axis_name="devices")(tree)
-        for reduction in ("flat", "leaves")
-    )
+    flat = jax.pmap(lambda x: sum_over_devices(x, "flat"), axis_name="devices")(tree)
+    leaves = jax.pmap(lambda x: sum_over_devices(x, "leaves"), axis_name="devices")(tree)
     for name in tree:
         np.testing.assert_array_equal(flat[name], leaves[name])
         assert flat[name].dtype == leaves[name].dtype
