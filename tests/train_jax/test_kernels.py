@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.block_kernels import cycles, exported, text_and_gradients, values_and_gradients
-from support.markers import slow_or_campaign, slow_unless
+from support.markers import slow_or_campaign
 from support.scripts import run_script
 
 from train_jax.kernels.blocks import Blocks, blocks_of
@@ -103,12 +103,12 @@ def test_a_block_has_the_examples_and_rows_that_fit():
     assert [examples_of(x, 512) for x in shapes] == [2, 1, 1], "over positions: an even number of steps, for two cores"
 
 
-SMALL = {"batch_size": 4, "seq_len": 13, "expansion": 3.0, "mlp_multiple_of": 256, "pos_encodings": "none"}
+SMALL = {"batch_size": 4, "seq_len": 13, "expansion": 3.0, "mlp_multiple_of": 256, "pos_encodings": "none",
+         "mlp_t": True}  # fmt: skip
 
 
-@pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
-def test_the_blocks_of_a_model_call_the_kernels(mlp_t):
-    module, x = cycles(mlp_t=mlp_t, **SMALL)
+def test_the_blocks_of_a_model_call_the_kernels():
+    module, x = cycles(**SMALL)
     plain = exported(module, "gpu", mlp="fused")
     assert not plain.options.functions, "there are none for a GPU"
     text, ours = text_and_gradients(exported(module, "tpu", mlp="fused"), x, jnp.bfloat16)
@@ -117,17 +117,16 @@ def test_the_blocks_of_a_model_call_the_kernels(mlp_t):
     for mine, their, right in zip(ours, theirs, exact, strict=True):
         assert np.linalg.norm(mine - right) <= 1.1 * np.linalg.norm(their - right) < 0.1 * np.linalg.norm(right)
     # There is one block of each pass. Without gradients it has one result; with them it keeps residuals as well.
-    names = ["normed_mlp", *["mix_positions"] * mlp_t]
+    names = ["normed_mlp", "mix_positions"]
     expected = sorted([*names * 2, *(f"{name}_gradient" for name in names)])
     assert sorted(re.findall(r"name=((?:normed_mlp|mix_positions)\w*)\n", text)) == expected
     of_pass = [results.count(":") for results in re.findall(r"([\w:\[\], ]+) = pallas_call", text)]
-    assert sorted(of_pass) == sorted([1, 3, 4, *[1, 2, 3] * mlp_t])
+    assert sorted(of_pass) == [1, 1, 2, 3, 3, 4]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mlp_t", [True, False])
-def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
-    module, x = cycles(mlp_t=mlp_t, **SMALL)
+def test_on_a_cpu_gate_and_up_are_one_product():
+    module, x = cycles(**SMALL)
 
     def computed(platform):
         fn = exported(module, platform, mlp="fused")
@@ -140,7 +139,7 @@ def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
         return str(jax.make_jaxpr(loss)(fn.params)).count("dot_general"), {**slopes, "out": out}
 
     (products, ours), (separate, theirs) = computed("cpu"), computed("gpu")
-    assert separate - products == (4 if mlp_t else 2)
+    assert separate - products == 4
     for name, expected in theirs.items():
         scale = np.abs(expected).max()
         np.testing.assert_allclose(ours[name], expected, atol=2e-6 * scale, rtol=0, err_msg=name)
