@@ -255,7 +255,7 @@ def test_sigterm_ends_the_worker(tmp_path):
 @pytest.mark.slow
 def test_a_tiny_proof(tmp_path, data_dir):
     """Runs in a process of its own: the minutes count from the start of the process."""
-    arguments = ["--data-dir", data_dir, "--output", tmp_path / "proof", "--minutes", "4"]
+    arguments = ["--data-dir", data_dir, "--output", tmp_path / "proof", "--minutes", "8"]
     subprocess.run([sys.executable, "-m", "train_jax", "prove", "tiny", *map(str, arguments)], cwd=ROOT)
     content = json.loads((tmp_path / "proof" / "prove.json").read_text())
     rows = [row for part in content["parts"].values() for row in part]
