@@ -74,7 +74,7 @@ ROWS = (
     ),
     Row(
         "every experiment is assembled for a v4-64 up to the compiler: model, sizes of its data, a batch that divides",
-        ("train_jax/test_pod_experiments.py",),
+        ("train_jax/test_compile_pod.py::test_an_experiment_is_assembled",),
         "that it runs",
     ),
     Row(
@@ -128,7 +128,7 @@ ROWS = (
         "one option puts the runs of all experiments into a bucket, each into a folder of its own",
         (
             "train_jax/test_sweep_plan.py::test_runs_have_folders_commands_and_seeds",
-            "train_jax/test_sweeper.py::test_a_sweep_in_storage",
+            "train_jax/test_sweep_plan.py::test_a_sweep_in_storage",
         ),
         "a real bucket",
     ),
@@ -158,7 +158,7 @@ ROWS = (
     ),
     Row(
         "a node is created, used, restarted after preemptions, and deleted",
-        ("train_jax/test_launch.py", "train_jax/test_launch_node.py", "train_jax/test_launch_quoting.py"),
+        ("train_jax/test_launch.py",),
         "Google Cloud: here a stand-in for gcloud runs what the workers would run",
     ),
     Row(

@@ -27,7 +27,7 @@ FLAGS = {
     "queued-resources describe": {"--zone", "--project", "--format"},
     "queued-resources delete": {"--zone", "--project", "--quiet", "--force"},
 }  # fmt: skip
-"""The flags of each command; a test compares them with gcloud where that is installed."""
+"""The flags of each command."""
 OTHER = {
     "auth login": set(),
     "auth application-default login": set(),
@@ -71,14 +71,7 @@ class StandIn:
         endpoints = [{"ipAddress": "127.0.0.1"}] * hosts
         path = f"projects/mine/locations/{zone}/nodes/{name}"
         kind = f"projects/mine/locations/{zone}/acceleratorTypes/v4-16"
-        self.set(
-            name,
-            name=path,
-            zone=zone,
-            state=state,
-            networkEndpoints=endpoints,
-            acceleratorType=kind,
-        )
+        self.set(name, name=path, zone=zone, state=state, networkEndpoints=endpoints, acceleratorType=kind)
 
     def preempt(self, name, notice_seconds=0.5):
         """Preempts a node as Google Cloud does: SIGTERM, and then the machines are gone."""

@@ -2,10 +2,12 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 
 from support.scripts import ENVIRONMENT, ROOT
+from train_jax.run.machine import SOURCES
 
 # Several threads of Gloo write "[Gloo] Rank 0 is connected to 3 peer ranks. …" at once, a part with each write.
 GLOO = re.compile(r"\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : |\d+")
@@ -46,3 +48,12 @@ def run_processes(commands, folders=(ROOT, ROOT), *, count=0, environments=({}, 
     ]
     texts = [process.communicate(timeout=400)[0] for process in running]
     return [process.returncode for process in running], texts
+
+
+def other_code(folder):
+    """Copies the code with a change of train_jax/loop.py; returns the variables of a process that runs the copy."""
+    for name in (*SOURCES, "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / "train_jax" / "loop.py").open("a") as file:
+        file.write("# older\n")
+    return {"PYTHONPATH": f"{folder}:{folder / 'tests'}"}

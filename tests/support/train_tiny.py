@@ -20,13 +20,11 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from support.presets import with_fields  # noqa: E402
-from train_jax.errors import PreemptedError  # noqa: E402
 from train_jax.loop import train  # noqa: E402
 from train_jax.run import model  # noqa: E402
 from train_jax.run.presets import preset  # noqa: E402
 from train_jax.run.restore import restore  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
-from train_jax.runtime.peers import exit_now  # noqa: E402
 from train_jax.runtime.processes import join_processes  # noqa: E402
 
 build_module = model.build_module
@@ -51,10 +49,6 @@ def main(devices, run_dir, out, *pairs):
 
 
 model.build_module = build_eager_to_halt
-try:
-    with join_processes():
-        for run in runs:
-            main(*run)
-except PreemptedError as error:
-    print(f"trm: {error}", file=sys.stderr)
-    exit_now(error.STATUS)
+with join_processes():
+    for run in runs:
+        main(*run)

@@ -32,7 +32,6 @@ def arrays(batch, positions, hidden, head_dim, rotary, scale=1.5):
 
 
 def computed(function, dtype, given, head_dim):
-    """Values and the gradients by `x` and both weights."""
     *arguments, cos, sin = given
     return values_and_gradients(lambda *each: function(*each, cos, sin, head_dim), dtype, arguments)
 
@@ -45,6 +44,11 @@ def errors(given, head_dim):
         [np.linalg.norm(each - right) / np.linalg.norm(right) for each, right in zip(side, exact, strict=True)]
         for side in (ours, plain)
     ]
+
+
+def heads(shape, rows=None, head_dim=64, dtype=jnp.bfloat16):
+    qkv = np.empty((rows or 3 * shape[2], shape[2]))
+    return attention.heads_of(jax.ShapeDtypeStruct(shape, dtype), qkv, head_dim)
 
 
 CASES = [
@@ -60,14 +64,13 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_are_as_exact_as_the_plain_path(case):
     *shape, head_dim, _ = case
-    assert attention.heads_of(jax.ShapeDtypeStruct(shape, jnp.bfloat16), np.empty((3 * shape[2], shape[2])), head_dim)
+    assert heads(shape, head_dim=head_dim)
     for ours, theirs in zip(*errors(arrays(*case), head_dim), strict=True):
         assert ours < 1.1 * theirs < 0.02
 
 
 @pytest.mark.slow
 def test_added_keys_have_no_weight_beside_scores_far_below_zero():
-    """Added keys have a score of zero; none of their weight may show."""
     x, qkv, output, *tables = arrays(2, 13, 128, 64, False)
     x = jnp.abs(x)
     query, key, value = jnp.split(qkv, 3)
@@ -94,34 +97,26 @@ def test_the_plain_path_is_that_of_the_module(rotary):
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=0, atol=2e-6 * np.abs(mine).max())
 
 
-OTHERS = {
-    "float32": ((2, 16, 128), jnp.float32, 384, 64),
-    "hidden size": ((2, 16, 192), jnp.bfloat16, 576, 64),
-    "more than 128 positions": ((2, 129, 128), jnp.bfloat16, 384, 64),
-    "shared keys": ((2, 16, 128), jnp.bfloat16, 256, 32),
-    "width of a head": ((2, 16, 384), jnp.bfloat16, 1152, 96),
-    "weights too large": ((2, 16, 1024), jnp.bfloat16, 3072, 64),
-}
-
-
-@pytest.mark.parametrize("case", OTHERS)
-def test_other_shapes_have_no_kernels(case):
-    shape, dtype, rows, head_dim = OTHERS[case]
-    assert attention.heads_of(jax.ShapeDtypeStruct(shape, dtype), np.empty((rows, shape[2])), head_dim) is None
+def test_other_shapes_have_no_kernels():
+    assert heads((2, 16, 128)) is not None
+    assert heads((2, 16, 128), dtype=jnp.float32) is None
+    assert heads((2, 16, 192)) is None, "hidden size"
+    assert heads((2, 129, 128)) is None, "more than 128 positions"
+    assert heads((2, 16, 128), rows=256, head_dim=32) is None, "shared keys"
+    assert heads((2, 16, 384), head_dim=96) is None, "width of a head"
+    assert heads((2, 16, 1024)) is None, "weights too large"
+    assert heads((0, 97, 128)) is None
 
 
 def test_a_step_has_as_many_examples_as_fit():
-    def of(batch, positions=97, hidden=512):
-        blocks = attention.heads_of(
-            jax.ShapeDtypeStruct((batch, positions, hidden), jnp.bfloat16), np.empty((3 * hidden, hidden)), 64
-        ).blocks
+    def of(batch, hidden=512):
+        blocks = heads((batch, 97, hidden)).blocks
         return blocks.examples, blocks.steps
 
     assert of(192) == (3, 64), "the published TRM on a device of a v4-64"
     assert of(96) == (3, 32) and of(128) == (2, 64), "an even number of steps keeps both cores busy"
     assert of(4) == (2, 2) and of(7) == (2, 4) and of(1) == (1, 1) and of(3) == (2, 2)
     assert of(192, hidden=640) == (1, 192)
-    assert attention.heads_of(jax.ShapeDtypeStruct((0, 97, 128), jnp.bfloat16), np.empty((384, 128)), 64) is None
 
 
 def test_nan_in_one_example_stays_there():
@@ -132,12 +127,9 @@ def test_nan_in_one_example_stays_there():
     np.testing.assert_array_equal(np.asarray(clean[::2], np.float32), np.asarray(hit[::2], np.float32))
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_only_a_tpu_has_them(platform):
-    assert kernels(ComputeConfig(attention="fused"), platform) == {"lowerings": {}, "functions": {}}
-
-
-def test_shared_keys_are_as_written():
+def test_only_a_tpu_has_them_and_shared_keys_are_as_written():
+    for platform in ("cpu", "gpu"):
+        assert kernels(ComputeConfig(attention="fused"), platform) == {"lowerings": {}, "functions": {}}
     module, x = Attention(128, 32, 4, 2), torch.randn(2, 5, 128)
     replacement = kernels(ComputeConfig(attention="fused"), "tpu")["functions"]["models_torch.blocks:mix_by_attention"]
     torch.testing.assert_close(replacement(x, module, None), mix_by_attention(x, module, None), rtol=0, atol=0)

@@ -1,39 +1,12 @@
-"""Choosing among trajectories, against tables worked out by hand and against a search without arrays."""
+"""Choosing among trajectories, against published tables and a search without arrays."""
 
 import math
 
 import numpy as np
 import pytest
 
-from train_jax.tasks.puzzles.trajectories import (
-    CHOOSERS,
-    KEEPS,
-    Facts,
-    candidate_steps,
-    choose,
-    chosen,
-    interval,
-    milestones,
-    solved_at,
-    stopped_at,
-)
-
-LOGITS = np.array([[1.0, 3.0, 3.0, 2.0], [-1.0, -2.0, 0.0, 4.0], [2.0, 1.0, 1.0, 1.0]], np.float32)[..., None]
-"""Three trajectories of four ACT steps, one example."""
-
-
-def test_a_trajectory_keeps_the_answer_of_its_highest_logit():
-    assert candidate_steps(LOGITS, "best")[..., 0].tolist() == [[0, 1, 1, 1], [0, 0, 2, 3], [0, 0, 0, 0]]
-    assert candidate_steps(LOGITS, "last")[..., 0].tolist() == [[0, 1, 2, 3]] * 3
-
-
-def test_the_three_choosers_by_hand():
-    logits = np.array([[5.0, -9, 0], [-1, -9, 0], [-1, -9, 0], [0, -8, 0]])
-    marks = np.array([[1, 1, 7], [2, 2, 8], [2, 2, 8], [3, 3, 7]], np.uint64)
-    assert choose("halting", logits, marks).tolist() == [0, 3, 0]
-    assert choose("vote", logits, marks).tolist() == [1, 1, 0]  # a tie is the first trajectory's
-    # Example 0: 0.993 for answer 1, 2 x 0.269 for answer 2.
-    assert choose("both", logits, marks).tolist() == [0, 3, 0]
+from train_jax.tasks.puzzles import trajectories
+from train_jax.tasks.puzzles.trajectories import Facts, chosen, solved_at, stopped_at
 
 
 def by_search(facts: Facts, example: int, chooser: str, keep: str, count: int, depth: int) -> tuple[int, int]:
@@ -61,26 +34,25 @@ def test_every_chooser_equals_a_search():
     shape = (5, 6, 40)
     marks = rng.integers(0, 4, shape).astype(np.uint64) << np.uint64(61)
     facts = Facts(rng.normal(size=shape).astype(np.float32), marks, marks == 0)
-    trajectories, depths = milestones(5), milestones(6)
-    assert (trajectories, depths) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6])
-    solved = solved_at(facts, trajectories, depths)
-    for chooser in CHOOSERS:
-        for keep in KEEPS:
+    counts, depths = trajectories.milestones(5), trajectories.milestones(6)
+    assert (counts, depths) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6])
+    solved = solved_at(facts, counts, depths)
+    for chooser in trajectories.CHOOSERS:
+        for keep in trajectories.KEEPS:
             choice = chosen(facts, chooser, keep)
             for example in range(40):
                 assert choice[example] == by_search(facts, example, chooser, keep, 5, 6)[0]
-                for i, count in enumerate(trajectories):
+                for i, count in enumerate(counts):
                     for j, depth in enumerate(depths):
                         trajectory, step = by_search(facts, example, chooser, keep, count, depth)
                         expected = facts.exact[trajectory, step, example]
                         assert solved[f"{chooser}/{keep}"][i, j, example] == expected
-    assert (solved["any_step"] >= solved["pass/best"]).all() and (solved["any_step"] >= solved["pass/last"]).all()
-    assert (solved["pass/best"] >= solved["halting/best"]).all() and (solved["pass/best"] >= solved["vote/best"]).all()
+    assert (solved["any_step"] >= np.maximum(solved["pass/best"], solved["pass/last"])).all()
+    assert (solved["pass/best"] >= np.maximum(solved["halting/best"], solved["vote/best"])).all()
     assert (solved["any_step"][-1, -1] == facts.exact.any(axis=(0, 1))).all()
 
 
 def test_early_halting_equals_a_search():
-    """The search goes through the trajectories until a logit is above the threshold; otherwise it takes the highest."""
     rng = np.random.default_rng(1)
     logits, exact = rng.normal(size=(3, 4, 50)).astype(np.float32), rng.random((3, 4, 50)) < 0.5
     facts = Facts(logits, np.zeros(logits.shape, np.uint64), exact)
@@ -100,4 +72,4 @@ def test_early_halting_equals_a_search():
 def test_the_interval_is_that_of_published_tables():
     """Newcombe, "Two-sided confidence intervals for the single proportion", 1998, table I, method 3."""
     for solved, count, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)):
-        assert interval(solved, count) == pytest.approx((low, high), abs=1e-4)
+        assert trajectories.interval(solved, count) == pytest.approx((low, high), abs=1e-4)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from train_jax import load_run
 from train_jax.__main__ import main
 from train_jax.run.folder import RunFolder
-from train_jax.run.restore import mean_weights, restore
+from train_jax.run.restore import restore
 
 
 @pytest.fixture
@@ -36,17 +36,6 @@ def test_an_average_of_checkpoints_is_the_mean_of_weights_and_tables(run):
             assert c[name].dtype == b[name].dtype
             changed += bool((a[name] != b[name]).any())
     assert changed > 5, "the checkpoints are equal: nothing was averaged"
-
-
-def test_the_mean_of_one_is_itself_and_only_tables_of_buffers_are_averaged():
-    rows = {"table": np.float32([[1, 3]]), "count": np.int32(4)}
-    params = {"w": np.float32([0.1, np.nan])}
-    assert mean_weights(iter([(params, rows)]), {"table"}) == (params, rows)
-    _, buffers = mean_weights(
-        iter([(params, rows), (params, {"table": np.float32([[2, 5]]), "count": np.int32(8)})]), {"table"}
-    )
-    np.testing.assert_array_equal(buffers["table"], [[1.5, 4]])
-    assert buffers["count"] == 8
 
 
 @pytest.mark.slow

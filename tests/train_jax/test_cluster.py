@@ -25,16 +25,9 @@ def alone(monkeypatch, tmp_path):
     return tmp_path
 
 
-def detects(monkeypatch, *answer):
+def detects(monkeypatch, count, index):
+    answer = "10.0.0.2:8476", count, index, None
     monkeypatch.setattr(coordination, "detect_cluster", lambda timeout: answer)
-
-
-# ---- clusters
-
-
-def test_one_process_asks_nobody(alone, monkeypatch):
-    monkeypatch.delattr(coordination, "detect_cluster")
-    assert this_cluster("cpu", 1) is None and this_cluster("tpu", 1) is None
 
 
 def test_the_cluster_of_the_variables(alone, monkeypatch):
@@ -44,6 +37,9 @@ def test_the_cluster_of_the_variables(alone, monkeypatch):
     assert found == Cluster("[::1]:1234", 8, 3, "variables") and (found.host, found.port) == ("::1", 1234)
     monkeypatch.setenv("JAX_PROCESS_ID", "8")
     with pytest.raises(UserError, match="set all three, or none"):
+        this_cluster("cpu", 1)
+    monkeypatch.delenv("JAX_NUM_PROCESSES")
+    with pytest.raises(UserError, match=r"JAX_NUM_PROCESSES=None.*set all three, or none"):
         this_cluster("cpu", 1)
 
 
@@ -59,21 +55,19 @@ def test_the_cluster_of_slurm_is_that_of_jax(alone, monkeypatch, tasks_per_node,
 
 
 def test_the_cluster_of_a_pod(alone, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.delattr(coordination, "detect_cluster")
+        assert this_cluster("cpu", 1) is None and this_cluster("tpu", 1) is None, "one process asks nobody"
     (alone / "accel0").touch()
-    detects(monkeypatch, "10.0.0.2:8476", 8, 3, None)
+    detects(monkeypatch, 8, 3)
     found = this_cluster("tpu", 1)
     assert found == Cluster("10.0.0.2:8476", 8, 3, "tpu") and found.name_of(5) == "worker 5 of the TPU"
     assert this_cluster("cpu", 1) is None, "on the CPU no other host is needed"
-    detects(monkeypatch, "10.0.0.2:8476", 1, 0, None)
+    detects(monkeypatch, 1, 0)
     assert this_cluster("tpu", 1) is None
-
-
-def test_a_metadata_server_that_does_not_answer_is_named(alone, monkeypatch):
-    (alone / "accel0").touch()
     monkeypatch.setattr(coordination, "detect_cluster", lambda timeout: {}["agent-worker-number"])
-    with pytest.raises(
-        UserError, match=r"tpu job cannot be determined .*agent-worker-number.* set JAX_COORDINATOR_ADD"
-    ):
+    message = r"tpu job cannot be determined .*agent-worker-number.* set JAX_COORDINATOR_ADD"
+    with pytest.raises(UserError, match=message):
         this_cluster("tpu", 1)
 
 
@@ -83,18 +77,15 @@ def test_a_command_of_one_host_leaves_the_tpu_of_a_pod_alone(alone, monkeypatch,
     monkeypatch.setattr(backend, "choose", lambda wanted: Choice("tpu" if wanted == "auto" else wanted, ""))
     (alone / "vfio").mkdir()
     (alone / "vfio" / "0").touch()
-    detects(monkeypatch, "10.0.0.2:8476", 1, 0, None)
+    detects(monkeypatch, 1, 0)
     use_on_one_host("auto")
-    detects(monkeypatch, "10.0.0.2:8476", 8, 3, None)
+    detects(monkeypatch, 8, 3)
     use_on_one_host("auto")
     use_on_one_host("cpu")
     assert used == [("auto", False), ("cpu", False), ("cpu", False)]
     assert capsys.readouterr().err == "trm: computing on the CPU of this machine: its TPU belongs to 8 hosts\n"
     with pytest.raises(UserError, match="belongs to 8 hosts, and this command runs on one; use --platform cpu"):
         use_on_one_host("tpu")
-
-
-# ---- platforms
 
 
 @pytest.fixture
@@ -116,19 +107,14 @@ def test_auto_says_what_it_chose(alone, configured):
     assert backend.choose("auto").platform == "gpu" and backend.choose("cpu").platform == "cpu"
 
 
-def test_nothing_falls_back_where_a_tpu_or_several_processes_are(alone, configured):
-    backend.use("auto", several=True)
-    assert configured.jax_platforms == "cpu"
-    configured.jax_platforms = None
-    (alone / "nvidia0").touch()
-    backend.use("auto", several=False)
-    assert configured.jax_platforms is None
-    backend.use("auto", several=True)
-    assert configured.jax_platforms == "cuda,cpu"
-    configured.jax_platforms = None
-    (alone / "accel0").touch()
-    backend.use("auto", several=False)
-    assert configured.jax_platforms == "tpu,cpu"
+@pytest.mark.parametrize(
+    ("device_file", "several", "platforms"),
+    [("none", True, "cpu"), ("nvidia0", False, None), ("nvidia0", True, "cuda,cpu"), ("accel0", False, "tpu,cpu")],
+)
+def test_nothing_falls_back_where_a_tpu_or_several_processes_are(alone, configured, device_file, several, platforms):
+    (alone / device_file).touch()
+    backend.use("auto", several=several)
+    assert configured.jax_platforms == platforms
 
 
 def test_a_backend_that_cannot_be_used(configured, monkeypatch):
@@ -153,11 +139,7 @@ def test_processes_on_different_platforms_are_refused():
         _check_platforms(present)
 
 
-# ---- the meeting
-
-
 def meet(port, count, present, timeout_seconds):
-    """Returns the list or the error of each process."""
     results = {}
 
     def answer(index):
@@ -185,7 +167,7 @@ def test_all_processes_meet_and_strangers_do_not_disturb_them():
     threading.Thread(target=disturb).start()
     results = meet(port, 4, [3, 1, 2, 0], 20)
     assert [each["platform"] for each in results[0]] == ["p0", "p1", "p2", "p3"]
-    assert all(each == results[0] for each in results.values()) and len(results) == 4
+    assert list(results.values()) == [results[0]] * 4
 
 
 def test_a_missing_process_is_named_to_all():
@@ -194,29 +176,25 @@ def test_a_missing_process_is_named_to_all():
     for text in results.values():
         assert text.startswith("process 2 on worker 2 of the TPU did not connect to 127.0.0.1:")
         assert "within 2 s, nor did 1 others; stopped." in text
-
-
-def test_a_missing_coordinator_is_named():
     port = free_port()
     assert f"process 0 on 127.0.0.1 could not be reached at 127.0.0.1:{port} within 1 s" in meet(port, 2, [1], 1)[1]
 
 
 def test_a_cpu_has_virtual_devices_unless_the_user_sets_them(alone, configured, monkeypatch):
-    def devices_by(wanted):
+    def devices_by(wanted, **variables):
         configured.jax_num_cpu_devices = configured.jax_platforms = None
-        backend.use(wanted, several=False, cpu_devices=8)
+        with monkeypatch.context() as patch:
+            for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
+                patch.delenv(name, raising=False)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            backend.use(wanted, several=False, cpu_devices=8)
         return configured.jax_num_cpu_devices
 
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
     assert devices_by("auto") == devices_by("cpu") == 8
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-    assert devices_by("cpu") is None, "the user's flag counts"
-    monkeypatch.delenv("XLA_FLAGS")
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
-    assert devices_by("cpu") is None
-    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    assert devices_by("cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2") is None, "the user's flag counts"
+    assert devices_by("cpu", JAX_NUM_CPU_DEVICES="2") is None
     (alone / "nvidia0").touch()
     assert (devices_by("auto"), devices_by("gpu")) == (8, None), "auto may fall back to the CPU"
-    (alone / "nvidia0").unlink()
-    (alone / "accel0").touch()
+    (alone / "nvidia0").rename(alone / "accel0")
     assert devices_by("auto") is None

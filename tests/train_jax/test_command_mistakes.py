@@ -99,10 +99,6 @@ MISTAKES = {
     "compile-pod tiny --topology v4:2x2x1 --global-batch-size 6": "6",
     "compile-pod tiny --data-dir elsewhere/mine": "is not built, and does not name its kind; use --kind",
     "compile-pod tiny --kind chess": "unknown kind 'chess'",
-    "compile-pod tiny --search-batch-sizes 8,many": "'8,many' is not a list of batch sizes",
-    "compile-pod tiny --search-batch-sizes 7,9": "no batch size of 7, 9 is a multiple of 32 devices",
-    "compile-pod tiny --search --step evaluate": "--search is for the train step",
-    "compile-pod tiny --search --text a": "leave out --step, --text, --save and --fill-cache",
     "compile-pod tiny --step decode --topology v4:2x2x1": "has no cache of keys and values",
     "compile-pod d20 --step decode --capacity 99999": "--capacity is 99999, the model has 20480 positions",
 }

@@ -1,4 +1,4 @@
-"""`trm compile-pod`: real compilation for TPU topologies on this machine, and sizes without a data set."""
+"""`trm compile-pod`: real compilation for TPU topologies on this machine, and every experiment up to the compiler."""
 
 import dataclasses
 import json
@@ -6,16 +6,22 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
+import jax
 import pytest
-from support.markers import slow_or_campaign
+from support.markers import slow_or_campaign, slow_unless
 from support.scripts import run_script
 
+from models_torch import uninitialized
 from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.experiments.runs import experiment_run, plan
+from train_jax.experiments.table import EXPERIMENTS, data_sets, recipes
+from train_jax.pod.compile import train_step_arguments
 from train_jax.run.presets import preset
-from train_jax.tasks.puzzles.kinds import MIXED
+from train_jax.stages import compile_pod as stage
 from train_jax.tasks.puzzles.presets import PRESETS
 from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
@@ -45,12 +51,14 @@ def test_the_train_step_compiles_for_a_host_of_v4(tmp_path):
     assert estimate and float(estimate[1]) == pytest.approx(figures["estimated_cycles"] / 1e6, abs=0.05)
 
 
+GPT_SIZES = {"n-layer": 2, "n-embd": 128, "n-head": 1, "n-kv-head": 1, "seq-len": 256, "vocab-size": 512}
+SMALL_GPT = ["d20", "--global-batch-size", "4", "--eval-batch-size", "4", "--topology", "v4:2x2x1",
+             *(word for name, size in GPT_SIZES.items() for word in (f"--arch.{name}", str(size)))]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_a_step_of_generation_compiles(tmp_path):
-    sizes = {"n-layer": 2, "n-embd": 128, "n-head": 1, "n-kv-head": 1, "seq-len": 256, "vocab-size": 512}
-    small = [word for name, size in sizes.items() for word in (f"--arch.{name}", str(size))]
-    where = ["--global-batch-size", "4", "--eval-batch-size", "4", "--topology", "v4:2x2x1"]
-    figures, _ = compile_pod(tmp_path, "d20", *small, *where, "--step", "decode", "--rows", "8", "--capacity", "64")
+    figures, _ = compile_pod(tmp_path, *SMALL_GPT, "--step", "decode", "--rows", "8", "--capacity", "64")
     assert (figures["step"], figures["batch_size"], figures["fits"]) == ("decode", 8, True)
     weights = 4 * (2 * 512 * 128 + 2 * 12 * 128 * 128)
     assert weights < figures["memory"]["arguments"] < 1.5 * weights
@@ -66,14 +74,11 @@ def test_every_generation_of_chips_has_an_estimate(topology, tmp_path):
 
 @pytest.mark.slow
 def test_fused_attention_is_a_kernel_without_an_estimate(tmp_path):
-    sizes = {"n-layer": 2, "n-embd": 128, "n-head": 1, "n-kv-head": 1, "seq-len": 256, "vocab-size": 512}
-    small = [word for name, size in sizes.items() for word in (f"--arch.{name}", str(size))]
-    small += ["--global-batch-size", "4", "--topology", "v4:2x2x1"]
-    figures, text = compile_pod(tmp_path, "d20", *small)
+    figures, text = compile_pod(tmp_path, *SMALL_GPT)
     kernels = figures["by_kind"]["Pallas kernels"]
     assert figures["kernels"] == kernels["instructions"] == 2 * 2, "forward and backward pass of two layers"
     assert f"without {figures['kernels']} Pallas kernels, which the compiler does not estimate" in text
-    plain, _ = compile_pod(tmp_path, "d20", *small, "--compute.attention", "plain")
+    plain, _ = compile_pod(tmp_path, *SMALL_GPT, "--compute.attention", "plain")
     assert plain["kernels"] == 0
     # The backward pass of each layer recomputes the scores, and the products of results and their gradients.
     assert figures["product_flops"] - plain["product_flops"] == 2 * (2 * 256 * 256 * 128 + 2 * 256 * 128)
@@ -95,44 +100,6 @@ def test_every_architecture_compiles_in_training_and_evaluation(steps):
     *_, last = run_script("compile_pods", *words).splitlines()
     assert [(each["model"], each["step"]) for each in json.loads(last)] == steps
     assert all(each["estimated_cycles"] > 0 and each["fits"] for each in json.loads(last))
-
-
-@pytest.mark.campaign
-def test_a_search_sorts_the_variants_by_their_estimate(tmp_path):
-    small = ["--arch.H-cycles", "1", "--arch.L-cycles", "1", "--search-batch-sizes", "8"]
-    figures, text = compile_pod(tmp_path, "tiny", "--topology", "v4:2x2x1", *small)
-    tried = [(each["remat"], each["accumulation_steps"]) for each in figures["variants"]]
-    assert sorted(tried) == [("", 1), ("", 2), ("blocks", 1), ("blocks", 2)]
-    cycles = [each["estimated_cycles"] for each in figures["variants"]]
-    assert cycles == sorted(cycles)
-    assert "estimated fastest in the" in text
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "needs a preset or an experiment"),
-        (["tiny", "--topology", "v3:2x2"], "unknown topology 'v3:2x2'; use a chip and its axes"),
-        (["tiny", "--topology", "v5e:2x2x2"], "v5e has 2 axes, such as 2x4"),
-        (["tiny", "--topology", "v4:3x5x7"], "topology 'v4:3x5x7'"),
-        (["tiny", "--topology", "v4:2x2x1", "--global-batch-size", "6"], "6"),
-        (["tiny", "--data-dir", "elsewhere/mine"], "is not built, and does not name its kind; use --kind"),
-        (["tiny", "--kind", "chess"], "unknown kind 'chess'"),
-        (["nothing"], "unknown preset 'nothing'"),
-        (["tiny", "--search-batch-sizes", "8,many"], "'8,many' is not a list of batch sizes"),
-        (["tiny", "--search", "--step", "evaluate"], "--search is for the train step"),
-        (["tiny", "--step", "decode", "--topology", "v4:2x2x1"], "has no cache of keys and values"),
-        (["d20", "--step", "decode", "--capacity", "99999"], "--capacity is 99999, the model has 20480 positions"),
-        (["tiny", "--search", "--text", "a"], "leave out --step, --text, --save and --fill-cache"),
-        (["tiny", "--search", "--fill-cache", "a"], "leave out --step, --text, --save and --fill-cache"),
-        (["tiny", "--search-batch-sizes", "7,9"], "no batch size of 7, 9 is a multiple of 32 devices"),
-    ],
-)
-def test_what_is_refused(argv, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["compile-pod", *argv]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("trm: ") and message in error
 
 
 def test_without_the_compiler(monkeypatch, tmp_path, capsys):
@@ -162,13 +129,53 @@ def test_sizes_are_those_of_the_kind_without_a_data_set(data_dir, kind, sizes):
     assert task.batch(0, (0, 2))["inputs"].shape == (8, sizes[0])
 
 
-def test_a_mixture_has_the_largest_sizes_of_its_parts():
-    config = dataclasses.replace(preset("tiny"), data_dir="data/sudoku-6x6, data/maze-30x30")
-    task = UnbuiltPuzzles(config, "", 3, {"maze-30x30": ("maze-30", 50)})
-    assert tuple(task.sizes.values()) == (900, 8, 6) and task.metadata.kind == MIXED
-    assert task.examples_per_epoch == 1050
+LAST_OF_GROUP = {row.group: name for name, row in EXPERIMENTS.items()}
+OTHERS = {name for name, row in EXPERIMENTS.items() if row.starts_from or len(row.data) > 1}
+"""Experiments that need more than data and a model: weights of another experiment, or several data sets."""
+WHOLE = slow_unless({*LAST_OF_GROUP.values(), *OTHERS}.__contains__, EXPERIMENTS)
+DEVICES = 32
+SIZES = {"sudoku-9x9": (81, 11), "maze-30": (900, 6), "maze-50": (2500, 6)}
 
 
-def test_a_folder_without_a_kind_is_refused():
-    with pytest.raises(UserError, match="use --kind"):
-        UnbuiltPuzzles(dataclasses.replace(preset("tiny"), data_dir="data/mine"))
+def sizes_of(name):
+    kinds = [SIZES[each.kind] for each in data_sets(EXPERIMENTS[name])]
+    return (*map(max, zip(*kinds, strict=True)), len(kinds))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_experiment_is_assembled(monkeypatch, tmp_path, name):
+    trainings = []
+
+    def leave_out(training):
+        trainings.append((training, train_step_arguments(training)))
+        raise UserError("left out")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stage, "compile_train_step", leave_out)
+    monkeypatch.setattr(uninitialized, "LARGE", 2**10)  # draws almost nothing
+    assert main(["compile-pod", name]) == 2
+    ((training, (state, carry, shares, _)),) = trainings
+    config, row = experiment_run(name), EXPERIMENTS[name]
+    arch: Any = config.arch
+    assert training.config == config and training.devices.count == DEVICES
+    puzzles = sum(each.puzzles for each in data_sets(row))
+    assert training.total_steps == plan(config, puzzles).steps
+    seq_len, vocab_size, identifiers = sizes_of(name)
+    local = config.global_batch_size // DEVICES
+    assert shares["inputs"].shape == (DEVICES, local, seq_len)
+    table = state.buffers["model.inner.puzzle_emb.weights"]
+    assert table.shape[-2:] == (identifiers, arch.puzzle_emb_ndim)
+    assert state.params["model.inner.lm_head.weight"].shape[-2:] == (vocab_size, arch.hidden_size)
+    assert bool(state.ema) == (config.optim.ema_decay > 0)
+    assert all(leaf.shape[:2] == (DEVICES, local) for leaf in jax.tree.leaves(carry) if leaf.ndim > 1)
+    training.train_step()  # raises the errors of optimizer, schedules and groups
+
+
+def test_every_experiment_has_its_sizes_without_its_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in EXPERIMENTS:
+        config = experiment_run(name)
+        task = UnbuiltPuzzles(config, recipes=recipes())
+        assert tuple(task.sizes.values()) == sizes_of(name), name
+        assert task.examples_per_epoch == sum(each.puzzles for each in data_sets(EXPERIMENTS[name]))
+        assert config.global_batch_size % (DEVICES * config.compute.accumulation_steps) == 0, name

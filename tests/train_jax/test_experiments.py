@@ -12,21 +12,12 @@ from train_jax.run.presets import preset
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.stages import build_data
 
-COUNTS = {
-    "exp01": 6, "exp02a": 6, "exp02b": 5, "exp03": 5, "exp04a": 6, "exp04b": 5, "exp05": 6, "exp06": 6, "exp07": 3,
-    "exp08": 5, "exp09": 5, "exp10": 5, "contrib01": 2, "contrib02": 2,
-}  # fmt: skip
-MORE = {
-    "contrib03": 4, "contrib04": 4, "contrib05": 4, "contrib06": 5, "exp04a_equal_steps": 6, "exp04a_scaled_warmup": 6,
-    "exp06_equal_steps": 6, "exp06_scaled_warmup": 6, "contrib01_equal_steps": 2, "contrib01_scaled_warmup": 2,
-}  # fmt: skip
-
 
 def test_the_list_has_67_experiments_then_contributions_and_twins():
-    assert sum(COUNTS.values()) == 67
-    assert Counter(row.group for row in LISTED.values()) == COUNTS
-    assert Counter(row.group for row in EXPERIMENTS.values()) == COUNTS | MORE | {"baseline": 1}
-    assert list(GROUPS) == ["baseline", *COUNTS, *MORE]
+    assert (len(LISTED), len(EXPERIMENTS)) == (67, 1 + 67 + 17 + 28)
+    assert list(GROUPS) == list(dict.fromkeys(row.group for row in EXPERIMENTS.values()))
+    sizes = Counter(row.group for row in LISTED.values())
+    assert sorted(sizes.values()) == [2, 2, 3, *[5] * 6, *[6] * 5]
 
 
 @pytest.mark.parametrize("experiment_id", EXPERIMENTS)
@@ -52,6 +43,9 @@ def test_twins_have_equal_steps_or_a_warm_up_in_proportion():
 
 def test_sizes_of_a_preset_keep_their_proportions():
     tiny = preset("tiny")
+    arch = dataclasses.replace(tiny.arch, H_cycles=3)
+    same = dataclasses.replace(tiny, arch=arch, run_dir="runs/exp02b/exp02b_03")
+    assert experiment_run("exp02b_03", "tiny") == same, "cycles are literal"
     wide = experiment_run("exp01f", "tiny")
     assert (wide.arch.hidden_size, wide.arch.puzzle_emb_ndim, wide.arch.num_heads) == (96, 96, 2)
     large = experiment_run("exp06_f", "tiny")
@@ -64,19 +58,10 @@ def test_sizes_of_a_preset_keep_their_proportions():
     assert ends == 0.2 * preset("sudoku6").steps
 
 
-@pytest.mark.parametrize(("experiment_id", "base"), [("contrib06_joint", None), ("contrib05_50_local", "tiny")])
-def test_data_sets_of_an_experiment_are_built_by_a_command(experiment_id, base, monkeypatch):
-    built = []
-    monkeypatch.setattr(build_data, "main", built.append)
-    sets = data_sets(EXPERIMENTS[experiment_id], base or "sudoku-extreme")
-    for each in sets:
-        build_data.cli(list(each.command[1:]))
-        built[-1].check()
-    assert experiment_run(experiment_id, base).data_dir == ",".join(str(each.output_dir) for each in built)
-
-
-def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypatch):
+def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypatch, data_dir):
     monkeypatch.chdir(tmp_path)
+    assert main(["train", "exp02b_03", "--preset", "tiny", "--data-dir", str(data_dir), "--dry-run"]) == 0
+    assert "steps            40" in capsys.readouterr().out
     assert main(["train", "exp01a", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     for line in (
@@ -85,15 +70,6 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypa
     ):  # fmt: skip
         assert line in shown
     assert not list(tmp_path.iterdir())
-
-
-def test_an_experiment_changes_another_preset_likewise(data_dir, capsys):
-    assert main(["train", "exp02b_03", "--preset", "tiny", "--data-dir", str(data_dir), "--dry-run"]) == 0
-    assert "steps            40" in capsys.readouterr().out
-    config = experiment_run("exp02b_03", "tiny")
-    tiny = preset("tiny")
-    arch = dataclasses.replace(tiny.arch, H_cycles=3)
-    assert config == dataclasses.replace(tiny, arch=arch, run_dir="runs/exp02b/exp02b_03")
 
 
 def test_sweep_lists_what_each_experiment_changes(capsys):
@@ -105,17 +81,20 @@ def test_sweep_lists_what_each_experiment_changes(capsys):
     assert listed[0] == "exp07: precision" and listed[3].split() == ["exp07c", "arch.forward_dtype", "float16"]
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("sudoku-extreme", ["--source", "sapientinc/sudoku-extreme"]),
-        ("sudoku9", ["--size", "9"]),
-        ("sudoku6", ["--size", "6"]),
-        ("tiny", ["--size", "4"]),
-    ],
-)
-def test_a_preset_reads_the_folder_that_build_data_writes(name, options, monkeypatch):
+def test_a_run_reads_the_folder_that_build_data_writes(monkeypatch):
     built = []
     monkeypatch.setattr(build_data, "main", built.append)
-    build_data.cli(["sudoku", *options])
-    assert str(built[0].directory) == preset(name).data_dir
+
+    def folders(*commands):
+        built.clear()
+        for words in commands:
+            build_data.cli(list(words))
+            built[-1].check()
+        return ",".join(str(each.directory) for each in built)
+
+    assert folders(["sudoku", "--source", "sapientinc/sudoku-extreme"]) == preset("sudoku-extreme").data_dir
+    for name, size in (("sudoku9", "9"), ("sudoku6", "6"), ("tiny", "4")):
+        assert folders(["sudoku", "--size", size]) == preset(name).data_dir
+    for name, base in (("contrib06_joint", None), ("contrib05_50_local", "tiny")):
+        sets = data_sets(EXPERIMENTS[name], base or "sudoku-extreme")
+        assert folders(*(each.command[1:] for each in sets)) == experiment_run(name, base).data_dir

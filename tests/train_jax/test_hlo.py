@@ -1,19 +1,32 @@
-"""Reading compiled programs: shapes in memory, loops, fusions, modules; and the sums over them."""
+"""Reading compiled programs: shapes in memory, loops, modules, sums over them and their page; FLOPs counted by hand."""
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from support.compiled_program import PROGRAM
+from support.markers import slow_unless
 
 import bridge
-from train_jax.pod.flops import products
+from models_torch.flops import language_flops_per_token
+from models_torch.gpt import GPTConfig
+from models_torch.trm import TRMConfig
+from train_jax.pod.compile import Compiled, Memory, Topology, train_step_arguments
+from train_jax.pod.flops import Products, products
 from train_jax.pod.hlo import Array, Program
+from train_jax.pod.results import figures_of, lines_of
 from train_jax.pod.yardsticks import module_of, pass_of, yardsticks
-
-
-@pytest.fixture(scope="module")
-def program():
-    return Program(PROGRAM)
+from train_jax.run.config import ComputeConfig
+from train_jax.run.performance import model_flops
+from train_jax.run.presets import preset
+from train_jax.runtime.devices import Devices
+from train_jax.start import assemble
+from train_jax.tasks.language.task import UnbuiltText
+from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 
 @pytest.mark.parametrize(
@@ -21,72 +34,52 @@ def program():
     [
         (Array("bf16", (97, 512), "1,0:T(8,128)(2,1)"), 104 * 512 * 2),
         (Array("f32", (6, 97, 100), "2,1,0:T(8,128)"), 6 * 104 * 128 * 4),
-        (Array("f32", (97, 6, 100), "0,2,1:T(8,128)"), 6 * 104 * 128 * 4),
+        (Array("f32", (97, 6, 100), "0,2,1:T(8,128)S(3)"), 6 * 104 * 128 * 4),
         (Array("s32", (10,), "0:T(128)"), 40),
         (Array("pred", ()), 1),
     ],
 )
 def test_size_of_an_array_has_the_padding_of_its_tiles(array, size):
-    assert array.size_bytes == size
+    assert array.size_bytes == size and array.in_hbm == ("S(3)" not in array.layout), "space 0 is HBM"
 
 
-def test_only_space_0_is_hbm():
-    assert Array("f32", (1,), "0:T(128)").in_hbm and not Array("f32", (1,), "0:T(128)S(3)").in_hbm
-
-
-def test_a_loop_counts_as_often_as_it_runs(program):
-    counts = {instruction.name: times for instruction, times in program.executed()}
+def test_a_loop_counts_as_often_as_it_runs():
+    counts = {instruction.name: times for instruction, times in Program(PROGRAM).executed()}
     assert counts["product"] == 3 and counts["added"] == 1 and "c" not in counts
 
 
 @pytest.mark.parametrize(
-    ("op_name", "module"),
+    ("op_name", "module", "expected"),
     [
-        ("jit(step)/jvp([Net])/layers.0[Block]/layers.0.mlp[SwiGLU]/dot_general", ("layers.0.mlp", "Block/SwiGLU")),
-        (
-            "jit(step)/transpose(jvp([Net]))/layers.0[Block]/checkpoint/layers.0.mlp[MLP]/mul",
-            ("layers.0.mlp", "Block/MLP"),
-        ),
-        ("jit(step)/jvp([Net])/add", ("Net", "Net")),
-        ("jit(step)/jvp()/x[0]", ("", "")),
-        ("state.params['layers.0.bias']", ("", "")),
-        ("", ("", "")),
+        ("jit(s)/jvp([Net])/layers.0[Block]/layers.0.mlp[SwiGLU]/dot", ("layers.0.mlp", "Block/SwiGLU"), "forward"),
+        ("jit(s)/transpose(jvp([Net]))/layers.0[Block]/dot_general", ("layers.0", "Net/Block"), "backward"),
+        ("jit(s)/jvp([Net])/layers.0[Block]/checkpoint/layers.0.mlp[MLP]", ("layers.0.mlp", "Block/MLP"), "backward"),
+        ("jit(s)/[Net]/layers.0[Block]/dot_general", ("layers.0", "Net/Block"), "forward"),  # of an evaluation
+        ("jit(s)/jvp([Net])/add", ("Net", "Net"), "forward"),
+        ("jit(s)/jvp()/x[0]", ("", ""), "forward"),
+        ("state.params['layers.0.bias']", ("", ""), "update"),
+        ("", ("", ""), "made by the compiler"),
     ],
 )
-def test_an_operation_belongs_to_its_innermost_module(op_name, module):
-    assert module_of(op_name) == module
+def test_an_operation_belongs_to_its_innermost_module_and_a_pass(op_name, module, expected):
+    assert (module_of(op_name), pass_of(op_name)) == (module, expected)
 
 
-@pytest.mark.parametrize(
-    ("op_name", "expected"),
-    [
-        ("jit(step)/jvp([Net])/layers.0[Block]/dot_general", "forward"),
-        ("jit(step)/transpose(jvp([Net]))/layers.0[Block]/dot_general", "backward"),
-        ("jit(step)/[Net]/layers.0[Block]/dot_general", "forward"),  # an operation of an evaluation
-        ("jit(step)/add", "update"),
-        ("", "made by the compiler"),
-    ],
-)
-def test_an_operation_belongs_to_a_pass(op_name, expected):
-    assert pass_of(op_name) == expected
-
-
-def test_costs_are_summed_by_kind_pass_module_and_class(program):
-    sums = yardsticks(program)
+def test_costs_are_summed_by_kind_pass_module_and_class():
+    sums = yardsticks(Program(PROGRAM))
     transferred = 3 * 2 * 104 * 512 * 2  # the weights lie in a cache
     assert (sums.total.cycles, sums.total.hbm_bytes) == (3010, transferred + 3 * 32)
-    assert {name: cost.cycles for name, cost in sums.splits["kind"].items()} == {
-        "matrix products": 3000,
-        "elementwise, reductions": 10,
+    assert {split: {name: cost.cycles for name, cost in parts.items()} for split, parts in sums.splits.items()} == {
+        "kind": {"matrix products": 3000, "elementwise, reductions": 10},
+        "pass": {"backward": 3000, "forward": 10},
+        "module": {"layers.0.mlp": 3000, "": 10},
+        "class": {"Block/SwiGLU": 3000, "": 10},
     }
-    assert {name: cost.cycles for name, cost in sums.splits["pass"].items()} == {"backward": 3000, "forward": 10}
-    assert {name: cost.cycles for name, cost in sums.splits["module"].items()} == {"layers.0.mlp": 3000, "": 10}
-    assert {name: cost.cycles for name, cost in sums.splits["class"].items()} == {"Block/SwiGLU": 3000, "": 10}
     (collective,) = sums.collectives
     assert (collective.kind, collective.bytes, collective.asynchronous) == ("all-reduce", 32, False)
 
 
-def test_flops_count_products_in_loops_branches_and_gradients():
+def test_flops_count_products_in_loops_branches_gradients_and_convolutions():
     def function(x, w):
         x, _ = jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=5)
         return jax.lax.cond(x.sum() > 0, lambda x: x @ w @ w, lambda x: x @ w, x).sum()
@@ -96,14 +89,10 @@ def test_flops_count_products_in_loops_branches_and_gradients():
     assert products(jax.make_jaxpr(function)(*shapes)).total == 7 * one
     gradient = jax.make_jaxpr(jax.grad(lambda x, w: jnp.tanh(x @ w).sum(), argnums=(0, 1)))
     assert products(gradient(*shapes)).total == 3 * one
-
-
-def test_flops_count_the_products_of_a_convolution():
-    x, kernel = jax.ShapeDtypeStruct((2, 6, 8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 3, 3, 3), jnp.float32)
-    jaxpr = jax.make_jaxpr(lambda x, k: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", feature_group_count=2))(
-        x, kernel
-    )
-    assert products(jaxpr).total == 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
+    images, kernel = jax.ShapeDtypeStruct((2, 6, 8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 3, 3, 3), jnp.float32)
+    convolution = functools.partial(jax.lax.conv_general_dilated, window_strides=(1, 1), padding="SAME")
+    grouped = jax.make_jaxpr(functools.partial(convolution, feature_group_count=2))(images, kernel)
+    assert products(grouped).total == 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
 
 
 def test_blocks_that_a_kernel_skips_are_not_counted():
@@ -139,3 +128,125 @@ def test_a_loop_runs_as_often_as_its_condition_holds():
     assert cycles(text) == 5010
     assert cycles(text.replace("%zero = s32[]{:T(128)} constant(0)", "%zero = s32[]{:T(128)} constant(2)")) == 1010
     assert cycles(text.replace("direction=LT", "direction=NE")) == 1010
+
+
+PRODUCTS = {
+    "jit(step)/jvp([Net])/layers.0[Block]": 4e8,
+    "jit(step)/transpose(jvp([Net]))/layers.0[Block]/layers.0.mlp[SwiGLU]": 12e8,
+    "jit(step)/transpose(jvp([Net]))/rematted_computation/layers.0[Block]": 3e8,
+    "jit(step)/optimizer": 1e8,
+}
+
+
+def figures(temporaries=2**28):
+    compute = SimpleNamespace(runner="pmap", remat="", attention="plain", accumulation_steps=1)
+    config = SimpleNamespace(global_batch_size=16, eval_batch_size=32, model="trm", compute=compute)
+    training: Any = SimpleNamespace(config=config)
+    devices = [SimpleNamespace(process_index=0, device_kind="TPU v4")] * 4
+    topology = Topology("v4:2x2x1", devices, 2**30, peak_flops=1e14, hbm_bandwidth=1e12, clock=1e9)
+    memory = Memory(arguments=2**28, temporaries=temporaries, outputs=0, code=0)
+    compiled = Compiled(None, None, Program(PROGRAM), memory, 3e9, Products(PRODUCTS), 1.5, 60.25)
+    return figures_of("tiny", "evaluate", training, topology, compiled)
+
+
+def words(figures):
+    return [" ".join(line.split()) for line in lines_of(figures)]
+
+
+def test_the_lines_of_a_step():
+    lines = words(figures())
+    assert {
+        "tiny, evaluate step: trm, 32 examples (8 on a device)",
+        "v4:2x2x1: 4 devices (TPU v4) in 1 hosts",
+        "memory 0.50 of 1.00 GiB: fits (arguments 0.25, temporaries 0.25, code 0.00)",
+        "FLOPs 0.002 T in matrix products; XLA counts 0.003 T in all, a loop once",
+        "estimated cycles 0.0 M, 0.00 ms at the clock of the chip",
+        "collective 1 x all-reduce, 0.00 MB, nothing else runs meanwhile",
+        "Mcycles share HBM ms share peak ms share by module",
+        "0.003 99.7% 0.001 100.0% 0.012 60.0% layers.0.mlp",
+        "0.000 0.3% 0.000 0.0% 0.001 5.0% (no module)",
+        "0.000 0.0% 0.000 0.0% 0.007 35.0% layers.0",  # a product of a fusion that is counted elsewhere
+        "0.003 99.7% 0.001 100.0% 0.015 75.0% backward",
+    } <= set(lines)
+    of_training = figures(2**30) | {"step": "train", "analytic_flops": 1.6e9}
+    assert "memory 1.25 of 1.00 GiB: DOES NOT FIT (arguments 0.25, temporaries 1.00, code 0.00)" in words(of_training)
+    counted = "forward and backward 0.002 T, the analytic count 0.002 T; recomputed 0.000 T, optimizer 0.000 T"
+    assert counted in words(of_training)
+
+
+def test_the_shares_of_each_module_add_up():
+    of_step = figures()
+    for name in ("by_kind", "by_pass", "by_module", "by_class"):
+        for total in ("roofline_seconds", "hbm_seconds"):
+            assert sum(part[total] for part in of_step[name].values()) == pytest.approx(of_step[total])
+
+
+BATCH, CELLS, PUZZLE_POSITIONS, HIDDEN = 4, 81, 16, 32
+"""The baseline's shapes, but its width of 512."""
+POSITIONS = CELLS + PUZZLE_POSITIONS
+
+
+def product(rows: int, inner: int, columns: int) -> int:
+    return 2 * rows * inner * columns
+
+
+def swiglu(rows: int, features: int, multiple: int) -> int:
+    width = -(-round(4 * features * 2 / 3) // multiple) * multiple
+    return product(rows, features, 2 * width) + product(rows, width, features)
+
+
+def attention(rows: int) -> int:
+    projections = product(rows, HIDDEN, 3 * HIDDEN) + product(rows, HIDDEN, HIDDEN)
+    return projections + 2 * product(rows, HIDDEN, POSITIONS)  # scores and values
+
+
+@pytest.mark.parametrize("mixer", slow_unless(bool, [False, True]), ids=["attention", "mixer"])
+def test_flops_of_the_train_step(mixer):
+    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_heads": 2, "mlp_multiple_of": 16, "puzzle_emb_ndim": HIDDEN}
+    arch = TRMConfig(mlp_t=mixer, pos_encodings="none" if mixer else "rope", **sizes)
+    config = dataclasses.replace(preset("sudoku-extreme"), arch=arch, global_batch_size=BATCH)
+    training = assemble(config, UnbuiltPuzzles(config), Devices(available=jax.devices()[:1]))
+    jaxpr = jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training))
+
+    rows = BATCH * POSITIONS
+    mixing = swiglu(BATCH * HIDDEN, POSITIONS, 16) if mixer else attention(rows)
+    network = 2 * (mixing + swiglu(rows, HIDDEN, 16))  # blocks
+    updates = 6 + 1  # updates of z_L and of z_H in an H-cycle
+    heads = product(rows, HIDDEN, training.task.sizes["vocab_size"]) + product(BATCH, HIDDEN, 2)
+    # Two H-cycles without gradients, one with them; a backward has two products for each of the forward.
+    expected = (2 + 3) * updates * network + 3 * heads
+    counted = products(jaxpr)
+    assert counted.total == pytest.approx(expected, rel=1e-3)
+    assert (counted.of_model, counted.recomputed, counted.outside) == (counted.total, 0, 0)
+    analytic = model_flops(training.config, training.task, training.devices.count)
+    assert analytic == pytest.approx(counted.of_model, rel=1e-3)
+    sums = yardsticks(Program(""), products=counted.by_name)
+    updates_of_all = (2 + 3) * updates
+    perceptron = swiglu(rows, HIDDEN, 16) - product(rows, 96, HIDDEN)  # without its last product, a module of its own
+    mlp = sums.splits["module"]["model.inner.L_level.layers.1.mlp"].product_flops
+    assert mlp == pytest.approx(updates_of_all * perceptron)
+    assert sums.splits["pass"]["backward"].product_flops == pytest.approx(2 * (updates * network + heads), rel=1e-3)
+
+
+def test_flops_of_a_language_model():
+    """The FLOPs are those of the published formula; recomputation and the optimizer are counted separately."""
+    config = preset("chat-tiny")
+    assert isinstance(config.arch, GPTConfig)
+    sizes: dict[str, Any] = {"seq_len": 16, "vocab_size": 64, "n_embd": 48, "n_layer": 2, "n_head": 1, "n_kv_head": 1}
+    arch = dataclasses.replace(config.arch, **sizes)
+    config = dataclasses.replace(config, arch=arch, global_batch_size=2, compute=ComputeConfig(remat="blocks"))
+    training = assemble(config, UnbuiltText(config), Devices(available=jax.devices()[:1]))
+    counted = products(jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training)))
+    analytic = 2 * 16 * language_flops_per_token(arch)
+    assert model_flops(training.config, training.task, training.devices.count) == analytic
+    assert counted.of_model == analytic
+    blocks, attention = 2 * 12 * 48 * 48, 4 * 48 * 16
+    # A block is computed again up to its last product, whose result is not needed.
+    last = 2 * 48 * 4 * 48
+    assert counted.recomputed == 2 * 16 * (2 * blocks + 2 * attention - 2 * last)
+    by_pass = yardsticks(Program(""), products=counted.by_name).splits["pass"]
+    assert by_pass["update"].product_flops == counted.outside
+    assert by_pass["backward"].product_flops == counted.recomputed + 2 * by_pass["forward"].product_flops
+    # Newton-Schulz iterates five times with three products; more rows than columns are transposed.
+    square, wide = 4 * (3 * 2 * 48**3), 2 * (2 * 2 * 48 * 48 * 192 + 2 * 48**3)
+    assert counted.outside == 2 * 5 * (square + wide)

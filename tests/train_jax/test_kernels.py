@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.block_kernels import cycles, exported, text_and_gradients, values_and_gradients
-from support.markers import slow_or_campaign, slow_unless
+from support.markers import slow_or_campaign
 from support.scripts import run_script
 
 from train_jax.kernels.blocks import Blocks, blocks_of
@@ -46,10 +46,8 @@ def assert_more_exact(fused, plain, given):
 def test_channels_are_more_exact_than_the_plain_path(case):
     batch, positions, dim = case
 
-    def of(function):
-        return lambda *given: function(*given, EPSILON, dim)
-
-    assert_more_exact(of(INTERPRETED), of(normed_mlp), arrays(batch, positions))
+    fused, plain = (functools.partial(each, epsilon=EPSILON, dim=dim) for each in (INTERPRETED, normed_mlp))
+    assert_more_exact(fused, plain, arrays(batch, positions))
 
 
 POSITIONS = [(1, 16, 256, 128), *slow_or_campaign([(2, 97, 128, 128)], [(3, 150, 128, 256)])]
@@ -73,9 +71,8 @@ def test_positions_are_more_exact_than_the_plain_path(case):
 def test_positions_of_other_sizes_are_the_plain_path(case):
     for given in (of_positions(*case), of_positions(2, 16, 128, 128, jnp.float32)):
         assert examples_of(given[0], given[2].shape[1]) == 0
-        np.testing.assert_array_equal(
-            fused_mix_positions(*given).astype(np.float32), mix_positions(*given).astype(np.float32)
-        )
+        ours, plain = (each(*given).astype(np.float32) for each in (fused_mix_positions, mix_positions))
+        np.testing.assert_array_equal(ours, plain)
 
 
 OTHERS = {
@@ -89,20 +86,9 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_everything_else_is_the_plain_path(case):
-    (x, gate_up, down), dim = OTHERS[case]
-    plain = normed_mlp(x, gate_up, down, EPSILON, dim)
-    np.testing.assert_array_equal(
-        fused_normed_mlp(x, gate_up, down, EPSILON, dim).astype(np.float32), plain.astype(np.float32)
-    )
-
-
-def test_a_step_over_positions_has_as_many_examples_as_fit():
-    def of(batch):
-        return examples_of(jax.ShapeDtypeStruct((batch, 97, 512), jnp.bfloat16), 512)
-
-    assert of(192) == 2
-    assert of(6) == 1, "an even number of steps, for two cores"
-    assert of(3) == 1
+    given, dim = OTHERS[case]
+    ours, plain = (each(*given, EPSILON, dim).astype(np.float32) for each in (fused_normed_mlp, normed_mlp))
+    np.testing.assert_array_equal(ours, plain)
 
 
 def test_a_block_has_the_examples_and_rows_that_fit():
@@ -113,16 +99,16 @@ def test_a_block_has_the_examples_and_rows_that_fit():
     assert of(10, 97, 512, 1536) == Blocks(3, 97, 104, 4, 1)
     assert of(2, 916, 512, 1536) == Blocks(1, 320, 320, 6, 3), "ARC"
     assert of(192, 97, 1024, 2816) is None
+    shapes = (jax.ShapeDtypeStruct((batch, 97, 512), jnp.bfloat16) for batch in (192, 6, 3))
+    assert [examples_of(x, 512) for x in shapes] == [2, 1, 1], "over positions: an even number of steps, for two cores"
 
 
-small = functools.partial(
-    cycles, batch_size=4, seq_len=13, expansion=3.0, mlp_multiple_of=256, pos_encodings="none"
-)  # fmt: skip
+SMALL = {"batch_size": 4, "seq_len": 13, "expansion": 3.0, "mlp_multiple_of": 256, "pos_encodings": "none",
+         "mlp_t": True}  # fmt: skip
 
 
-@pytest.mark.parametrize("mlp_t", slow_unless(bool, [True, False]))
-def test_the_blocks_of_a_model_call_the_kernels(mlp_t):
-    module, x = small(mlp_t=mlp_t)
+def test_the_blocks_of_a_model_call_the_kernels():
+    module, x = cycles(**SMALL)
     plain = exported(module, "gpu", mlp="fused")
     assert not plain.options.functions, "there are none for a GPU"
     text, ours = text_and_gradients(exported(module, "tpu", mlp="fused"), x, jnp.bfloat16)
@@ -131,17 +117,16 @@ def test_the_blocks_of_a_model_call_the_kernels(mlp_t):
     for mine, their, right in zip(ours, theirs, exact, strict=True):
         assert np.linalg.norm(mine - right) <= 1.1 * np.linalg.norm(their - right) < 0.1 * np.linalg.norm(right)
     # There is one block of each pass. Without gradients it has one result; with them it keeps residuals as well.
-    names = ["normed_mlp", *["mix_positions"] * mlp_t]
+    names = ["normed_mlp", "mix_positions"]
     expected = sorted([*names * 2, *(f"{name}_gradient" for name in names)])
     assert sorted(re.findall(r"name=((?:normed_mlp|mix_positions)\w*)\n", text)) == expected
     of_pass = [results.count(":") for results in re.findall(r"([\w:\[\], ]+) = pallas_call", text)]
-    assert sorted(of_pass) == sorted([1, 3, 4, *[1, 2, 3] * mlp_t])
+    assert sorted(of_pass) == [1, 1, 2, 3, 3, 4]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mlp_t", [True, False])
-def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
-    module, x = small(mlp_t=mlp_t)
+def test_on_a_cpu_gate_and_up_are_one_product():
+    module, x = cycles(**SMALL)
 
     def computed(platform):
         fn = exported(module, platform, mlp="fused")
@@ -154,7 +139,7 @@ def test_on_a_cpu_gate_and_up_are_one_product(mlp_t):
         return str(jax.make_jaxpr(loss)(fn.params)).count("dot_general"), {**slopes, "out": out}
 
     (products, ours), (separate, theirs) = computed("cpu"), computed("gpu")
-    assert separate - products == (4 if mlp_t else 2)
+    assert separate - products == 4
     for name, expected in theirs.items():
         scale = np.abs(expected).max()
         np.testing.assert_allclose(ours[name], expected, atol=2e-6 * scale, rtol=0, err_msg=name)

@@ -1,8 +1,9 @@
 """`trm launch` against a stand-in for gcloud that runs what a worker would run."""
 
 import contextlib
+import hashlib
 import os
-import shutil
+import shlex
 import subprocess
 import sys
 import threading
@@ -10,13 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from support.gcloud_stand_in import FLAGS
-from support.launching import NEW, TPU, TRAIN, listed, said, verbs
-from support.scripts import ENVIRONMENT
+from support.launching import NEW, TPU, TRAIN, TRM, listed, said, verbs
+from support.scripts import ENVIRONMENT, ROOT
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.pod.launch.record import Record, read_record, watching, write_record
+from train_jax.pod.launch import tpu
+from train_jax.pod.launch.gcloud import QUEUED, Gcloud, GcloudError
+from train_jax.pod.launch.record import WORKER_SCRIPT, Record, read_record, state_folder, update, watching, write_record
 from train_jax.pod.launch.tpu import Tpu
 from train_jax.stages import launch as stage
 
@@ -29,11 +31,20 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch):
+def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch, tmp_path):
+    """Every host gets the compiled programs, with the code or as the name of their folder in storage."""
+    trm, folder = Path("bin/trm"), tmp_path / "programs"
+    shown = 'cat "$JAX_COMPILATION_CACHE_DIR/jit_step-1-cache" 2>/dev/null || echo "$JAX_COMPILATION_CACHE_DIR"'
+    trm.write_text(TRM.replace("\n", f"\n{shown}\n", 1))
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
+    folder.mkdir()
+    (folder / "jit_step-1-cache").write_text("a program\n")
+    (folder / "shipped.json").write_text("{}")
     over, delete = [], Tpu.delete
     monkeypatch.setattr(Tpu, "delete", lambda node: (over.append(read_record("mine").over), delete(node)))
-    status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--", *TRAIN)
-    assert status == 0 and cloud.node("mine") is None and "host 0 | step 3/3" in lines
+    status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--compiled", folder, "--", *TRAIN)
+    assert status == 0 and cloud.node("mine") is None
+    assert {"host 0 | step 3/3", "host 0 | a program", "host 1 | a program"} <= set(lines)
     assert [line.partition(":")[0] for line in said(lines)] == [
         "code",
         "creating mine, v4-16, on-demand",
@@ -45,62 +56,37 @@ def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch)
         "done",
     ]
     assert over == [False], "another launch of this name would lose its node"
-
-
-def test_every_host_gets_the_compiled_programs(cloud, launch, tmp_path):
-    """They come with the code, or as the name of their folder in storage."""
-    trm, folder = Path("bin/trm"), tmp_path / "programs"
-    shown = 'cat "$JAX_COMPILATION_CACHE_DIR/jit_step-1-cache" 2>/dev/null || echo "$JAX_COMPILATION_CACHE_DIR"\n'
-    trm.write_text(f"#!/usr/bin/env bash\n{shown}exit 0\n")
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
-    folder.mkdir()
-    (folder / "jit_step-1-cache").write_text("a program\n")
-    (folder / "shipped.json").write_text("{}")
-    status, lines = launch(*NEW, launch.shared, "--compiled", folder, "--", *TRAIN)
-    assert status == 0 and {"host 0 | a program", "host 1 | a program"} <= set(lines)
     status, lines = launch(*NEW, launch.shared, "--compiled", "gs://bucket/programs", "--", *TRAIN)
     assert status == 0 and {"host 0 | gs://bucket/programs", "host 1 | gs://bucket/programs"} <= set(lines)
 
 
 @pytest.mark.slow
-def test_the_life_of_a_run_with_two_preemptions(cloud, launch, tmp_path):
-    """Created, installed, started, preempted twice, created again each time, finished, deleted."""
-    status, lines = launch(
-        *NEW, "--capacity", "spot", "--price-per-hour", "32", launch.shared, "--env=HOLD=4 12", "--", *TRAIN,
-        on={"host 0 | step 4/": lambda: cloud.preempt("mine"), "host 0 | step 12/": lambda: cloud.preempt("mine")},
-    )  # fmt: skip
+def test_the_life_of_a_run_with_a_preemption(cloud, launch, tmp_path):
+    options = [*NEW, "--capacity", "spot", "--price-per-hour", "32", launch.shared, "--env=HOLD=4"]
+    status, lines = launch(*options, "--", *TRAIN, on={"host 0 | step 4/": lambda: cloud.preempt("mine")})
     assert status == 0, lines
-    assert verbs(cloud).count("queued-resources create") == verbs(cloud).count("queued-resources delete") == 3
+    assert verbs(cloud).count("queued-resources create") == verbs(cloud).count("queued-resources delete") == 2
     assert all("--spot" in call for call in cloud.calls() if call[3] == "create") and cloud.node("mine") is None
     messages = said(lines)
-    assert [line for line in messages if "restart" in line] == [
-        "2 of 2 gone; restart 1 of 10",
-        "2 of 2 gone; restart 2 of 10",
-    ]
-    assert messages.count("mine is PREEMPTED: deleting it") == 2 and messages[-2] == "deleted mine"
+    assert {"2 of 2 gone; restart 1 of 10", "mine is PREEMPTED: deleting it"} <= set(messages)
+    assert messages[-2] == "deleted mine"
     assert messages[-1].startswith("done: 0.0") and messages[-1].endswith(" at 32 an hour")
     starts = (tmp_path / "shared" / "starts").read_text().splitlines()
     for host in range(2):
         own = [line for line in starts if line.startswith(f"process {host} of 2 at step ")]
-        assert len(own) == 3 and own[0].startswith(f"process {host} of 2 at step 0: ")
+        assert len(own) == 2 and own[0].startswith(f"process {host} of 2 at step 0: ")
         assert all(line.endswith(f": {' '.join(TRAIN)}") for line in own)
         assert f"host {host} | step 20/20" in lines
     record = read_record("mine")
-    assert (record.phase, record.status, record.starts) == ("done", 0, 3) and record.ready_since is None
+    assert (record.phase, record.status, record.starts) == ("done", 0, 2) and record.ready_since is None
     assert "host 1 | step 20/20" in launch("logs", "mine")[1], "from the local copies"
-
-
-# ---- connections, limits, mistakes
 
 
 @pytest.mark.slow
 def test_a_lost_connection_ends_nothing_and_no_line_is_shown_twice(cloud, launch):
-    (cloud.folder / "drop").write_text("3")
-
-    def drop_again():
-        (cloud.folder / "drop").write_text("5")
-
-    status, lines = launch(*NEW, launch.shared, "--", *TRAIN, on={"step 8/": drop_again})
+    drop = cloud.folder / "drop"
+    drop.write_text("3")
+    status, lines = launch(*NEW, launch.shared, "--", *TRAIN, on={"step 8/": lambda: drop.write_text("5")})
     assert status == 0 and read_record("mine").starts == 1
     assert verbs(cloud).count("tpu-vm ssh") > 10, "followed again"
     for host in range(2):
@@ -116,7 +102,7 @@ def test_a_run_outlives_its_launcher(cloud, launch, tmp_path, again, status, pha
     command = [sys.executable, "-c", LAUNCH, "launch", *NEW, launch.shared, "--env=STEPS=100", "--", *TRAIN]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT) as process:
         for line in process.stdout:
-            if "step 5/100" in line:
+            if "host 0 | step 5/100" in line:
                 process.kill()
                 break
     time.sleep(0.3)
@@ -155,18 +141,6 @@ def test_a_reader_that_is_gone_ends_the_watching(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_request_that_fails_after_a_preemption_is_repeated(cloud, launch):
-    def preempt():
-        (cloud.folder / "refuse").write_text("queued-resources create")
-        cloud.preempt("mine")
-
-    status, lines = launch(*NEW, launch.shared, "--env=HOLD=4", "--", *TRAIN, on={"host 0 | step 4/": preempt})
-    assert status == 0 and any(
-        line.startswith("no node yet: ERROR: (gcloud) RESOURCE_EXHAUSTED") for line in said(lines)
-    )
-
-
-@pytest.mark.slow
 def test_a_failed_start_leaves_no_node(cloud, launch, capsys):
     (cloud.folder / "refuse").write_text("unpack")
     assert launch(*NEW, launch.shared, "--", *TRAIN)[0] == 1
@@ -174,19 +148,15 @@ def test_a_failed_start_leaves_no_node(cloud, launch, capsys):
     assert launch(*NEW, launch.shared, "--", *TRAIN)[0] == 0, "again"
 
 
-# ---- nodes
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("option", [None, "--delete-when-done"])
-def test_a_node_that_was_there_is_used_and_kept(cloud, launch, option):
+def test_a_node_that_was_there_is_used_and_kept_unless_told_otherwise(cloud, launch):
     cloud.create("mine", "us-central2-b")
-    status, lines = launch(*TPU, *filter(None, [option]), launch.shared, "--", *TRAIN)
-    assert status == 0 and "queued-resources create" not in verbs(cloud)
-    assert (cloud.node("mine") is None) == (option is not None)
-    if option is None:
-        assert "mine is still there" in said(lines)[-2]
-        assert "  idle: the run is over; it was there before" in listed(launch)
+    status, lines = launch(*TPU, launch.shared, "--env=STEPS=3", "--", *TRAIN)
+    assert status == 0 and "queued-resources create" not in verbs(cloud) and cloud.node("mine")
+    assert "mine is still there" in said(lines)[-2]
+    assert "  idle: the run is over; it was there before" in listed(launch)
+    assert launch(*TPU, "--delete-when-done", launch.shared, "--env=STEPS=3", "--", *TRAIN)[0] == 0
+    assert cloud.node("mine") is None
 
 
 @pytest.mark.slow
@@ -217,17 +187,230 @@ def test_stop_saves_and_delete_is_refused_before(cloud, launch, capsys):
     assert (read_record("mine").phase, read_record("mine").starts) == ("stopped", 1)
 
 
+class Cloud(Gcloud):
+    """Answers `describe` with one state after the other, the last one for ever; records the other verbs.
+
+    A request is granted, unless the state is one that only a request has.
+    """
+
+    def __init__(self, *states):
+        self.states, self.verbs = list(states), []
+
+    def run(self, argv):
+        self.verbs.append(argv[4])
+        return ""
+
+    def json(self, argv):
+        state = self.states[0]
+        if argv[3] == QUEUED and state not in ("WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED"):
+            return {"state": {"state": "ACTIVE"}}
+        if len(self.states) > 1:
+            self.states.pop(0)
+        return {"state": {"state": state} if argv[3] == QUEUED else state} if state else {}
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """`node(cloud, field=value, …)`: the node of a launch."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(tpu, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(tpu, "READY_SECONDS", 1.0)
+
+    def make(cloud, **fields):
+        fields = {"type": "v4-16", "command": ("train", "tiny"), "token": "t", "created": True} | fields
+        write_record(Record("mine", "us-central2-b", **fields))
+        return Tpu(cloud, read_record("mine"), lambda text: None)
+
+    return make
+
+
+RUNNING = {"begun": 1.0, "ready_since": 1.0, "starts": 1}
+
+
+@pytest.mark.parametrize(
+    ("states", "fields", "verbs"),
+    [
+        (["READY"], RUNNING, []),
+        (["", "", "CREATING", "READY"], {"created": False}, ["create"]),
+        (["STOPPING", "STOPPING", "PREEMPTED", "CREATING", "READY"], RUNNING, ["delete", "create"]),
+        (["DELETING", "DELETING", "", "CREATING", "READY"], RUNNING, ["delete", "create"]),
+        (["", "", "WAITING_FOR_RESOURCES", "WAITING_FOR_RESOURCES", "READY"], {"created": False}, ["create"]),
+        (["", "", "SUSPENDED", "CREATING", "READY"], RUNNING, ["delete", "create"] * 2),
+        (["PREEMPTED", "PREEMPTED", "CREATING", "PREEMPTED", "READY"], RUNNING, ["delete", "create"] * 2),
+        (["REPAIRING", "REPAIRING", "READY"], RUNNING, []),
+    ],
+)
+def test_a_node_is_made_ready(node, states, fields, verbs):
+    cloud = Cloud(*states)
+    fresh = node(cloud, **fields).make_ready()
+    assert cloud.verbs == verbs and fresh == (states != ["READY"])
+    assert read_record("mine").ready_since is not None
+
+
+@pytest.mark.parametrize(
+    ("states", "fields", "message"),
+    [
+        (["", "", "CREATING", "PREEMPTED"], {"created": False}, "mine is PREEMPTED, expected READY"),
+        (["PREEMPTED", "PREEMPTED", "CREATING", "FAILED"], RUNNING, "mine is FAILED, expected READY"),
+        (["PREEMPTED"], {"created": False}, "was not created by a launch"),
+        (["STOPPED"], {"created": False}, "mine is STOPPED and was not created by a launch; delete it"),
+        (["", ""], {"type": ""}, "give --type"),
+        (["", "", "FAILED"], {}, "mine is FAILED, expected READY"),
+        (["CREATING"], {}, "mine is CREATING, expected READY"),
+        (["CREATING"], {"stop_asked": True}, "was stopped before the run was started"),
+        (["CREATING"], {**RUNNING, "max_hours": 1.0}, "--max-hours of mine passed before the run was started again"),
+    ],
+)
+def test_a_node_that_cannot_be_ready_is_an_error(node, states, fields, message):
+    with pytest.raises(Exception, match=message):
+        node(Cloud(*states), **fields).make_ready()
+
+
+def test_a_stop_ends_the_wait_for_capacity(node):
+    class Full(Cloud):
+        def run(self, argv):
+            update("mine", stop_asked=argv[4] == "create")
+            return super().run(argv)
+
+    with pytest.raises(GcloudError, match="was stopped before the run was started"):
+        node(Full("", "", "WAITING_FOR_RESOURCES"), **RUNNING).make_ready()
+
+
+def test_a_request_that_fails_is_repeated_only_after_a_preemption(node):
+    class Exhausted(Cloud):
+        def run(self, argv):
+            super().run(argv)
+            if argv[4] == "create" and self.verbs.count("create") < 3:
+                raise GcloudError("RESOURCE_EXHAUSTED")
+            return ""
+
+    cloud = Exhausted("", "", "CREATING", "READY")
+    assert node(cloud, **RUNNING).make_ready() and cloud.verbs == ["delete", *["create"] * 3]
+    with pytest.raises(GcloudError, match="RESOURCE_EXHAUSTED"):
+        node(Exhausted("", "", "READY"), created=False).make_ready()
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """`worker(command, argument, …)` runs the script in the folder of a launch whose environment does nothing."""
+    script = tmp_path / "code" / WORKER_SCRIPT
+    script.parent.mkdir(parents=True)
+    script.write_bytes((ROOT / WORKER_SCRIPT).read_bytes())
+    (tmp_path / "code" / "environment.sh").write_text("sleep 0.3\n")
+    (tmp_path / "extras").write_text("tpu\n")
+
+    def run(*words):
+        return subprocess.run(["bash", script, *words], capture_output=True, text=True, timeout=30)
+
+    return run
+
+
+@pytest.mark.slow  # a second of shell scripts
+@pytest.mark.parametrize("wait", [0.0, 0.1, 0.35])
+def test_a_run_that_is_stopped_when_it_begins_ends(worker, wait):
+    """The run stops before its process is known, while its environment is made, and about when its command starts."""
+    worker("start", "a", "0", "--", "sleep", "60")
+    time.sleep(wait)
+    assert worker("stop", "a").returncode == 0
+    assert worker("follow", "a", "0", "mark").stdout.startswith("mark\n")  # then perhaps what bash says of a signal
+    for _ in range(40):
+        if (status := worker("status", "a").stdout.split())[0] == "ended":
+            break
+        time.sleep(0.05)
+    assert status == ["ended", "143"]
+
+
+def test_a_start_that_never_began_is_not_followed_for_ever(worker, tmp_path):
+    script = tmp_path / "code" / WORKER_SCRIPT
+    script.write_text(script.read_text().replace("-lt 300", "-lt 2"))
+    (tmp_path / "a").mkdir()
+    assert worker("follow", "a", "0", "mark").returncode == 4
+    assert worker("status", "a").stdout == "lost\n"
+
+
+NASTY = "a b'\"$(touch pwned)`touch pwned`;touch pwned|&*?[x]\\ #~\n-x é"
+
+
 @pytest.mark.slow
-def test_the_stand_in_knows_only_flags_of_gcloud():
-    """Against the table of commands in an installed gcloud, which needs no account and no network."""
-    program = shutil.which("gcloud")
-    tables = [] if program is None else [Path(program).resolve().parents[1] / "data" / "cli" / "gcloud_completions.py"]
-    if not tables or not tables[0].is_file():
-        pytest.skip("gcloud is not installed")
-    known = {"__name__": "completions"}
-    exec(compile(tables[0].read_text(), "completions", "exec"), known)
-    commands = known["STATIC_COMPLETION_CLI_TREE"]["commands"]["compute"]["commands"]["tpus"]["commands"]
-    everywhere = {"--project", "--format", "--quiet", "--version"}  # `--version` of create is missing in the table
-    for name, flags in FLAGS.items():
-        group, verb = name.split()
-        assert flags - everywhere <= set(commands[group]["commands"][verb]["flags"]), name
+def test_no_character_has_a_meaning_and_the_run_folder_of_one_host_is_collected(cloud, launch, tmp_path):
+    (cloud.folder / "hosts").write_text("1")
+    name, trm = f"runs/{NASTY}", Path("bin/trm")
+    reports = 'printf "%s\\0" "$@" "$NASTY" > "$SHARED/arguments"; mkdir -p "$4"; echo done > "$4/FINISHED"\n'
+    trm.write_text(TRM.replace('exit "${LAST:-0}"\n', "") + reports)
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
+    train = ("train", "tiny", "--run-dir", name)
+    options = (*TPU, "--type", "v4-8", launch.shared, f"--env=NASTY={NASTY}", "--env=STEPS=2")
+    status, lines = launch(*options, "--", *train)
+    assert status == 0 and (tmp_path / "shared" / "arguments").read_text().split("\0")[:-1] == [*train, NASTY]
+    assert (Path(name) / "FINISHED").read_text() == "done\n" and f"results: {name}" in said(lines)
+    assert cloud.node("mine") is None and not list(tmp_path.rglob("pwned"))
+
+
+MISTAKES = [
+    ([], "either --rehearse HOSTSxDEVICES or --tpu NAME"),
+    (["--tpu", "$(touch pwned)", "--zone", "us-central2-b"], "--tpu '$(touch pwned)': expected a name"),
+    (["--tpu=--help", "--zone", "us-central2-b"], "--tpu '--help': expected a name"),
+    (["--tpu", "mine", "--zone", "a;b"], "--zone 'a;b': expected a zone"),
+    ([*NEW, "--project", "../x"], "--project '../x': expected the id"),
+    ([*NEW, "--env", "1x=y"], "--env 1x: expected NAME=VALUE"),
+    ([*NEW, "--env", "WANDB_API_KEY=abc"], "--env WANDB_API_KEY would be in command lines"),
+    ([*NEW, "--worker-env-file", "open"], "--worker-env-file open can be read by others; run `chmod 600`"),
+    ([*NEW, "--worker-env-file", "no"], "--worker-env-file no: No such file"),
+    ([*NEW, "--compiled", "no"], "--compiled no has no program; write one with `trm compile-pod --fill-cache no`"),
+    (["--rehearse", "2x1", "--compiled", "no"], "--compiled no is for --tpu; leave it out with --rehearse"),
+    ([*NEW, "--", "train", "tiny"], "is on one host only; give --run-dir gs://bucket/folder"),
+    (["logs", "nobody"], "no launch nobody is known"),
+    (["stop", "a b"], "--tpu 'a b': expected a name"),
+    (["--rehearse", "8x4", "--"], "needs the command of the hosts behind --, such as `trm launch --rehearse 8x4"),
+    (["--rehearse", "8", "--", "status"], "--rehearse 8: expected hosts x devices of each, such as 8x4"),
+    (["--rehearse", "2x2", "--preempt", "2@5", "--", "status"], "--preempt 2@5: expected HOST@STEP with a host"),
+    (["--rehearse", "2x2", "--", "trian", "tiny"], "'trian' is not a command for hosts"),
+    (["--rehearse", "2x2", "--", "sweep", "exp01"], "a sweep trains each run in processes of one host"),
+    (["--rehearse", "2x2", "--", "train", "tiny", "--stepps", "3"], "--stepps"),
+]
+
+
+def test_mistakes_are_one_line_and_nothing_is_called(cloud, capsys):
+    Path("open").touch(mode=0o644)
+    for argv, message in MISTAKES:
+        command = [] if "--" in argv or argv[:1] in (["logs"], ["stop"]) else ["--", *TRAIN]
+        assert main(["launch", *argv, *command]) == 2, argv
+        error = capsys.readouterr().err
+        assert message in error and len(error.strip().splitlines()) == 1 and "abc" not in error, error
+    assert cloud.calls() == [] and not state_folder().exists()
+
+
+@pytest.mark.slow
+def test_secrets_reach_the_run_and_no_command_line(cloud, launch, tmp_path):
+    secrets = tmp_path / "secrets"
+    secrets.touch(mode=0o600)
+    secrets.write_text("# wandb\nWANDB_API_KEY=se cret$(touch pwned)\n")
+    work = Path("work.sh")
+    work.write_text('echo "$WANDB_API_KEY" | sha256sum; stat -c %a ~/trm-launches/mine; ls ~/trm-launches/mine\n')
+    subprocess.run(["git", "add", "work.sh"], check=True)  # not committed: git knows it
+    status, lines = launch(*NEW, "--worker-env-file", secrets, "--", "bash", "work.sh")
+    expected = hashlib.sha256(b"se cret$(touch pwned)\n").hexdigest()
+    assert status == 0 and sorted(line for line in lines if expected in line) == [
+        f"host {n} | {expected}  -" for n in (0, 1)
+    ]
+    assert "host 0 | 700" in lines and "host 0 | environment" not in lines
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and "se cret" in path.read_text(errors="replace")]
+    assert kept == [secrets]
+    assert said(lines)[0].endswith("-dirty")
+
+
+@pytest.mark.slow
+def test_the_commands_of_a_dry_run_can_be_pasted(cloud, launch):
+    options = (*NEW, launch.shared, f"--env=NASTY={NASTY}", "--env=STEPS=3", "--dry-run")
+    status, lines = launch(*options, "--", *TRAIN, "--wandb", "disabled")
+    assert status == 0 and cloud.calls() == [] and read_record("mine") is None
+    text = "\n".join(line for line in lines if not line.startswith("launch | "))
+    assert len(shlex.split(text)) > 50 and text.startswith("gcloud compute tpus tpu-vm describe mine")
+    archive = state_folder() / "mine" / "code.tar.gz"
+    archive.parent.mkdir(parents=True)
+    subprocess.run(["git", "archive", "--format=tar.gz", f"--output={archive}", "HEAD"], check=True)
+    commands = text.replace("ADDRESS_OF_WORKER_0", "127.0.0.1")
+    done = subprocess.run(["bash", "-c", commands], capture_output=True, text=True, timeout=60)
+    assert done.stdout.count(": train tiny ") == 2 and done.stdout.count("ended 0") == 2, done.stderr
+    assert "step 3/3" in done.stdout
+    assert cloud.node("mine") is None and not list(Path().rglob("pwned"))

@@ -1,18 +1,16 @@
 """Processes of a run that die, freeze, fail or are late, without training."""
 
-import contextlib
 import json
 import os
 import platform
-import re
 import signal
 import socket
 import subprocess
-import threading
 import time
 
 import pytest
 from support.markers import slow_unless
+from support.processes import free_port
 from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.errors import LostProcessError
@@ -23,14 +21,9 @@ SILENCE = 2.6
 
 class Processes:
     def __init__(self, folder, *doing):
+        options = {"cwd": ROOT, "env": os.environ | ENVIRONMENT, "stderr": subprocess.PIPE, "text": True}
         self._running = [
-            subprocess.Popen(
-                script("peer_process", folder, index, len(doing), SILENCE, what),
-                cwd=ROOT,
-                env=os.environ | ENVIRONMENT,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            subprocess.Popen(script("peer_process", folder, index, len(doing), SILENCE, what), **options)
             for index, what in enumerate(doing)
         ]
         deadline = time.monotonic() + 60
@@ -42,14 +35,11 @@ class Processes:
     def send(self, index, number):
         self._running[index].send_signal(number)
 
-    def ended(self, *, without=(), timeout_seconds=20):
+    def ended(self, *, without=None, timeout_seconds=20):
         """Exit status and standard error by process."""
+        others = {index: process for index, process in enumerate(self._running) if index != without}
         try:
-            return {
-                index: (process.wait(timeout=timeout_seconds), process.stderr.read())
-                for index, process in enumerate(self._running)
-                if index not in without
-            }
+            return {i: (process.wait(timeout=timeout_seconds), process.stderr.read()) for i, process in others.items()}
         finally:
             for process in self._running:
                 process.kill()
@@ -61,7 +51,7 @@ def test_the_others_end_with_an_error_that_names_the_lost_process(tmp_path, vict
     processes = Processes(tmp_path, "wait", "wait", "wait")
     processes.send(victim, signal.Signals[number])
     reason = "died" if number == "SIGKILL" else "sent no sign of life for 3 s"
-    for status, error in processes.ended(without={victim}).values():
+    for status, error in processes.ended(without=victim).values():
         assert status == LostProcessError.STATUS
         assert error.startswith(f"trm: process {victim} on {platform.node()} {reason}; stopped.")
         assert error.count("\n") == 1
@@ -89,22 +79,6 @@ def test_a_mistake_that_all_make_is_the_error_of_all(tmp_path):
     assert all("use a positive one" in error and "trm:" not in error for _, error in ended.values())
 
 
-def error_of(index):
-    """Returns the errors of a process that connects to others, and must not wait for them without end."""
-    errors = []
-
-    def connect():
-        try:
-            peers.Peers(index, 3, "127.0.0.1")
-        except LostProcessError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(10)
-    return errors
-
-
 def test_a_process_that_does_not_connect_is_named_and_a_stranger_is_not_taken_for_it(monkeypatch):
     strangers = []
 
@@ -117,12 +91,13 @@ def test_a_process_that_does_not_connect_is_named_and_a_stranger_is_not_taken_fo
 
     monkeypatch.setattr(peers, "JOIN_SECONDS", 0.5)
     monkeypatch.setattr(peers.coordination, "publish", publish)
-    (error,) = error_of(0)
-    assert error.startswith("process 1 did not connect; stopped")
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-    monkeypatch.setattr(peers.coordination, "read", lambda name, timeout: json.dumps([port, "token"]))
-    (error,) = error_of(1)
-    assert re.match(r"process 0 on 127\.0\.0\.1 could not be reached \(.*refused\); stopped", error)
+    with pytest.raises(LostProcessError, match="process 1 did not connect; stopped"):
+        peers.Peers(0, 3, "127.0.0.1")
+    address = json.dumps([free_port(), "token"])
+    monkeypatch.setattr(peers.coordination, "read", lambda name, timeout: address)
+    with pytest.raises(
+        LostProcessError, match=r"process 0 on 127\.0\.0\.1 could not be reached \(.*refused\); stopped"
+    ):
+        peers.Peers(1, 3, "127.0.0.1")
     for stranger in strangers:
         stranger.close()

@@ -3,15 +3,13 @@
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from support.markers import slow_or_campaign
-from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
 from benchmarks.faults_runs import Run, differences
 from train_jax.errors import PreemptedError
@@ -24,9 +22,8 @@ class Network:
     """Passes the messages of several `_Agreement` on, in the same order to all, as `Peers` does."""
 
     def __init__(self, count):
-        self.count, self.agreements, self._handlers = count, [], []
-        for index in range(count):
-            self._index = index
+        self.count, self.agreements, self._handlers, self._index = count, [], [], 0
+        for self._index in range(count):
             self.agreements.append(_Agreement(self))
 
     def listen(self, kind, handler):
@@ -34,14 +31,9 @@ class Network:
 
     def send(self, kind, value=None):
         """`preempted` reaches all of them before any of their votes."""
-        handlers = [handler for each, handler in self._handlers if each == kind]
-        if kind == "preempted":
-            for handler in handlers:
-                handler(0, value)
-        else:
-            self._index = (self._index + 1) % self.count
-            for handler in handlers:
-                handler(self._index, value)
+        self._index = (self._index + (kind != "preempted")) % self.count
+        for handler in [handler for each, handler in self._handlers if each == kind]:
+            handler(self._index, value)
 
 
 def test_one_process_stops_after_a_step_that_it_has_begun():
@@ -114,82 +106,43 @@ def watched(monkeypatch):
     return run
 
 
-ends_a_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-def stops_at(call):
+@pytest.mark.parametrize("call", [Preemption.check, lambda each: each.before_step(3, each._log)], ids=["end", "next"])
+def test_the_main_thread_saves_at_the_end_of_a_step_or_before_the_next_one(watched, capsys, call):
+    """Another thread ends the process if the main thread has saved, and does not end it."""
+
     def main(watching):
         with pytest.raises(PreemptedError, match="saved after step 2"):
             call(watching)
 
-    return main
-
-
-@ends_a_thread
-def test_the_main_thread_saves_at_the_end_of_a_step_or_before_the_next_one(watched, capsys):
-    """Another thread ends the process if the main thread has saved, and does not end it."""
-    for main in (lambda each: each.check(), lambda each: each.before_step(3, each._log)):
-        assert watched(stops_at(main)) == ["logged", "saved", (PreemptedError.STATUS, "preempted")]
+    assert watched(main) == ["logged", "saved", (PreemptedError.STATUS, "preempted")]
     assert "trm: stopped by SIGTERM, saved after step 2; the same command continues" in capsys.readouterr().err
 
 
-@ends_a_thread
 def test_another_thread_saves_and_ends_a_process_whose_main_thread_is_busy(watched, capsys):
     assert watched(lambda watching: None) == ["logged", "saved", (PreemptedError.STATUS, "preempted")]
 
     def full_disk():
         raise OSError("no space left")
 
-    assert watched(lambda watching: None, full_disk) == [
-        "logged",
-        "saved",
-        (1, "error: stopped by SIGTERM; saving failed (no space left)"),
-    ]
-    assert "trm: stopped by SIGTERM; saving failed (no space left)\n" in capsys.readouterr().err
+    failed = "stopped by SIGTERM; saving failed (no space left)"
+    assert watched(lambda watching: None, full_disk) == ["logged", "saved", (1, f"error: {failed}")]
+    assert f"trm: {failed}\n" in capsys.readouterr().err
 
 
 def test_a_thread_of_a_program_does_not_take_the_signal():
     """`train` may be called there, where Python allows no handlers."""
-    handlers = []
 
     def train():
         with Preemption().watching() as watching:
             watching.before_step(1, lambda: None)
             watching.check()
-            handlers.append(signal.getsignal(signal.SIGTERM))
+            return signal.getsignal(signal.SIGTERM)
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join(10)
-    assert handlers == [signal.getsignal(signal.SIGTERM)]
-
-
-def preempted(command, ready, seconds=10.0):
-    """Starts the command, sends SIGTERM once `ready(line)` and returns (exit status, its standard error)."""
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    for line in process.stdout:
-        if ready(line):
-            break
-    process.send_signal(signal.SIGTERM)
-    start = time.monotonic()
-    error = process.communicate(timeout=60)[1]
-    assert time.monotonic() - start < seconds
-    return process.returncode, error
-
-
-@pytest.mark.slow
-def test_a_run_that_is_preempted_ends_as_one_that_is_not(tmp_path, finished_run, finished_fields, data_dir):
-    folder, out = tmp_path / "run", tmp_path / "run.npz"
-    command = [*script("train_tiny", data_dir, 1, folder, out, *finished_fields)]
-    status, error = preempted(command, lambda line: "step 20" in line)
-    assert status == PreemptedError.STATUS, error
-    assert "stopped by SIGTERM, saved after step " in error
-    assert "continuing at step" in run_script("train_tiny", data_dir, 1, folder, out, *finished_fields)
-    expected, arrays = dict(np.load(f"{finished_run}.npz")), dict(np.load(out))
-    for name in expected:
-        np.testing.assert_array_equal(arrays[name], expected[name], err_msg=name)
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(train).result(10) == signal.getsignal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("processes", slow_or_campaign([2], [1]))
@@ -207,22 +160,24 @@ def test_a_compilation_of_a_minute_does_not_delay_the_stop(tmp_path, data_dir, p
     assert all("before the first step" in run.text(index) for index in range(processes))
 
 
-@pytest.mark.parametrize("phase", slow_or_campaign(["saving"], ["evaluating"]))
-def test_a_signal_to_one_of_two_processes_saves_and_stops_both(tmp_path, data_dir, phase):
-    whole = tmp_path / "whole"
-    Run(whole, data_dir, 2).finish()
-    stopped = Run(tmp_path / "run", data_dir, 2)
+@pytest.mark.parametrize("case", slow_or_campaign([(2, "saving")], [(1, "training"), (2, "evaluating")]))
+def test_a_run_that_is_preempted_ends_as_one_that_is_not(tmp_path, data_dir, case):
+    """Only the last process gets the signal; all save the same step, and end."""
+    processes, phase = case
+    whole, stopped = (Run(tmp_path / name, data_dir, processes) for name in ("whole", "run"))
+    whole.finish()
     stopped.start()
     stopped.wait_for_phase(phase, 2)
     start = time.monotonic()
-    stopped.send(1, signal.SIGTERM)
-    assert stopped.wait(30, set()) == [PreemptedError.STATUS] * 2, stopped.text(0)
+    stopped.send(processes - 1, signal.SIGTERM)
+    assert stopped.wait(30, set()) == [PreemptedError.STATUS] * processes, stopped.text(0)
     assert time.monotonic() - start < 15
-    saved = {stopped.text(index).split("saved after step ")[1].split(";")[0] for index in range(2)}
-    assert len(saved) == 1
+    saved = {stopped.text(index).split("saved after step ")[1].split(";")[0] for index in range(processes)}
     stopped.kill()
-    Run(tmp_path / "run", data_dir, 2).finish()
-    assert not differences(tmp_path / "run", whole, metrics=False)
+    stopped.start()
+    stopped.finish()
+    assert saved == {str(stopped.continued_at())}
+    assert not differences(tmp_path / "run", tmp_path / "whole", metrics=False)
 
 
 def test_no_other_thread_saves_while_a_due_save_begins():
@@ -230,9 +185,8 @@ def test_no_other_thread_saves_while_a_due_save_begins():
     watched, free = Preemption(), []
 
     def start(_session):
-        other = threading.Thread(target=lambda: free.append(watched.lock.acquire(blocking=False)))
-        other.start()
-        other.join()
+        with ThreadPoolExecutor() as pool:
+            free.append(pool.submit(watched.lock.acquire, blocking=False).result())
 
     logging = SimpleNamespace(flush=lambda _: None)
     saving = Saving.__new__(Saving)

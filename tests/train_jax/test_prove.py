@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -21,9 +20,8 @@ from bridge.lowerings.attention import attention_by_operations
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pod.prove import kernels as proved
-from train_jax.pod.prove import steps
 from train_jax.pod.prove.context import Context
-from train_jax.pod.prove.parts import FOREIGN, Part
+from train_jax.pod.prove.parts import Part
 from train_jax.pod.prove.rows import NO_TIME, Record, absent, passed
 from train_jax.pod.prove.runner import close, supervise, work
 from train_jax.pod.unbuilt import lacks_data, task_of
@@ -42,20 +40,16 @@ def record_in(folder, identity="one"):
     return Record(folder, {"identity": identity, "devices": "none"})
 
 
-def raises(_):
-    raise ValueError("a device | is gone")
-
-
 def test_a_part_that_fails_is_named_and_the_rest_runs(tmp_path):
+    def raises(_):
+        raise ValueError("a device | is gone")
+
     rows = [passed("speed", "3 ms", ms=3.0), absent("MFU", "no peak")]
     parts = [Part("first", raises), Part("second", lambda _: rows)]
     work(CONTEXT, record_in(tmp_path), parts, 60)
     there = record_in(tmp_path)
-    assert [(row.part, row.name, row.status) for row in there.rows] == [
-        ("first", "first", "FAIL"),
-        ("second", "speed", "PASS"),
-        ("second", "MFU", "n/a"),
-    ]
+    of_second = [("second", "speed", "PASS"), ("second", "MFU", "n/a")]
+    assert [(row.part, row.name, row.status) for row in there.rows] == [("first", "first", "FAIL"), *of_second]
     assert there.failed and there.running == "" and there.rows[1].figures == {"ms": 3.0}
     assert "a device \\| is gone" in (tmp_path / "prove.md").read_text()
     assert "<td>ValueError: a device | is gone" in (tmp_path / "prove.html").read_text()
@@ -64,24 +58,18 @@ def test_a_part_that_fails_is_named_and_the_rest_runs(tmp_path):
 def test_it_goes_on_where_it_was_and_names_what_ended_the_process(tmp_path):
     calls = []
     parts = [Part(name, lambda _, name=name: calls.append(name) or [passed(name, "right")]) for name in "abc"]
-    record = record_in(tmp_path)
-    record.end("a", [passed("a", "right")])
-    record.begin("b")
+    for folder in (tmp_path, tmp_path / "late"):
+        record_in(folder).end("a", [passed("a", "right")])
+        record_in(folder).begin("b")
     work(CONTEXT, record_in(tmp_path), parts, 60)
     assert calls == ["c"]
     assert [row.status for row in record_in(tmp_path).rows] == ["PASS", "FAIL", "PASS"]
     work(CONTEXT, record_in(tmp_path, "another"), parts, 60)
     assert calls == ["c", *"abc"], "another proof begins anew"
-
-
-def test_the_time_is_over(tmp_path):
-    record = record_in(tmp_path)
-    record.end("a", [passed("a", "right")])
-    record.begin("b")
-    close(record_in(tmp_path), ["a", "b", "c"])
-    there = record_in(tmp_path)
-    assert [(row.name, row.measured) for row in there.rows] == [("a", "right"), ("b", NO_TIME), ("c", NO_TIME)]
-    assert [there.has(part) for part in "abc"] == [True, False, False] and not there.failed
+    close(record_in(tmp_path / "late"), ["a", "b", "c"])
+    late = record_in(tmp_path / "late")
+    assert [(row.name, row.measured) for row in late.rows] == [("a", "right"), ("b", NO_TIME), ("c", NO_TIME)]
+    assert [late.has(part) for part in "abc"] == [True, False, False] and not late.failed
 
 
 def test_workers_end_with_the_time_and_start_again_after_a_crash(tmp_path):
@@ -100,12 +88,13 @@ SMALL = proved.Case("trm::mix_positions", (proved._bf16(2, 9, 32), proved._bf16(
 
 @pytest.fixture
 def choosing(tmp_path, monkeypatch):
-    """Returns the choices and rows after `choose_rows` with other implementations of one operation."""
+    """Returns the choices and rows with other implementations, each `ratio` times as slow as the one before."""
 
-    def choose(candidates, milliseconds=lambda call: 1.0):
+    def choose(candidates, ratio=0.5):
+        times = [8.0]
         monkeypatch.setitem(CANDIDATES["cpu"], SMALL.operation, candidates)
         monkeypatch.setattr(proved, "calls_of", lambda _: [SMALL])
-        monkeypatch.setattr(proved, "milliseconds", milliseconds)
+        monkeypatch.setattr(proved, "milliseconds", lambda _: times.append(times[-1] * ratio) or times[-1])
         local = [SimpleNamespace(device_kind="cpu")]
         context = SimpleNamespace(devices=SimpleNamespace(platform="cpu", local=local), choices=tmp_path / "choices")
         rows = proved.choose_rows(context)  # pyright: ignore[reportArgumentType]
@@ -114,41 +103,28 @@ def choosing(tmp_path, monkeypatch):
     return choose
 
 
-def falling():
-    """Times of which each is half of the one before: a later implementation is the faster one."""
-    times = [8.0]
-    return lambda call: times.append(times[-1] / 2) or times[-1]
-
-
 def one_gradient_wrong(x, gate_up, down):
     right = proved.plain_of(SMALL.operation)(x, gate_up, down)
     return right + 0.5 * (gate_up[3, 4] - jax.lax.stop_gradient(gate_up[3, 4]))
 
 
-def test_the_faster_right_kernel_is_chosen(choosing):
-    joined = CANDIDATES["cpu"][SMALL.operation]["joined"]
-    choices, rows = choosing({"joined": joined}, falling())
-    assert choices == {SMALL.operation: "joined"} and {row.status for row in rows} == {"PASS"}
+@pytest.mark.parametrize(("ratio", "chosen"), [(0.5, {SMALL.operation: "joined"}), (1.0, {})])
+def test_only_a_faster_kernel_is_chosen(choosing, ratio, chosen):
+    choices, rows = choosing({"joined": CANDIDATES["cpu"][SMALL.operation]["joined"]}, ratio)
+    assert choices == chosen and {row.status for row in rows} == {"PASS"}
 
 
-@pytest.mark.slow
-def test_a_slower_kernel_is_not_chosen(choosing):
-    assert choosing({"joined": CANDIDATES["cpu"][SMALL.operation]["joined"]})[0] == {}
+def refused(*_):
+    raise NotImplementedError("no such unit")
 
 
-def test_a_wrong_kernel_is_named_and_never_chosen(choosing):
-    choices, rows = choosing({"wrong": one_gradient_wrong}, falling())
-    assert choices == {} and rows[0].status == "FAIL"
-    assert "wrong is wrong: gradient 1 differs by" in rows[0].measured
-
-
-@pytest.mark.slow
-def test_a_kernel_that_does_not_compile_is_named(choosing):
-    def refused(*_):
-        raise NotImplementedError("no such unit")
-
-    choices, rows = choosing({"refused": refused}, falling())
-    assert choices == {} and "NotImplementedError: no such unit" in rows[0].measured
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [(one_gradient_wrong, "it is wrong: gradient 1 differs by"), (refused, "NotImplementedError: no such unit")],
+)
+def test_a_wrong_kernel_is_named_and_never_chosen(choosing, candidate, words):
+    choices, rows = choosing({"it": candidate})
+    assert choices == {} and rows[0].status == "FAIL" and words in rows[0].measured
 
 
 @pytest.mark.parametrize("plain", [1.0, float("nan")])
@@ -174,72 +150,63 @@ def test_a_kernel_that_ignores_a_mask_given_by_keyword_is_wrong(data_dir, monkey
     assert "operations is wrong" not in rows[0].measured
 
 
-def test_choices_in_a_configuration(tmp_path):
-    file = tmp_path / "choices.json"
+JOINED = inline("cpu", {SMALL.operation: "joined"})
+
+
+@pytest.fixture
+def choices_file(tmp_path):
+    """A file of choices, after whose reading a configuration has `JOINED`."""
+    file = tmp_path / "given.json"
     file.write_text(json.dumps({"platform": "cpu", "choices": {SMALL.operation: "joined"}}))
-    text = read_choices(str(file))
-    assert text == inline("cpu", {SMALL.operation: "joined"}) == read_choices(text)
+    return file
+
+
+def test_choices_in_a_configuration(choices_file):
+    text = read_choices(str(choices_file))
+    assert text == JOINED == read_choices(text)
     assert choices_for(text, "cpu") == {SMALL.operation: "joined"} and choices_for(text, "tpu") == {}
     assert set(kernels(ComputeConfig(choices=text, mlp="fused"), "cpu")["lowerings"]) == {SMALL.operation}
     assert kernels(ComputeConfig(choices=text), "gpu") == {"lowerings": {}, "functions": {}}
     for content in ("[]", "{}", "not JSON", '{"platform": "abacus", "choices": {}}'):
-        file.write_text(content)
+        choices_file.write_text(content)
         with pytest.raises(UserError, match="no choices are in it"):
-            read_choices(str(file))
+            read_choices(str(choices_file))
     with pytest.raises(UserError, match="is not known on a cpu"):
         kernels(ComputeConfig(choices="cpu/trm::mix_positions=magic"), "cpu")
 
 
 @pytest.mark.slow
-def test_a_run_keeps_its_choices_without_their_file_and_follows_another_one(tmp_path, data_dir):
-    file, folder = tmp_path / "choices.json", RunFolder(tmp_path / "run")
-    file.write_text(json.dumps({"platform": "cpu", "choices": {SMALL.operation: "joined"}}))
-    joined = inline("cpu", {SMALL.operation: "joined"})
+def test_a_run_keeps_its_choices_without_their_file_and_follows_another_one(choices_file, tmp_path, data_dir):
+    folder = RunFolder(tmp_path / "run")
     arguments = ["train", "tiny", "--data-dir", data_dir, "--run-dir", folder.path, "--wandb", "disabled"]
-    arguments += ["--compute.choices", file, "--checkpoint-every-steps", "1"]
+    arguments += ["--compute.choices", choices_file, "--checkpoint-every-steps", "1"]
 
     def after(steps):
         assert main([*map(str, arguments), "--steps", str(steps)]) == 0
         return from_json(folder.config.read_text()).compute.choices
 
-    assert after(1) == joined
-    file.unlink()
-    assert after(2) == joined, "another machine does not have the file"
-    file.write_text(json.dumps({"platform": "cpu", "choices": {}}))
+    assert after(1) == JOINED
+    choices_file.unlink()
+    assert after(2) == JOINED, "another machine does not have the file"
+    choices_file.write_text(json.dumps({"platform": "cpu", "choices": {}}))
     assert after(3) == inline("cpu", {})
     changes = [json.loads(line)["fields"] for line in folder.changes.read_text().splitlines()]
-    assert [each.get("compute.choices") for each in changes] == [None, [joined, inline("cpu", {})]]
+    assert [each.get("compute.choices") for each in changes] == [None, [JOINED, inline("cpu", {})]]
 
 
-@pytest.fixture
-def choices_file(tmp_path):
-    """A file of choices, and what a configuration has after it was read."""
-    file = tmp_path / "given.json"
-    file.write_text(json.dumps({"platform": "cpu", "choices": {SMALL.operation: "joined"}}))
-    return str(file), inline("cpu", {SMALL.operation: "joined"})
-
-
-def test_preflight_reads_the_file_of_choices(choices_file, monkeypatch, tmp_path):
-    file, text = choices_file
+def test_preflight_and_prove_read_the_file_of_choices(choices_file, monkeypatch, tmp_path, data_dir):
     seen = []
     result = SimpleNamespace(failed=False, lines=lambda *_, **__: [])
     monkeypatch.setattr(preflight, "run_checks", lambda pod, *_, **__: seen.append(pod.config) or result)
-    arguments = ["preflight", "tiny", "--compute.choices"]
-    assert main([*arguments, file]) == 0 and seen[0].compute.choices == text
-    assert main([*arguments, str(tmp_path / "absent")]) == 2 and len(seen) == 1
-
-
-def test_prove_reads_the_file_of_choices(choices_file, monkeypatch, tmp_path, data_dir):
-    file, text = choices_file
-    seen = []
     monkeypatch.setattr(stage, "work", lambda context, *_: seen.append(context.config))
-    arguments = ["--data-dir", str(data_dir), "--output", str(tmp_path), "--worker"]
-    assert main(["prove", "tiny", *arguments, "--compute.choices", file]) == 0
-    assert seen[0].compute.choices == text
+    choices = "--compute.choices", str(choices_file)
+    assert main(["preflight", "tiny", *choices]) == 0
+    assert main(["prove", "tiny", "--data-dir", str(data_dir), "--output", str(tmp_path), "--worker", *choices]) == 0
+    assert [each.compute.choices for each in seen] == [JOINED, JOINED]
+    assert main(["preflight", "tiny", choices[0], str(tmp_path / "absent")]) == 2 and len(seen) == 2
 
 
 def test_another_machine_begins_anew(monkeypatch, tmp_path, data_dir):
-    """Rows, choices and the saved program of the first one are gone."""
     config = with_fields(preset("tiny"), {"data_dir": str(data_dir)})
     seen, parts = [], [Part("first", lambda _: [passed("first", "right")])]
 
@@ -254,26 +221,6 @@ def test_another_machine_begins_anew(monkeypatch, tmp_path, data_dir):
         monkeypatch.setattr(stage, "processor", lambda name=processor: name)
         stage._work(stage.Prove("tiny"), config, tmp_path, parts)
     assert seen == [(0, False, False), (1, True, True), (0, False, False)]
-
-
-def test_choices_of_another_platform_are_not_timed(monkeypatch, tmp_path, data_dir):
-    def refused(*_):
-        raise UserError("not compiled here")
-
-    config = with_fields(preset("tiny"), {"data_dir": str(data_dir)})
-    context = Context("tiny", config, task_of(config), tmp_path, [])
-    context.choices.write_text(json.dumps({"platform": "tpu", "choices": {SMALL.operation: "fused"}}))
-    monkeypatch.setattr(steps, "Stepper", refused)
-    assert steps.step_rows(context)[-1].measured == "nothing but the plain path was chosen"
-
-
-@pytest.mark.parametrize(("asked", "again"), [(1, []), (2, []), (5, ["foreign modules"])])
-def test_more_foreign_modules_are_measured_in_a_second_call(tmp_path, asked, again):
-    record = record_in(tmp_path)
-    record.end(FOREIGN, [passed("an LSTM", "right"), passed("a CNN", "right")])
-    record.end("input", [passed("input wait", "right")])
-    stage._measure_again(Record(tmp_path), stage.Prove("tiny", foreign=asked))
-    assert [part for part in (FOREIGN, "input") if not Record(tmp_path).has(part)] == again
 
 
 def test_every_task_with_a_stand_in_lacks_data_that_are_not_built(tmp_path):
@@ -291,20 +238,13 @@ def test_hosts_of_which_one_has_no_data_are_refused(monkeypatch, tmp_path, data_
     assert "is there for process 0 and not for process 2; copy it to every host" in capsys.readouterr().err
 
 
-def test_sigterm_ends_the_worker(tmp_path, monkeypatch):
-    before = signal.signal(signal.SIGTERM, stage._stopped)
-    pid = tmp_path / "pid"
-    sleeps = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-
-    def terminate():
-        while not (pid.exists() and pid.read_text()):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
+def test_sigterm_ends_the_worker(tmp_path):
+    before, pid = signal.signal(signal.SIGTERM, stage._stopped), tmp_path / "pid"
+    writes = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid()))"
     try:
-        threading.Thread(target=terminate).start()
         with pytest.raises(SystemExit) as ended:
-            supervise([sys.executable, "-c", sleeps], time.monotonic() + 50, 5)
+            worker = f"{writes}; os.kill({os.getpid()}, 15); time.sleep(60)"
+            supervise([sys.executable, "-c", worker], time.monotonic() + 50, 5)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 75
@@ -315,7 +255,7 @@ def test_sigterm_ends_the_worker(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_tiny_proof(tmp_path, data_dir):
     """Runs in a process of its own: the minutes count from the start of the process."""
-    arguments = ["--data-dir", data_dir, "--output", tmp_path / "proof", "--minutes", "4", "--foreign", "1"]
+    arguments = ["--data-dir", data_dir, "--output", tmp_path / "proof", "--minutes", "8"]
     subprocess.run([sys.executable, "-m", "train_jax", "prove", "tiny", *map(str, arguments)], cwd=ROOT)
     content = json.loads((tmp_path / "proof" / "prove.json").read_text())
     rows = [row for part in content["parts"].values() for row in part]

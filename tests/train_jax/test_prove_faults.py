@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +18,6 @@ from train_jax.pod.prove.parts import preflight_rows
 from train_jax.pod.prove.rows import Record
 from train_jax.pod.prove.runs import Runs
 from train_jax.pod.unbuilt import task_of
-from train_jax.run import performance
 from train_jax.run.presets import preset
 from train_jax.runtime.compilation import ProgramKey
 from train_jax.runtime.feed import Feed
@@ -27,9 +25,8 @@ from train_jax.runtime.feed import Feed
 
 @pytest.fixture
 def context(tmp_path, data_dir):
-    config = dataclasses.replace(
-        preset("tiny"), data_dir=str(data_dir), run_dir=str(tmp_path / "runs" / "preflight"), wandb="disabled"
-    )
+    fields = {"data_dir": str(data_dir), "run_dir": str(tmp_path / "runs" / "preflight"), "wandb": "disabled"}
+    config = dataclasses.replace(preset("tiny"), **fields)
     return Context("tiny", config, task_of(config), tmp_path, ["--data-dir", str(data_dir)])
 
 
@@ -52,18 +49,6 @@ def test_a_slow_input(context, monkeypatch):
     assert failed(steps.input_rows(context)) == set()
     monkeypatch.setattr(steps, "Feed", slow)
     assert failed(steps.input_rows(context)) == {"input wait"}
-
-
-@pytest.mark.campaign
-def test_a_peak_that_is_too_low(context, monkeypatch):
-    monkeypatch.setattr(steps, "WINDOW_SECONDS", 0.05)
-    monkeypatch.setitem(performance.PEAK_BF16_FLOPS, "cpu", 1e18)
-    rows = steps.step_rows(context)
-    shares = {row.name: row.figures["mfu"] for row in rows if row.name.startswith("MFU")}
-    assert len(shares) >= 4 and failed(rows) == set()
-    slowest = min(shares.values())
-    monkeypatch.setitem(performance.PEAK_BF16_FLOPS, "cpu", 1e18 * slowest / 10)
-    assert failed(steps.step_rows(context)) == set(shares)
 
 
 @pytest.mark.campaign
@@ -99,8 +84,8 @@ def pretending(context, monkeypatch):
 
 
 def test_a_run_with_much_output_is_not_stopped_by_it(pretending):
-    runs = pretending("import sys; print('x' * 10**6); sys.exit('trm: no such thing')")
-    (row,) = runs.rows("kill and continuation")
+    script = "import sys; print('x' * 10**6); sys.exit('trm: no such thing')"
+    (row,) = pretending(script).rows("kill and continuation")
     assert row.status == "FAIL" and row.measured == "RuntimeError: status 1: trm: no such thing"
 
 
@@ -121,13 +106,7 @@ def test_a_saved_program_runs_with_the_number_of_steps_that_it_has(pretending, c
     assert row.status == "PASS" and " --steps " not in given.read_text()
 
 
-@pytest.mark.parametrize(
-    ("source", "status"),
-    [
-        ("from the compilation cache", "PASS"),
-        ("into the compilation cache; the shipped program differs in jaxlib", "FAIL"),
-    ],
-)
+@pytest.mark.parametrize(("source", "status"), [("from the compilation cache", "PASS"), ("into the cache", "FAIL")])
 def test_a_shipped_program_is_the_only_one_that_its_run_can_find(pretending, tmp_path, monkeypatch, source, status):
     script = f"""
 import os, sys
@@ -144,13 +123,6 @@ assert "--steps" not in sys.argv and "pmap" in sys.argv"""
     (folder / "shipped.json").write_text(json.dumps({"jit_step-1-cache": {}}))
     (row,) = pretending(script).rows("program, shipped")
     assert row.status == status and f"train step compiled in 0.1 s, {source}; " in row.measured
-
-
-def test_a_program_in_storage_is_named_as_such(pretending, context):
-    compute = dataclasses.replace(context.config.compute, load="gs://", runner="shard_map")
-    context.config = dataclasses.replace(context.config, compute=compute)
-    (row,) = pretending("").rows("program, loaded")
-    assert "gs:// names no bucket" in row.measured
 
 
 @pytest.mark.slow
@@ -182,43 +154,13 @@ def test_a_part_that_hangs(tmp_path):
     assert statuses == [86, 0] and [(row.name, row.status) for row in rows] == [("hangs", "FAIL"), ("rest", "PASS")]
 
 
-def proof(folder, data_dir, fault, *options, processes=1, **more):
-    """Runs the parts of a proof on the devices of a faulty machine; returns its rows and what each process prints."""
-    arguments = ["prove", "tiny", "--data-dir", data_dir, "--output", folder / "proof", *options, "--worker"]
-    commands = [script("faulty_machine", fault, 1, *arguments)] * processes
-    statuses, texts = run_processes(commands, **more)
-    assert not any(statuses), texts
-    return Record(folder / "proof").rows, texts
-
-
-@pytest.mark.slow
-def test_a_device_that_rounds_products(tmp_path, data_dir):
-    """The kernels are wrong, too: they multiply bfloat16 matrices."""
-    rows, _ = proof(tmp_path, data_dir, "few+product")
-    kernels = {row.name for row in rows if row.part == "Pallas kernels"}
-    assert kernels and failed(rows) - kernels == {"matrix product"}
-
-
-@pytest.mark.slow
-def test_a_host_with_other_code_and_a_clock_8_seconds_ahead(tmp_path, data_dir):
-    for name in ("bridge", "models_torch", "train_jax", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "copy" / "train_jax" / "loop.py").open("a") as file:
-        file.write("# older\n")
-    environments = {}, {"PYTHONPATH": f"{tmp_path / 'copy'}:{tmp_path / 'copy' / 'tests'}"}
-    rows, _ = proof(
-        tmp_path, data_dir, "few:0,1+clock:1", processes=2, environments=environments, folders=(tmp_path, tmp_path)
-    )
-    assert failed(rows) == {"code", "clock"}
-    assert any(row.part == "Pallas kernels" and row.status == "PASS" for row in rows), "the rest runs"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "choice"), [("timings:0,1", "joined"), ("show_choices:0,1+wrong:1", "plain")])
 def test_two_processes_choose_the_same(tmp_path, data_dir, fault, choice):
     """The times of the processes contradict each other, or a kernel is wrong in one of them alone."""
-    rows, texts = proof(tmp_path, data_dir, fault, "--choose", processes=2)
-    assert all(f"chosen: trm::mix_positions {choice}" in text for text in texts), texts
-    choices = json.loads((tmp_path / "proof" / "choices.json").read_text())["choices"]
+    arguments = ["prove", "tiny", "--data-dir", data_dir, "--output", tmp_path, "--choose", "--worker"]
+    statuses, texts = run_processes([script("faulty_machine", fault, 1, *arguments)] * 2)
+    assert statuses == [0, 0] and all(f"chosen: trm::mix_positions {choice}" in text for text in texts), texts
+    choices = json.loads((tmp_path / "choices.json").read_text())["choices"]
     assert choices.get("trm::mix_positions", "plain") == choice
-    assert bool(failed(rows)) == ("wrong" in fault)
+    assert bool(failed(Record(tmp_path).rows)) == ("wrong" in fault)

@@ -16,30 +16,15 @@ def programs(*stages):
     return json.loads(last)
 
 
-def puzzle_stages(folder):
-    """Returns the commands that build a set and train on it, which can be extended, and the folder of the run."""
-    data, run = str(folder / "set"), str(folder / "run")
-    build = ["build-data", "sudoku", "--size", "4", "--num-train", "64", "--num-test", "16", "--output-dir", data]
-    sizes = ["--arch.L-layers", "1", "--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]
-    fields = ["--wandb", "disabled", "--eval-batch-size", "8", *NARROW, *sizes]
-    return build, ["train", "tiny", "--data-dir", data, "--run-dir", run, *fields], run
-
-
-@pytest.mark.campaign
-def test_training_with_a_curriculum(tmp_path):
-    build, train, _ = puzzle_stages(tmp_path)
-    curriculum = ["--curriculum-epochs", "1", "--curriculum-start", "1", "1", "--steps", "8", "--arch.L-cycles", "2"]
-    built, trained = programs(build, [*train, *curriculum])
-    assert not built and trained.count("with_key") == 2, "a step for each recursion depth"
-    assert "initial_carry" in trained
-
-
 @pytest.mark.slow
 def test_training_and_every_evaluation_of_puzzles(tmp_path):
-    build, train, run = puzzle_stages(tmp_path)
+    data, run = str(tmp_path / "set"), str(tmp_path / "run")
+    build = ["build-data", "sudoku", "--size", "4", "--num-train", "64", "--num-test", "16", "--output-dir", data]
+    sizes = ["--arch.L-layers", "1", "--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]
+    train = ["train", "tiny", "--data-dir", data, "--run-dir", run, "--wandb", "disabled", "--eval-batch-size", "8"]
     built, trained, halted, refilled, tried, solved = programs(
         build,
-        [*train, "--steps", "2", "--eval-every-steps", "0"],
+        [*train, *NARROW, *sizes, "--steps", "2", "--eval-every-steps", "0"],
         ["evaluate", run, "--halt-early"],
         ["evaluate", run, "--halt-early", "--refill"],
         ["evaluate", run, "--trajectories", "2", "--depth", "2"],

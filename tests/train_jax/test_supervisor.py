@@ -44,14 +44,8 @@ def supervised(tmp_path, monkeypatch):
 
 def test_a_crash_is_followed_by_a_restart(supervised):
     crash = "os.kill(os.getpid(), signal.SIGKILL) if number == 0 else sys.exit(0 if number == 2 else 69)"
-    assert supervised(crash) == (
-        0,
-        3,
-        [
-            "the run was killed by SIGKILL; restart 1 of 10 in 10 s",
-            "the run ended with status 69; restart 2 of 10 in 20 s",
-        ],
-    )
+    killed = "the run was killed by SIGKILL; restart 1 of 10 in 10 s"
+    assert supervised(crash) == (0, 3, [killed, "the run ended with status 69; restart 2 of 10 in 20 s"])
 
 
 @pytest.mark.parametrize("status", [0, 2, 75, 130])
@@ -103,11 +97,8 @@ def test_a_signal_before_a_restart_ends_the_supervisor(number):
 def test_a_run_without_its_supervisor_stops_as_after_sigterm(tmp_path):
     code = HEADER + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(30)"
     read, write = os.pipe()
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "starts")],
-        env=os.environ | {supervisor.PIPE: str(write)},
-        pass_fds=[write],
-    )
+    command, variables = [sys.executable, "-c", code, str(tmp_path / "starts")], {supervisor.PIPE: str(write)}
+    child = subprocess.Popen(command, env=os.environ | variables, pass_fds=[write])
     while not (tmp_path / "starts").exists():
         time.sleep(0.01)
     time.sleep(0.2)

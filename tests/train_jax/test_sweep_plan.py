@@ -1,10 +1,18 @@
-"""Sweeps before they start: expressions, names, runs with their folders and commands, costs."""
+"""Sweeps: expressions, names, runs with their commands and costs; sweepers with failures, copies, others, and kills."""
 
+import contextlib
 import dataclasses
+import itertools
+import json
+import os
+import random
 import re
+import subprocess
+import time
 
 import pytest
 import torch
+from support.scripts import ENVIRONMENT, ROOT, script
 from support.synthetic_runs import plan, write_run
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -12,8 +20,12 @@ from models_torch.flops import train_flops_per_example
 from models_torch.registry import ARCHITECTURES, build
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.experiments import sweeper
 from train_jax.experiments.jobs import Options, combinations, cost_of, jobs_of, select
+from train_jax.experiments.sweeper import Sweeper, SweepFiles, Work
 from train_jax.experiments.table import EXPERIMENTS
+from train_jax.run.config import to_json
+from train_jax.run.lease import sole_writer
 from train_jax.run.presets import preset
 from train_jax.run_arguments import parse_run
 
@@ -35,9 +47,7 @@ def test_a_free_sweep(axes, expected):
     assert combinations(axes) == expected
 
 
-@pytest.mark.parametrize(
-    "axis", ["", "a", "a=", "a=[]", "a=[1", "a b=1", "a,b=1,2", "a,b=[[1, 2], [3]]", "product(a=[1])"]
-)
+@pytest.mark.parametrize("axis", ["", "a", "a=", "a=[]", "a=[1", "a b=1", "a,b=1,2", "a,b=[[1, 2], [3]]"])
 def test_a_free_sweep_that_is_wrong(axis):
     with pytest.raises(UserError, match=re.escape(f"--over {axis!r} cannot be read; write it as optim.lr=1e-4,3e-4")):
         combinations([axis])
@@ -83,6 +93,11 @@ def test_runs_that_cannot_be_planned(names, over, options, message):
         jobs_of(names, combinations(over), options)
 
 
+def assert_command_trains(jobs):
+    for job in jobs:
+        assert parse_run(list(job.command[1:]), prog="trm train", description="")[1] == job.config
+
+
 @pytest.mark.parametrize(
     ("names", "over", "base"),
     [
@@ -92,33 +107,26 @@ def test_runs_that_cannot_be_planned(names, over, options, message):
     ],
 )
 def test_the_command_of_a_run_trains_that_run(names, over, base):
-    for job in jobs_of(names, combinations(over), Options("r", "d", base)):
-        assert parse_run(list(job.command[1:]), prog="trm train", description="")[1] == job.config
+    assert_command_trains(jobs_of(names, combinations(over), Options("r", "d", base)))
 
 
 @pytest.mark.slow
 def test_the_command_of_every_experiment_trains_that_experiment():
-    for job in jobs_of(list(EXPERIMENTS), [{}], Options("r", "d")):
-        assert parse_run(list(job.command[1:]), prog="trm train", description="")[1] == job.config
+    assert_command_trains(jobs_of(list(EXPERIMENTS), [{}], Options("r", "d")))
 
 
-def test_a_run_starts_after_the_one_whose_weights_it_needs():
+def test_a_run_starts_after_the_one_whose_weights_or_results_it_needs():
     jobs = jobs_of(["contrib06_transfer", "contrib06_sudoku"], [{}], Options("r", seeds=2))
     assert [job.name.split("/", 1)[1] for job in jobs] == [
         "contrib06_sudoku/seed-0", "contrib06_sudoku/seed-1", "contrib06_transfer/seed-0", "contrib06_transfer/seed-1"
     ]  # fmt: skip
     assert jobs[3].config.init_from == "r/contrib06/contrib06_sudoku/seed-1"
-
-
-def test_runs_with_the_same_configuration_and_seed_are_copies_of_the_first():
     jobs = jobs_of(["exp01a", "exp01c", "exp10b", "exp10c"], [{}], Options(seeds=2))
-    assert {job.name: job.same_as for job in jobs if job.same_as} == {
-        "exp10/exp10b/seed-0": "exp01/exp01c/seed-0", "exp10/exp10b/seed-1": "exp01/exp01c/seed-1"
-    }  # fmt: skip
+    copies = {f"exp10/exp10b/seed-{seed}": f"exp01/exp01c/seed-{seed}" for seed in (0, 1)}
+    assert {job.name: job.same_as for job in jobs if job.same_as} == copies, "copies of the same configuration"
 
 
 def test_the_whole_list_has_a_plan(capsys, tmp_path, monkeypatch):
-    """Configuration, model and data recipe of every id, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "--all", "--preset", "tiny", "--dry-run"]) == 0
     shown = capsys.readouterr().out
@@ -129,21 +137,14 @@ def test_the_whole_list_has_a_plan(capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_flops_of_the_baseline():
-    """The count is by hand: 97 positions, 512 channels, 2 blocks of an MLP over positions (256) and channels (1536)."""
+def test_the_flops_of_a_run_are_those_of_its_examples():
     (job,) = jobs_of(["baseline"], [{}], Options())
-    swiglu_positions, swiglu_channels = 2 * 512 * 97 * 3 * 512, 2 * 97 * 512 * 3 * 1536
-    blocks = 2 * (swiglu_positions + swiglu_channels)
-    heads = 2 * 97 * 512 * 11 + 2 * 512 * 2
-    example = (2 + 3) * 7 * blocks + 3 * heads
     length, flops = cost_of(job)
-    assert flops == pytest.approx(example * 8138 * 6144, rel=1e-3)
     assert (length.steps, length.examples) == (8138, 8138 * 6144)
-
-
-def test_the_flops_of_a_curriculum_are_those_of_its_depths():
-    baseline, curriculum = (cost_of(job)[1] for job in jobs_of(select(["contrib01"]), [{}], Options(preset="sudoku6")))
-    assert 0.9 * baseline < curriculum < baseline
+    arch = dataclasses.replace(job.config.arch, seq_len=81, vocab_size=11)
+    assert flops == pytest.approx(train_flops_per_example("trm", arch) * length.examples)
+    whole, curriculum = (cost_of(job)[1] for job in jobs_of(select(["contrib01"]), [{}], Options(preset="sudoku6")))
+    assert 0.9 * whole < curriculum < whole, "its first steps have fewer cycles"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -161,22 +162,6 @@ def test_flops_are_those_of_pytorch_with_its_backward_pass(name):
     assert train_flops_per_example(name, arch) == counter.get_total_flops()
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["sweep", "run"], "trm sweep needs ids, groups or presets"),
-        (["sweep", "exp01", "--seeds", "0"], "--seeds is 0; use at least 1"),
-        (["sweep", "exp99"], "'exp99' names no experiment"),
-        (["sweep", "exp01", "--preset", "tyni"], "unknown preset 'tyni'"),
-    ],
-)
-def test_mistakes_are_one_line(argv, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(argv) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir()) and preset("tiny")
-
-
 def test_a_root_of_runs_at_another_size_is_refused(tmp_path, capsys):
     write_run(plan(tmp_path, "exp01a")[0], 0.5)
     words = ["sweep", "exp01a", "--runs-root", str(tmp_path), "--dry-run"]
@@ -187,7 +172,157 @@ def test_a_root_of_runs_at_another_size_is_refused(tmp_path, capsys):
     assert "exp01a/seed-0 holds a run with other fields (" in error and "use another --runs-root" in error
 
 
-def test_a_sweep_is_not_a_process_of_a_run(monkeypatch, capsys):
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
-    assert main(["sweep", "exp01"]) == 2
-    assert "JAX_NUM_PROCESSES is 4, but a sweep trains each run on one host" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "processes", "message"),
+    [
+        ("sweep run", "1", "trm sweep needs ids, groups or presets"),
+        ("sweep exp01 --seeds 0", "1", "--seeds is 0; use at least 1"),
+        ("sweep exp01 --preset tyni", "1", "unknown preset 'tyni'"),
+        ("sweep exp01", "4", "JAX_NUM_PROCESSES is 4, but a sweep trains each run on one host"),
+    ],
+)
+def test_mistakes_are_one_line(argv, processes, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_NUM_PROCESSES", processes)
+    assert main(argv.split()) == 2
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+BUILD = ("build-data", "sudoku", "--output-dir", "data/four")
+NAMES = FIRST, SECOND, THIRD = [f"exp01/exp01{letter}/seed-0" for letter in "abc"]
+WORKS = [Work(name, 10, ("train", name), (BUILD,)) for name in NAMES]
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    """Runs a sweep whose commands only write FINISHED, or fail; returns its status and the words after the commands.
+
+    `failing`: exit statuses by these words.
+    """
+    monkeypatch.setattr(sweeper, "POLL_SECONDS", 0.01)
+
+    def run(works, failing=None, root=tmp_path, **options):
+        files, commands = SweepFiles(str(root)), []
+
+        def command(words):
+            commands.append(words[1])
+            status = (failing or {}).get(words[1], 0)
+            if words[0] == "train" and status == 0:
+                folder = files.root / words[1]
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "FINISHED").write_text(json.dumps({"train_steps": 10, "summary": "exact"}))
+            return status
+
+        status = Sweeper(files, works, say=lambda line: None, run=command, **options).sweep()
+        return status, commands
+
+    return run
+
+
+def test_runs_are_trained_in_order_and_finished_ones_skipped(sweep):
+    assert sweep(WORKS) == (0, ["sudoku", *NAMES])
+    assert sweep(WORKS) == (0, [])
+    longer = [Work(FIRST, 20, WORKS[0].command)]
+    assert sweep(longer) == (1, [FIRST]), "a run that has fewer steps than planned is not finished"
+
+
+def test_a_failure_ends_the_sweep_and_the_next_sweep_tries_again(sweep):
+    assert sweep(WORKS, {"sudoku": 2}) == (1, ["sudoku"]), "a run without its data fails"
+    assert sweep(WORKS, {FIRST: 75}) == (75, ["sudoku", FIRST]), "SIGTERM is no failure"
+    assert sweep(WORKS, {SECOND: 1}) == (1, ["sudoku", FIRST, SECOND])
+    assert sweep(WORKS, {SECOND: 1}, continues_on_failure=True) == (1, ["sudoku", SECOND, THIRD])
+    assert sweep(WORKS) == (0, ["sudoku", SECOND])
+
+
+@pytest.mark.parametrize("held", [FIRST, f"sweep/claims/{FIRST.replace('/', '--')}", "sweep/claims/data-four"])
+def test_a_run_waits_for_the_process_that_holds_it_or_builds_its_data(sweep, tmp_path, held, monkeypatch):
+    """The process of a sweeper that was killed still saves; another sweeper trains the run, or builds the data."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sole_writer(tmp_path / held))
+        monkeypatch.setattr(sweeper.time, "sleep", lambda _: stack.close())
+        assert sweep(WORKS[:1])[0] == 0
+        assert (tmp_path / FIRST / "FINISHED").exists()
+
+
+def test_a_run_waits_for_the_one_it_starts_from(sweep):
+    child = Work("exp01/child/seed-0", 10, ("train", "exp01/child/seed-0"), needs=SECOND)
+    assert sweep([child, *WORKS[:2]])[1] == ["sudoku", FIRST, SECOND, child.name]
+    other = Work("exp01/x/seed-0", 10, ("train", "exp01/x/seed-0"), needs=THIRD)
+    assert sweep([other, WORKS[2]], {THIRD: 1}, continues_on_failure=True) == (1, ["sudoku", THIRD])
+
+
+def test_a_run_with_the_configuration_of_another_is_copied(sweep, tmp_path):
+    first, copy = WORKS[0], dataclasses.replace(WORKS[1], same_as=FIRST)
+    source, target = tmp_path / first.name, tmp_path / copy.name
+    (source / "checkpoints/10").mkdir(parents=True)
+    for name in ("config.json", "dataset.json", "machine.json", "metrics.jsonl", "checkpoints/10/model", "wandb_id"):
+        (source / name).write_text(to_json(preset("tiny")))
+    assert sweep([copy, first]) == (0, ["sudoku", first.name]), "the copy waits for its source"
+    config = json.loads((target / "config.json").read_text())
+    place = {"run_dir": str(target), "wandb_project": "trm-exp01"}
+    place |= {"wandb_group": "exp01b", "wandb_name": "exp01b/seed-0"}
+    assert config == json.loads(to_json(preset("tiny"))) | place
+    assert json.loads((target / "FINISHED").read_text())["copied_from"] == first.name
+    assert {path.name for path in target.rglob("*") if path.is_file()} == {
+        "config.json", "dataset.json", "machine.json", "metrics.jsonl", "FINISHED"
+    }  # fmt: skip
+    assert sweep([copy, first]) == (0, [])
+
+
+def test_a_copy_is_trained_if_it_was_begun_and_not_made_of_a_failed_run(sweep, tmp_path):
+    first, copy = WORKS[0], dataclasses.replace(WORKS[1], same_as=FIRST)
+    assert sweep([first, copy], {FIRST: 1}, continues_on_failure=True) == (1, ["sudoku", first.name])
+    (tmp_path / copy.name).mkdir(parents=True)
+    (tmp_path / copy.name / "config.json").write_text(to_json(preset("tiny")))
+    assert sweep([first, copy]) == (0, ["sudoku", first.name, copy.name])
+
+
+def test_the_state_is_read_from_the_folders(sweep, tmp_path):
+    """A damaged FINISHED counts as none."""
+    sweep(WORKS, {SECOND: 1})
+    files = SweepFiles(str(tmp_path))
+    assert [files.state(name, 10) for name in NAMES] == ["finished", "waiting", "waiting"]
+    for content in ("[]", "{", '{"train_steps": "x"}'):
+        (tmp_path / FIRST / "FINISHED").write_text(content)
+        assert files.state(FIRST, 10) == "waiting"
+
+
+@pytest.mark.slow
+def test_a_sweep_in_storage(sweep, remote):
+    there = [Work(work.name, 10, work.command) for work in WORKS[:2]]
+    assert sweep(there, root=remote) == (0, NAMES[:2])
+    assert sweep(there, root=remote) == (0, [])
+
+
+RUNS, STEPS = 4, 15
+
+
+def steps_in(folder):
+    paths = sorted(folder.glob("group/*/*/steps.jsonl"))
+    return {path.parent.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in paths}
+
+
+def kill_at_random(folder, seed):
+    """Runs two sweepers and kills one of them after a random number of steps; the other one ends by itself."""
+    rng = random.Random(seed)
+    command, environment = script("sweep_process", folder, RUNS, STEPS), os.environ | ENVIRONMENT
+    pair = [subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment) for _ in range(2)]
+    when = rng.randrange(1, RUNS * STEPS - 5)
+    while sum(map(len, steps_in(folder).values())) < when:
+        assert all(process.poll() is None for process in pair)
+        time.sleep(0.005)
+    victim = pair.pop(rng.randrange(2))
+    victim.kill()
+    victim.wait()
+    assert pair[0].wait(timeout=120) == 0
+
+
+@pytest.mark.slow
+def test_two_sweepers_of_which_one_is_killed_at_random(tmp_path):
+    for seed in range(2):
+        folder = tmp_path / str(seed)
+        kill_at_random(folder, seed)
+        assert len(list(folder.glob("group/*/*/FINISHED"))) == RUNS
+        for records in steps_in(folder).values():
+            assert [record["step"] for record in records] == list(range(STEPS)), "every step once, and none lost"
+            assert all(a["ended"] <= b["began"] for a, b in itertools.pairwise(records)), "one writer at a time"

@@ -37,7 +37,6 @@ def test_a_sweep_that_is_interrupted_continues(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_an_experiment_by_its_name_and_stage_by_stage(tmp_path, capsys, monkeypatch):
-    """Data, training, evaluation, export, report and analysis, each by its command at the smallest size."""
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "exp02b" / "exp02b_01" / "seed-0"
     (data,) = data_sets(EXPERIMENTS["exp02b_01"], "tiny")

@@ -358,10 +358,7 @@ def _backward(
             once((hidden, hidden), (0, 0)),
             *(once(each.shape, (0, 0, 0)) for each in constants),
         ],
-        out_specs=[
-            latent,
-            once((1, 4, hidden, hidden), lambda core, _: (core, 0, 0, 0)),
-        ],
+        out_specs=[latent, once((1, 4, hidden, hidden), lambda core, _: (core, 0, 0, 0))],
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct((cores, 4, hidden, hidden), jnp.float32),

@@ -187,10 +187,7 @@ def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) 
             once((rows, width), (0, 1)),
             once((width, filled), (0, 0)),
         ],
-        out_specs=[
-            of_examples(positions),
-            once((1, 3, width, filled), lambda core, _: (core, 0, 0, 0)),
-        ],
+        out_specs=[of_examples(positions), once((1, 3, width, filled), lambda core, _: (core, 0, 0, 0))],
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct((cores, 3, width, filled), jnp.float32),

@@ -166,12 +166,7 @@ def _forward(norm: _Norm, blocks: Blocks, interpret: bool, x: Latent, gate_up: A
     return pl.pallas_call(
         kernel,
         grid=(blocks.steps,),
-        in_specs=[
-            latent,
-            once((width, hidden), (0, 0)),
-            once((width, hidden), (1, 0)),
-            once((hidden, width), (0, 0)),
-        ],
+        in_specs=[latent, once((width, hidden), (0, 0)), once((width, hidden), (1, 0)), once((hidden, width), (0, 0))],
         out_specs=[latent, *(of_rows(size) for size, _ in kept)],
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, x.dtype),

@@ -82,7 +82,7 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
     verdict = "fits" if figures["fits"] else "DOES NOT FIT"
     yield f"  memory           {_gib(memory['peak'])} of {_gib(figures['hbm_capacity'])} GiB: {verdict} ({parts})"
     if not figures["fits"] and figures["step"] == "train":
-        yield "                   --search compiles variants that need less memory"
+        yield "                   --compute.remat blocks and --compute.accumulation-steps 2 need less memory"
     products, everything = _tera(figures["product_flops"]), _tera(figures["flops"])
     yield f"  FLOPs            {products} in matrix products; XLA counts {everything} in all, a loop once"
     if figures["analytic_flops"]:

@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -17,7 +16,6 @@ from train_jax.errors import UserError
 from train_jax.pod.compile import (
     DEFAULT_TOPOLOGY,
     Compiled,
-    Topology,
     compile_eval_step,
     compile_program,
     compile_train_step,
@@ -26,7 +24,6 @@ from train_jax.pod.compile import (
     use_host_backend,
 )
 from train_jax.pod.results import figures_of, lines_of
-from train_jax.pod.search import compile_all, lines, variants
 from train_jax.pod.unbuilt import task_of
 from train_jax.run.choices import with_file_read
 from train_jax.run.config import RunConfig
@@ -70,11 +67,6 @@ class CompilePod:
     JAX_COMPILATION_CACHE_DIR finds it, as does `trm launch --compiled`."""
     text: str = ""
     """File for the text of the compiled program."""
-    search: bool = False
-    """Compiles the train step with and without recomputation, in one part and in several, and names the variant that
-    fits and is estimated fastest."""
-    search_batch_sizes: str = ""
-    """Batch sizes that the search tries, such as 3072,6144,12288; by default that of the run."""
 
 
 def main(options: CompilePod, config: RunConfig) -> None:
@@ -83,17 +75,10 @@ def main(options: CompilePod, config: RunConfig) -> None:
     use_host_backend()
     config = with_file_read(config)
     pod = topology(options.topology)
-    if options.search or options.search_batch_sizes:
-        _search(options, config, pod)
-        return
     _say(f"compiling for {pod} …")
     training = training_for(config, task_of(config, options.kind, options.puzzle_identifiers), pod)
     with entries_apart() if options.fill_cache else contextlib.nullcontext() as entries:
-        try:
-            compiled = _compiled(options, training)
-        except UserError as error:
-            remedy = "; --search compiles variants that need less" if "memory" in str(error) else ""
-            raise UserError(f"{error}{remedy}") from error
+        compiled = _compiled(options, training)
         if entries is not None:
             folder = path_of(options.fill_cache)
             _say(f"{folder / ship(entries, folder, compiled.lowered, pod.devices)}")
@@ -103,7 +88,13 @@ def main(options: CompilePod, config: RunConfig) -> None:
         save_program(path_of(options.save), compiled.lowered, compiled.executable, pod.devices)
     rows = options.rows if options.step == "decode" else 0
     figures = figures_of(options.name, options.step, training, pod, compiled, rows)
-    _print(options, figures, lines_of(figures))
+    text = json.dumps(figures, indent=1)
+    if options.json == "-":
+        print(text)
+        return
+    if options.json:
+        write_text(Path(options.json), text)
+    print("\n".join(lines_of(figures)))
 
 
 def _compiled(options: CompilePod, training: Training) -> Compiled:
@@ -122,40 +113,8 @@ def _compiled(options: CompilePod, training: Training) -> Compiled:
     return compile_program(program, arguments)
 
 
-def _search(options: CompilePod, config: RunConfig, pod: Topology) -> None:
-    if options.step != "train" or options.text or options.save or options.fill_cache:
-        raise UserError(
-            "--search is for the train step, and writes no program; leave out --step, --text, --save and --fill-cache"
-        )
-
-    def compiled(config: RunConfig) -> dict[str, Any]:
-        training = training_for(config, task_of(config, options.kind, options.puzzle_identifiers), pod)
-        return figures_of(options.name, "train", training, pod, compile_train_step(training))
-
-    chosen = variants(config, len(pod.devices), _batch_sizes(options.search_batch_sizes))
-    tried = compile_all(chosen, compiled, lambda text: _say(f"compiling for {pod.name}, {text}"))
-    _print(options, {"variants": tried}, lines(tried, pod))
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _print(options: CompilePod, figures: dict[str, Any], lines: Iterable[str]) -> None:
-    text = json.dumps(figures, indent=1)
-    if options.json == "-":
-        print(text)
-        return
-    if options.json:
-        write_text(Path(options.json), text)
-    print("\n".join(lines))
-
-
-def _batch_sizes(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isdecimal() and 0 < int(word) < 2**31 for word in words):
-        raise UserError(f"--search-batch-sizes {text!r} is not a list of batch sizes; write it as 3072,6144")
-    return [int(word) for word in words]
 
 
 def cli(argv: list[str]) -> None:

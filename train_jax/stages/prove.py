@@ -20,7 +20,7 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import PreemptedError, UserError
 from train_jax.pod.prove.context import Context
-from train_jax.pod.prove.parts import CHOOSE, FOREIGN, PARTS, Part
+from train_jax.pod.prove.parts import CHOOSE, PARTS, Part
 from train_jax.pod.prove.rows import Record, passed
 from train_jax.pod.prove.runner import close, supervise, work
 from train_jax.pod.prove.runs import COMMAND, RUNS, Runs
@@ -54,8 +54,6 @@ class Prove:
     """Minutes after which it ends, whatever happens."""
     part_seconds: Annotated[float, Range(1, 1e5)] = 240.0
     """Time limit of a part, at most a third of the minutes; a part that hangs is reported, and the others run."""
-    foreign: Annotated[int, Range(0, 20)] = 5
-    """Modules of other people that are compared with PyTorch; from the ninth on they are transformers'."""
     choose: bool = False
     """Only compare and time the kernels at the run's shapes, and write choices.json for --compute.choices."""
     output: str = ""
@@ -103,12 +101,7 @@ def _stopped(*_: object) -> None:
 
 def _measure_again(record: Record, options: Prove) -> None:
     """Removes rows that this call of the command measures anew."""
-    again = [_START]
-    if options.choose:
-        again.append(CHOOSE)
-    elif len(record.parts.get(FOREIGN, ())) < options.foreign:
-        again.append(FOREIGN)
-    for part in again:
+    for part in (_START, *[CHOOSE] * options.choose):
         record.parts.pop(part, None)
     record.write()
 
@@ -130,7 +123,7 @@ _SHARE_OF_RUNS = 0.3
 
 def _worker(options: Prove, arguments: list[str]) -> list[str]:
     """Returns the command of the worker: that of this process."""
-    names = ("part_seconds", "foreign", "output")
+    names = ("part_seconds", "output")
     fields = [f"--{name.replace('_', '-')}={value}" for name in names if (value := getattr(options, name)) != ""]
     return [*COMMAND, "prove", options.name, *fields, *(["--choose"] * options.choose), *arguments, "--worker"]
 
@@ -155,7 +148,7 @@ def _work(options: Prove, config: RunConfig, folder: Path, parts: Sequence[Part]
 
 def _context(options: Prove, config: RunConfig, folder: Path, arguments: list[str]) -> Context:
     has_data = not lacks_data(config)
-    return Context(options.name, config, task_of(config), folder, arguments, options.foreign, has_data)
+    return Context(options.name, config, task_of(config), folder, arguments, has_data)
 
 
 def _facts(config: RunConfig) -> dict[str, str]:

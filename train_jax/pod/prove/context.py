@@ -23,8 +23,6 @@ class Context:
     folder: Path
     arguments: list[str]
     """Fields of `trm train` that follow the name."""
-    foreign: int = 5
-    """Modules of other people that are compared with PyTorch."""
     has_data: bool = True
     """False if the data set is not built; its sizes alone are known then."""
 

@@ -45,12 +45,12 @@ def preflight_rows(context: Context) -> list[Row]:
 
 
 _CHECK_SECONDS = 120.0
-CHOOSE, FOREIGN = "kernels at the run's shapes", "foreign modules"
+CHOOSE = "kernels at the run's shapes"
 PARTS = (
     Part("preflight", preflight_rows),
     Part(CHOOSE, choose_rows),
     Part("steps", step_rows),
-    Part(FOREIGN, foreign_rows),
+    Part("foreign modules", foreign_rows),
     Part("input", input_rows),
     Part("Pallas kernels", pallas_rows),
 )
