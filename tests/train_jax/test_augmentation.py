@@ -202,7 +202,7 @@ def test_ignored_labels_are_ignored_where_they_went(folders):
 
 
 def test_a_run_is_augmented_where_it_trains_and_nowhere_else(folders, tmp_path, monkeypatch, capsys):
-    """Whole runs with the option, on one device and on eight, killed and continued, are in test_training.py."""
+    """Whole runs with the option, on one device and on eight, killed and continued, are in test_compute_options.py."""
 
     def refuse(self, **arguments):
         raise UserError(f"asked for a batch with augment {arguments['augment']}")

@@ -1,12 +1,19 @@
-"""Checkpoints: what each reader loads, which are kept, and that no damaged one is ever used."""
+"""Checkpoints: when a run saves, what each reader loads, which are kept, and that no damaged one is ever used; full
+disks."""
 
+import contextlib
+import dataclasses
 import errno
 import os
 import platform
 import random
+import resource
 import shutil
+import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +21,21 @@ import numpy as np
 import pytest
 from support.markers import slow_unless
 
+from train_jax import hooks
+from train_jax.__main__ import main
 from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
 from train_jax.errors import StorageError, UserError
-from train_jax.hooks import figure_of_best
+from train_jax.hooks import Saving, figure_of_best
 from train_jax.run import checkpoint as agreed_steps
-from train_jax.run.checkpoint import (
-    Checkpoints,
-    DamagedCheckpointError,
-    Retention,
-    checksum_of_json,
-    checksums,
-)
+from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention, checksum_of_json, checksums
 from train_jax.run.files import remove_folder, upload_folder
-from train_jax.run.folder import RunFolder
+from train_jax.run.folder import RunFolder, write_bytes
+from train_jax.run.lines import LineFile
+from train_jax.run.presets import preset
 from train_jax.run.restore import choose
 from train_jax.run.storage import is_remote, path_of
+from train_jax.runtime.devices import Devices
 
 ROWS = 24
 
@@ -121,9 +127,7 @@ def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path):
     assert choose(checkpoints, "best") == 3, "as an older checkpoint knows it"
     checkpoints.close()
     checkpoints = Checkpoints(saved(RunFolder(tmp_path / "none"), [1]), writes=False)
-    with pytest.raises(
-        UserError, match="has no best checkpoint; train with --keep-best exact_accuracy, or use one of 1"
-    ):
+    with pytest.raises(UserError, match="has no best checkpoint; train with --keep-best exact_accuracy, or use"):
         choose(checkpoints, "best")
     checkpoints.close()
 
@@ -309,3 +313,114 @@ def test_a_checkpoint_on_a_disk_that_fails_is_tried_again_and_not_put_aside(two,
         checkpoints.restore_newest(made(0)[0])
     assert checkpoints.steps() == [1, 2]
     checkpoints.close()
+
+
+# ---- when a run saves
+
+LAST = 40
+
+
+def saving(tmp_path, **fields):
+    fields = {"checkpoint_every_steps": 20, "log_every_steps": 4, "run_dir": str(tmp_path)} | fields
+    config = dataclasses.replace(preset("tiny"), **fields)
+    training = SimpleNamespace(config=config, devices=None, total_steps=LAST)
+    return Saving(training, RunFolder(tmp_path), SimpleNamespace())
+
+
+def test_checkpoints_by_minutes_are_after_log_lines(tmp_path, monkeypatch):
+    """Checkpoints by steps stay where they were; only the first process reads its clock."""
+    steps = range(1, LAST + 1)
+    for minutes, expected in ((0, [20, 40]), (0.5, [12, 20, 32, 40])):
+        run = saving(tmp_path, checkpoint_every_minutes=minutes)
+        run.due(0.5, 0.0, np.zeros(2))  # the clock starts
+        due = [step for step in steps if run.due(step, 2.5 * step, np.zeros(2))]
+        run.close()
+        assert due == expected
+    asked = []
+    monkeypatch.setattr(hooks, "is_main_process", lambda: False)
+    monkeypatch.setattr(hooks, "any_process", lambda flag: asked.append(flag) or True)
+    run = saving(tmp_path, checkpoint_every_minutes=1)
+    assert [step for step in steps if run.due(step, 1e6 * step, np.zeros(2))] == list(range(4, LAST + 1, 4))
+    run.close()
+    assert asked == [False] * 8, "without a collective at the steps where every process saves anyway"
+
+
+@pytest.mark.parametrize("move", ["to_global", "to_rows"])
+def test_a_save_writes_a_copy(move):
+    """The next step reuses the memory of state and carry while they are written."""
+    devices = Devices(1)
+    array = devices.shard({"z": np.ones((1, 6, 64), np.float32)})["z"]
+    on_device = np.asarray(array)  # on a CPU this is the memory of the device
+    assert on_device.base is not None and np.shares_memory(on_device, np.asarray(array))
+    assert not np.shares_memory(getattr(devices, move)({"z": array})["z"], on_device)
+
+
+def test_a_checkpoint_without_the_figure_of_the_best_is_saved():
+    """A task that does not name its figures is found out only then."""
+    saving = Saving.__new__(Saving)
+    saving._training, saving._checkpoints = MagicMock(), MagicMock()
+    saving._training.config.keep_best = "acc"
+    with pytest.raises(UserError, match="keep_best is acc"):
+        saving.start(MagicMock(step=3, metrics={"loss": 1.0}))
+    assert saving._checkpoints.save.call_args.args[0] == 3
+
+
+# ---- full disks
+
+LIMIT_BYTES = 100_000
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file can become larger than `LIMIT_BYTES`: a write beyond fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def too_large(step: int) -> tuple[TrainState, dict]:
+    """Returns a state with an array that is larger than the limit and does not compress."""
+    params = {"w": np.random.default_rng(step).normal(size=LIMIT_BYTES).astype(np.float32)}
+    return TrainState(np.int32(step), params, params, (), {}, new_guard(scales_loss=False)), {}
+
+
+def test_a_failed_save_is_reported_and_two_stop_the_run_with_the_last_good_one(tmp_path, capsys):
+    checkpoints = Checkpoints(RunFolder(tmp_path))
+    checkpoints.save(1, *too_large(1), {})
+    checkpoints.wait()
+    with full_disk():
+        checkpoints.save(2, *too_large(2), {})
+        while checkpoints._manager.is_saving_in_progress():
+            time.sleep(0.01)
+    checkpoints.save(3, *too_large(3), {})
+    checkpoints.wait()
+    assert "checkpoints/2 could not be saved (" in capsys.readouterr().err and checkpoints.steps() == [1, 3]
+    with full_disk():
+        checkpoints.save(4, *too_large(4), {})
+        with pytest.raises(StorageError, match=r"checkpoints/5 could not be saved \(.*step 3 is intact, and the same"):
+            checkpoints.save(5, *too_large(5), {})
+        checkpoints.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()) == ["1", "3"]
+    with closing(Checkpoints(RunFolder(tmp_path), writes=False)) as again:
+        resumed = again.restore_newest(too_large(0)[0])
+    np.testing.assert_array_equal(resumed.state.params["w"], too_large(3)[0].params["w"])
+
+
+def test_a_line_that_fits_in_part_is_a_full_disk(tmp_path, monkeypatch, capsys):
+    """The system writes what fits, without an error."""
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n" * (LIMIT_BYTES - 10))
+    write = lambda argv: LineFile(tmp_path / "metrics.jsonl").write({"a": 10**9})  # noqa: E731
+    monkeypatch.setattr("train_jax.__main__._run", write)
+    with full_disk():
+        assert main(["train"]) == StorageError.STATUS
+    assert "metrics.jsonl cannot be written (No space left on device); free some space" in capsys.readouterr().err
+
+
+def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path):
+    write_bytes(tmp_path / "file", b"before")
+    with full_disk(), pytest.raises(StorageError, match=r"file cannot be written \(File too large\); free some space"):
+        write_bytes(tmp_path / "file", bytes(LIMIT_BYTES + 1))
+    assert (tmp_path / "file").read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1

@@ -20,14 +20,7 @@ from support.scripts import ROOT, run_script, script
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
-from train_jax.runtime.compilation import (
-    ProgramKey,
-    compile_lowered,
-    entries_apart,
-    load_program,
-    save_program,
-    ship,
-)
+from train_jax.runtime.compilation import ProgramKey, compile_lowered, entries_apart, load_program, save_program, ship
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 

@@ -1,7 +1,10 @@
-"""Files on disks and in storage are whole or absent; requests are repeated up to a limit; an error is one line."""
+"""Files on disks and in storage are whole or absent; requests are repeated up to a limit; an error is one line; one
+process has the right to write a run in storage."""
 
 import contextlib
 import itertools
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from google.auth.exceptions import DefaultCredentialsError
 
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError
-from train_jax.run import cache, storage
+from train_jax.run import cache, lease, storage
 from train_jax.run.files import (
     append_text,
     local_copy,
@@ -21,7 +24,7 @@ from train_jax.run.files import (
     write_bytes,
     write_text,
 )
-from train_jax.run.storage import is_remote, path_of
+from train_jax.run.storage import is_remote, path_of, read_generation, write_generation
 
 
 def failing_twice(fault, requests=lambda method, path: True):
@@ -119,7 +122,7 @@ def test_every_request_is_repeated(remote, emulator, monkeypatch, fault):
         lambda: [path.name for path in folder.iterdir()] == ["file"],
         lambda: list(folder.files()) == ["file"],
         lambda: file.copy_to(folder / "copy"),
-        lambda: storage.write_generation(folder / "new", b"x", 0) == storage.read_generation(folder / "new")[1],
+        lambda: write_generation(folder / "new", b"x", 0) == read_generation(folder / "new")[1],
         lambda: remove_folder(folder),
     ):
         with emulator.failing(failing_twice(fault)):
@@ -132,9 +135,8 @@ def test_the_limit_is_one_line_and_a_status(remote, emulator, impatient, capsys)
     with emulator.failing(lambda method, path: "503"):
         assert main(["summary", remote]) == StorageError.STATUS == 74
     (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        line.startswith(f"trm: {remote}/config.json cannot be reached (") and "tried for 0 s; the same command" in line
-    )
+    assert line.startswith(f"trm: {remote}/config.json cannot be reached (")
+    assert "tried for 0 s; the same command" in line
 
 
 def test_a_refused_request_names_the_remedy(remote, emulator, impatient, capsys):
@@ -195,3 +197,72 @@ def test_a_folder_that_is_moved_keeps_its_marker_only_while_it_is_complete(remot
         if (target / "done").exists():
             assert sorted(target.files()) == names
     assert count > 7 and not source.exists() and sorted(target.files()) == names
+
+
+# ---- the lease of a run
+
+ELSEWHERE = b"process 7 on other\nx 1\n"
+
+
+@pytest.fixture
+def folder(remote, monkeypatch):
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
+    return path_of(remote)
+
+
+def write(folder, content, generation=0):
+    return write_generation(folder / "lock", content, generation)
+
+
+def test_a_second_writer_is_refused_while_the_first_one_is_alive(folder, emulator):
+    with lease.sole_writer(folder):
+        time.sleep(0.3)
+        with pytest.raises(UserError, match=rf"{folder} is being written by process \d+ on .*; wait until it ends"):
+            lease.sole_writer(folder).__enter__()
+        lease.check_writer(folder)
+    start = time.monotonic()
+    with lease.sole_writer(folder):
+        assert time.monotonic() - start < 0.5, "a lease that was released is free at once"
+
+
+def test_the_lease_of_a_silent_owner_is_taken_over(folder):
+    write(folder, ELSEWHERE)
+    start = time.monotonic()
+    with lease.sole_writer(folder):
+        assert time.monotonic() - start > 0.5
+        lease.check_writer(folder)
+
+
+def test_who_lost_the_lease_writes_nothing_more(folder, emulator):
+    with lease.sole_writer(folder):
+        write(folder, ELSEWHERE, emulator.generation(f"{folder.name}/lock"))
+        for _ in range(2):
+            with pytest.raises(StorageError, match="was taken over by process 7 on other, because this process was"):
+                lease.check_writer(folder)
+    assert emulator.read(f"{folder.name}/lock") == ELSEWHERE
+
+
+def test_a_lost_answer_is_not_taken_for_another_writer(folder, emulator):
+    lost = iter(["", "", "lost"])
+    fault = lambda method, path: next(lost, "") if method == "POST" else ""  # noqa: E731
+    with emulator.failing(fault), lease.sole_writer(folder):
+        for _ in range(4):
+            lease.check_writer(folder)
+
+
+def test_a_lease_that_is_renewed_while_it_is_read(folder):
+    generations = [write(folder, b"0")]
+    stop = threading.Event()
+
+    def renew():
+        while not stop.is_set():
+            generations.append(write(folder, str(len(generations)).encode(), generations[-1]))
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    contents = [read_generation(folder / "lock") for _ in range(20)]
+    stop.set()
+    thread.join()
+    assert len({generation for _, generation in contents}) > 3
+    assert all(generations[int(content)] >= generation for content, generation in contents)

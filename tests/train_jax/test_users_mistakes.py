@@ -10,7 +10,6 @@ import sys
 import time
 from functools import partial
 from typing import Any
-from unittest.mock import MagicMock
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +20,6 @@ from train_jax.__main__ import main
 from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.hooks import Saving
 from train_jax.pod.launch.record import Source
 from train_jax.run.config import RunConfig
 from train_jax.run.events import goodput_of
@@ -87,16 +85,6 @@ def test_the_best_checkpoint_needs_the_evaluation_that_has_its_figure(figure, ev
     evaluations = [Periodic(EVALUATOR, every[0]), Periodic(EVALUATOR, every[1], "hard")]
     with contextlib.nullcontext() if passes else pytest.raises(UserError, match="its evaluation is every 0 steps"):
         _check_keep_best(config, (), evaluations, 9)
-
-
-def test_a_checkpoint_without_the_figure_of_the_best_is_saved():
-    """A task that does not name its figures is found out only then."""
-    saving = Saving.__new__(Saving)
-    saving._training, saving._checkpoints = MagicMock(), MagicMock()
-    saving._training.config.keep_best = "acc"
-    with pytest.raises(UserError, match="keep_best is acc"):
-        saving.start(MagicMock(step=3, metrics={"loss": 1.0}))
-    assert saving._checkpoints.save.call_args.args[0] == 3
 
 
 def config_at(folder, **fields) -> RunConfig:
