@@ -52,6 +52,14 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
     return config
 
 
+def run_stage(name: str, stage: Any, argv: list[str]) -> None:
+    """Calls `cli` of the module of a stage, or its `main` with the arguments in the class that has the stage's name."""
+    if hasattr(stage, "cli"):
+        stage.cli(argv)
+    else:
+        stage.main(parse(getattr(stage, name.title().replace("-", "")), argv, prog=f"trm {name}"))
+
+
 def parse_subcommand(commands: Mapping[str, Any], argv: list[str], *, prog: str, unknown: str, description: str) -> Any:
     """Parses the arguments of a stage with subcommands, classes by name; `unknown` says what a wrong name is.
 

@@ -177,6 +177,7 @@ def test_debug_nans_names_the_operation_and_the_submodule(unstable):
 def test_without_it_the_run_stops_after_too_many_skipped_steps(unstable):
     with pytest.raises(UserError, match="2 consecutive steps up to step 2 had a loss or gradient that is not finite"):
         train(unstable)
+    assert [record["train/skipped_steps"] for record in read_metrics(RunFolder(Path(unstable.run_dir)))] == [2]
 
 
 @pytest.mark.parametrize(

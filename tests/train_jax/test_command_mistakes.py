@@ -7,8 +7,10 @@ import pytest
 from train_jax.__main__ import main
 
 TRAIN = "train tiny --data-dir PUZZLES --run-dir run --wandb disabled --model"
+SHARDED = f"{TRAIN} trm --compute.shard-optimizer"
 CHAT = "build-data chat --output-dir chat --tokenizer TEXT"
 CELL_NET, THINKER = "support.outside_models:CellNet", "support.outside_models:Thinker"
+LAUNCH = "launch --zone us-central2-b --dry-run --tpu "
 MISTAKES = {
     # arguments
     "trian": "unknown stage 'trian'; use one of build-data",
@@ -29,6 +31,7 @@ MISTAKES = {
     "build-data sudoku --size": "'--size'. Expected 1 values; see trm build-data sudoku --help",
     # data sets and models
     "train tiny --data-dir no --run-dir run": "no data set at no/train (dataset.json is missing); build one with `trm",
+    "train d20 --data-dir no --run-dir run": "trm build-data text --vocab-size 65536",
     f"{TRAIN} gru": "unknown architecture 'gru'; use one of trm, trm_singlez, trm_hier6, hrm, transformer",
     f"{TRAIN} nowhere:Net": "'nowhere' cannot be imported (ModuleNotFoundError",
     f"{TRAIN} support.outside_models:Nought": "has no nn.Module class 'Nought'; use one of: CellNet, Thinker",
@@ -37,6 +40,10 @@ MISTAKES = {
     f"{TRAIN} {CELL_NET} --arch.halt-max-steps 2": "has no initial_carry for further steps",
     f"""{TRAIN} {CELL_NET} --arch.options '{{"depth": 1}}'""": "takes no depth; use its arguments",
     f"{TRAIN} hrm --arch.puzzle-emb-ndim 99": "puzzle_emb_ndim 99 does not fit",
+    f"{TRAIN} {CELL_NET} --optim.freeze .*": "leaves nothing to train: the model has no sparse table",
+    f"{TRAIN} trm --compute.load step": "--compute.load step needs --compute.runner shard_map",
+    f"{SHARDED} --optim.optimizer optax:adam": "shard_optimizer cannot be used with the optimizer optax:adam",
+    f"""{SHARDED} --optim.groups '[{{"pattern": ".*", "optimizer": "optax:lion"}}]'""": "with the optimizer optax:lion",
     "build-data inspect none": "no data set at",
     "build-data inspect PUZZLES --examples -1": "--examples is -1; use at least 0",
     # runs
@@ -51,6 +58,12 @@ MISTAKES = {
     "export RUN --average 50 --step 60": "give only one of --step, --average and --average-last",
     "export none --train-step --average-last 2": "--train-step exports one checkpoint",
     "export none --train-step --format huggingface": "--train-step exports one checkpoint",
+    # launches
+    f"{LAUNCH}one --max-hours -3 -- train tiny": "--max-hours is -3.0; use at least 0",
+    f"{LAUNCH}one --type v4-63 -- train tiny": "--type v4-63: a v4 slice has a multiple of 8 cores; use v4-64",
+    f"{LAUNCH}one --type v5litepod-12 -- train tiny": "use v5litepod-8",
+    f"{LAUNCH}9tpu -- train tiny": "expected a name that begins with a letter",
+    f"{LAUNCH}one -- train tiny": "is in no git checkout; start trm launch in one of this project",
     # experiments
     "analyze nowhere": "nowhere is not a folder",
     "analyze .": ". has no runs in GROUP/ID/seed-N",
@@ -93,6 +106,8 @@ MISTAKES = {
     # compilation for a TPU
     "compile-pod": "needs a preset or an experiment",
     "compile-pod nothing": "unknown preset 'nothing'",
+    "compile-pod tiny --save step": "use --compute.runner shard_map, and leave out --step",
+    "compile-pod tiny --save step --compute.runner shard_map --step evaluate": "leave out --step",
     "compile-pod tiny --topology v3:2x2": "unknown topology 'v3:2x2'; use a chip and its axes",
     "compile-pod tiny --topology v5e:2x2x2": "v5e has 2 axes, such as 2x4",
     "compile-pod tiny --topology v4:3x5x7": "topology 'v4:3x5x7'",

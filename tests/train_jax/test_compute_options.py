@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
+from train_jax.run.events import read_goodput
 from train_jax.run.folder import RunFolder
 from train_jax.tasks.puzzles.task import Curriculum
 
@@ -110,6 +111,8 @@ def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, finished_run
     assert keys[0] == keys[1], "a step is recorded twice or not at all"
     losses = [[r.get("train/lm_loss") for r in of_run] for of_run in records]
     assert losses[0] == losses[1]
+    goodput = read_goodput(continued)
+    assert goodput.sessions == 2 and sum(goodput.seconds.values()) == pytest.approx(goodput.wall_seconds, rel=0.01)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Skipped steps, the loss scale of float16, and the end of a run that skips too many steps."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import bridge
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.registry import ARCHITECTURES
-from train_jax.__main__ import main
 from train_jax.core.guard import FIRST_SCALE, LARGEST_SCALE, check_finite, new_guard
 from train_jax.core.metrics import optimizer_figures, parameter_groups, window_sums
-from train_jax.core.objective import Objective, sparse_tables
-from train_jax.core.step import StepOptions, make_train_step
-from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer
 from train_jax.optim.config import OptimConfig
-from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
 from train_jax.tasks.puzzles.metrics import means
@@ -123,34 +115,6 @@ def test_trm_in_float16_adapts_its_loss_scale_and_learns():
     assert good[-1] < 0.8 * good[0]
     assert all(0.1 < norm < 100 for norm in np.array(norms)[~np.array(skipped)]), "gradients contain the loss scale"
     assert {array.dtype for array in state.params.values()} == {jnp.dtype("float32")}
-
-
-@pytest.mark.slow
-def test_a_run_that_skips_too_many_steps_ends_with_one_line(capsys, tmp_path, data_dir):
-    run = tmp_path / "run"
-    fields = ["--data-dir", str(data_dir), "--run-dir", str(run), "--wandb", "disabled", "--eval-batch-size", "8"]
-    fields += ["--optim.lr", "1e3", "--optim.warmup-steps", "0", "--optim.max-skipped-steps", "6"]
-    fields += ["--checkpoint-every-steps", "4"]
-    assert main(["train", "tiny", *fields, "--arch.forward-dtype", "float16"]) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    assert error.startswith("trm: 7 consecutive steps up to step 8 had a loss or gradient that is not finite")
-    assert "(optim.max_skipped_steps is 6); start another --run-dir with a lower --optim.lr than 1000.0" in error
-    guard = restore(str(run), whole_state=True).state.guard
-    assert (int(guard.consecutive_skipped), int(guard.skipped_steps)) == (3, 3)  # the checkpoint of step 4
-    records = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-    assert [record["train/skipped_steps"] for record in records] == [3, 1, 3]
-    # This is the scale of step 4, after the halvings at steps 2 and 3: the run scales the loss of float16.
-    assert records[0]["train/loss_scale"] == FIRST_SCALE / 4
-    assert np.isfinite(records[0]["train/lm_loss"]) and "train/lm_loss" not in records[-1]  # a mean over no step
-
-
-def test_freezing_all_weights_of_a_model_without_sparse_table():
-    fn = bridge.export(torch.nn.Linear(2, 2))
-    objective, config = Objective(fn, None, sparse_tables(fn)), OptimConfig(freeze=".*")
-    options = StepOptions(total_steps=1, global_batch_size=1, device_count=1)
-    with pytest.raises(UserError, match="leaves nothing to train: the model has no sparse table"):
-        make_train_step(objective, dense_optimizer(config, 1), config, options)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Training and checked export of other models than TRM, and of modules from outside the project."""
+"""Modules from outside the project: compared with PyTorch at the start of a first run, trained, exported, continued."""
 
 import json
 
@@ -7,28 +7,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.outside_models import CellNet
+from support.presets import SMALL_RUN
 
-from train_jax import hooks
+from train_jax import hooks, loop
 from train_jax.__main__ import main
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.model import build_module
 from train_jax.run.restore import restore
 
-TINY = ["--wandb", "disabled", "--steps", "6", "--eval-every-steps", "0", "--eval-batch-size", "8",
-        "--checkpoint-every-steps", "3", "--log-every-steps", "2", "--global-batch-size", "8"]  # fmt: skip
-MODELS = {
-    "thinker": ["--model", "support.outside_models:Thinker", "--arch.options", '{"width": 8}'],
-    "loss head": ["--model", "support.outside_models:ThinkerWithLoss", "--arch.options", '{"width": 8}'],
-    "plain": ["--model", "support.outside_models:CellNet", "--arch.options", '{"hidden": 8}'],
-}
 
-
-def train(name, data_dir, run_dir) -> int:
-    return main(["train", "tiny", "--data-dir", str(data_dir), "--run-dir", str(run_dir), *TINY, *MODELS[name]])
+def train(model, data_dir, run_dir, *more) -> int:
+    options = {"width": 8} if model.startswith("Thinker") else {"hidden": 8}
+    words = [*SMALL_RUN[:-1], "--steps", "6", "--checkpoint-every-steps", "3", "--log-every-steps", "2"]
+    words += ["--model", f"support.outside_models:{model}", "--arch.options", json.dumps(options)]
+    return main(["train", "tiny", "--data-dir", str(data_dir), "--run-dir", str(run_dir), *words, *more])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "plain"])
+@pytest.mark.parametrize("name", ["Thinker", "ThinkerWithLoss"])
 def test_a_model_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
     run = tmp_path / "run"
     assert train(name, data_dir, run) == 0
@@ -37,9 +33,9 @@ def test_a_model_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
     shown = capsys.readouterr().out
     assert shown.count("PyTorch agrees: the same answer on 8 of 8 puzzles") == 2 and "step 6" in shown
     weights = load_file(run / "weights.safetensors")
-    state = restore(str(run)).state
-    assert weights.keys() >= state.params.keys()
-    initial = dict(build_initial(run).named_parameters())
+    restored = restore(str(run))
+    initial = dict(build_module(restored.config, restored.task, 8).named_parameters())
+    assert weights.keys() >= restored.state.params.keys()
     changed = [key for key, value in initial.items() if not np.allclose(weights[key], value.detach(), atol=1e-4)]
     assert len(changed) > len(initial) / 2
 
@@ -54,12 +50,12 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
             self.wait()
             raise KeyboardInterrupt
 
-    assert train("plain", data_dir, tmp_path / "whole") == 0
+    assert train("CellNet", data_dir, tmp_path / "whole") == 0
     with monkeypatch.context() as patch:
         patch.setattr(hooks, "Checkpoints", Stopped)
-        assert train("plain", data_dir, tmp_path / "stopped") == 130
+        assert train("CellNet", data_dir, tmp_path / "stopped") == 130
     assert not (tmp_path / "stopped" / "FINISHED").exists()
-    assert train("plain", data_dir, tmp_path / "stopped") == 0
+    assert train("CellNet", data_dir, tmp_path / "stopped") == 0
     assert "continuing at step 3" in capsys.readouterr().out
     assert main(["export", str(tmp_path / "stopped")]) == 0
     whole, stopped = restore(str(tmp_path / "whole")).state_dict(), load_file(tmp_path / "stopped/weights.safetensors")
@@ -73,6 +69,32 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
     assert figures["steps"] == 1 and figures["count"] == 8
 
 
-def build_initial(run_dir):
-    run = restore(str(run_dir))
-    return build_module(run.config, run.task, 8)
+@pytest.fixture
+def remarks(monkeypatch):
+    """The remarks of runs that begin; none is trained."""
+    made = []
+
+    def train(run, state, preemption, remarks):
+        made.extend(remarks)
+        return {"train_steps": 0, "train_seconds": 0.0, "summary": "not trained"}
+
+    monkeypatch.setattr(loop._Run, "train", train)
+    return made
+
+
+def test_a_first_run_is_compared_and_a_continued_one_is_not(tmp_path, data_dir, remarks, monkeypatch):
+    assert train("CellNet", data_dir, tmp_path) == 0
+    assert "support.outside_models:CellNet agrees with PyTorch over two calls, " in "\n".join(remarks)
+    monkeypatch.setattr(loop, "verified", lambda *_: pytest.fail("compared again"))
+    monkeypatch.setattr("train_jax.run.resume.complete_steps", lambda checkpoints: [1])
+    assert train("CellNet", data_dir, tmp_path) == 0
+
+
+def test_a_module_that_differs_stops_the_run(tmp_path, data_dir, remarks, capsys, monkeypatch):
+    run = tmp_path / "run"
+    assert train("TwiceInJax", data_dir, run) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert "TwiceInJax computes something else in JAX than in PyTorch, most " in error and "--no-verify" in error
+    assert not run.exists()
+    monkeypatch.setattr(loop, "verified", lambda *_: pytest.fail("compared"))
+    assert train("TwiceInJax", data_dir, run, "--no-verify") == 0

@@ -27,7 +27,7 @@ from train_jax.run.model import sized
 from train_jax.run.presets import preset
 from train_jax.stages.build_data import SudokuData
 from train_jax.stages.build_data import main as build_data
-from train_jax.stages.report import Report, cli, main
+from train_jax.stages.report import Report, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.kinds import Trace
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
@@ -218,7 +218,7 @@ def test_tokens_without_a_label_count_for_nothing(data_dir):
 
 
 def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
-    cli([str(run_dir), "--picture", str(tmp_path / "picture.svg")])
+    main(Report(str(run_dir), picture=tmp_path / "picture.svg"))
     assert f"picture: {tmp_path / 'picture.svg'}\n" in capsys.readouterr().out
     root = ElementTree.parse(tmp_path / "picture.svg").getroot()
     text = " ".join(root.itertext())
@@ -287,7 +287,7 @@ def test_a_trace_tells_what_changed_and_what_is_wrong():
 def test_nothing_is_loaded_that_is_not_needed(run_dir, module, argv, absent):
     rewrite(RunFolder(run_dir).export_check, torch_exact_accuracy=0.75)
     name = f"train_jax.stages.{module}"
-    call = f"stage.cli([{str(run_dir)!r}])" if argv else "pass"
+    call = f"stage.main(stage.Summary({str(run_dir)!r}))" if argv else "pass"
     code = f"import importlib; stage = importlib.import_module({name!r}); {call}; import sys; print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not absent & set(shown.split())

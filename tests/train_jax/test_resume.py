@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from support.presets import SMALL_RUN
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
@@ -14,16 +15,12 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open_run, sole_writer
 
-SMALL = ["--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", "8", "--log-every-steps", "1",
-         "--checkpoint-every-steps", "2", "--global-batch-size", "8", "--model", "support.outside_models:CellNet",
-         "--arch.options", '{"hidden": 4}', "--no-verify"]  # fmt: skip
-
 
 @pytest.fixture
 def command(place, data_at):
     """`trm train` with further options; returns the exit status."""
     where = ["--data-dir", str(data_at), "--run-dir", str(place / "run")]
-    return lambda *options: main(["train", "tiny", *where, *SMALL, *options])
+    return lambda *options: main(["train", "tiny", *where, *SMALL_RUN, *options])
 
 
 @pytest.mark.slow
@@ -105,15 +102,30 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
         pass
 
 
-def test_nothing_is_made_before_the_run_is_known_to_start(place):
-    config = dataclasses.replace(preset("tiny"), run_dir=str(place / "run"))
-    assert decide_start(config, 10, "") == decide_start(dataclasses.replace(config, resume="never"), 10, "")
-    assert not (place / "run").exists()
+def test_a_start_needs_a_folder_for_a_run(place, tmp_path):
+    """Nothing is made before the run is known to start."""
 
+    def decided(folder, *steps, **fields):
+        return decide_start(dataclasses.replace(preset("tiny"), run_dir=str(folder), **fields), *steps or (10, ""))
 
-@pytest.mark.parametrize("text", ["", '{"train_steps": "many"}', "[]"])
-def test_a_damaged_mark_of_the_end_is_refused(tmp_path, text):
-    (tmp_path / "FINISHED").write_text(text)
-    config = dataclasses.replace(preset("tiny"), run_dir=str(tmp_path))
-    with pytest.raises(UserError, match=r"FINISHED cannot be read .*remove it"):
-        decide_start(config, 40, "")
+    assert decided(place / "run") == decided(place / "run", resume="never") and not (place / "run").exists()
+    with pytest.raises(UserError, match="--run-dir is empty"):
+        decided("")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file is a file; give a folder") as error:
+        decided(tmp_path / "file")
+    assert error.value.STATUS == 2
+    (tmp_path / "set" / "train").mkdir(parents=True)
+    (tmp_path / "set" / "train" / "dataset.json").write_text("{}")
+    with pytest.raises(UserError, match="set is a data set"):
+        decided(tmp_path / "set")
+    finished = RunFolder(tmp_path / "finished").finished
+    finished.parent.mkdir()
+    finished.write_text(json.dumps({"train_steps": 10, "data": "one"}))
+    assert decided(finished.parent, 10, "one").finished
+    with pytest.raises(UserError, match="holds other data than the run was trained on up to step 10"):
+        decided(finished.parent, 10, "two")
+    for damaged in ("", '{"train_steps": "many"}', "[]"):
+        finished.write_text(damaged)
+        with pytest.raises(UserError, match=r"FINISHED cannot be read .*remove it"):
+            decided(finished.parent, 40, "")

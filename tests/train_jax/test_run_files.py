@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.presets import SMALL_RUN
 from support.scripts import ENVIRONMENT
 
 from train_jax.errors import StorageError, UserError
@@ -31,11 +32,8 @@ SECRETS = {
 
 def trained(tmp_path, data_dir, *options, **environment):
     """Runs `trm train` in a folder of its own; returns what it printed."""
-    fields = {"--data-dir": data_dir, "--run-dir": tmp_path / "run", "--steps": 4, "--eval-batch-size": 8,
-              "--eval-every-steps": 0, "--checkpoint-every-steps": 2, "--log-every-steps": 2, "--global-batch-size": 8,
-              "--model": "support.outside_models:CellNet", "--arch.options": '{"hidden": 4}'}  # fmt: skip
-    words = [str(word) for pair in fields.items() for word in pair]
-    command = [sys.executable, "-m", "train_jax", "train", "tiny", "--no-verify", *words, *options]
+    words = [*SMALL_RUN, "--steps", "4", "--data-dir", str(data_dir), "--run-dir", str(tmp_path / "run"), *options]
+    command = [sys.executable, "-m", "train_jax", "train", "tiny", *words]
     environment = os.environ | ENVIRONMENT | environment
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -192,9 +190,9 @@ def test_a_run_that_continues_takes_its_programs_from_the_cache_and_learns_the_s
     shown, records = {}, {}
     for name, options in runs.items():
         (tmp_path / name).mkdir()
-        shown[name] = trained(tmp_path / name, data_dir, "--wandb", "disabled", *options, **cache)
+        shown[name] = trained(tmp_path / name, data_dir, *options, **cache)
         if name == "continued":
-            shown[name] = trained(tmp_path / name, data_dir, "--wandb", "disabled", **cache)
+            shown[name] = trained(tmp_path / name, data_dir, **cache)
         folder = RunFolder(tmp_path / name / "run")
         lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
         records[name] = [

@@ -1,11 +1,12 @@
-"""`trm compile-pod --save` and `trm train --compute.load`: a compiled train step as a file, on virtual CPU devices; and
-`--fill-cache`: the same as an entry of JAX's compilation cache."""
+"""Programs as files: a train step that `trm compile-pod` saves and a run loads, or that is an entry of JAX's cache of
+compiled programs; a step that `trm export --train-step` writes for places where PyTorch cannot be imported."""
 
 import dataclasses
 import hashlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -13,16 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.presets import with_fields
 from support.processes import run_processes
 from support.scripts import ROOT, run_script, script
 
-from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.run.presets import preset
+from train_jax.exported_step import PLATFORMS, platforms_for
+from train_jax.run.config import ComputeConfig
 from train_jax.runtime.compilation import ProgramKey, compile_lowered, entries_apart, load_program, save_program, ship
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
 
 
 @pytest.mark.slow
@@ -150,13 +149,64 @@ def test_a_normal_run_begins_with_the_program_of_compile_pod(data_dir, tmp_path,
     assert how("other", "--optim.beta2", "0.9") == missed
 
 
-@pytest.mark.parametrize("fields", [[], ["--compute.runner", "shard_map", "--step", "evaluate"]])
-def test_only_a_train_step_under_shard_map_is_saved(fields, capsys, tmp_path):
-    assert main(["compile-pod", "tiny", "--save", str(tmp_path / "step"), *fields]) == 2
-    assert "use --compute.runner shard_map, and leave out --step" in capsys.readouterr().err
+# ---- the step of a run, exported
+
+BEFORE = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "torchax", "bridge", "models_torch", "train_jax", "optax"))  # an import raises
+import numpy as np
+given = np.load("batches.npz")
+batches = [{name: given[name][number] for name in given.files} for number in range(20)]
+"""
+AFTER = """
+after = {**arrays, **{f"metrics.{name}": x for name, x in metrics.items()}}
+np.savez("after.npz", **{name: np.asarray(x) for name, x in after.items()})
+assert not [name for name, module in sys.modules.items() if name.startswith("torch") and module]
+"""
 
 
-def test_pmap_loads_no_program(data_dir):
-    config = with_fields(preset("tiny"), {"data_dir": str(data_dir), "load": "step", "runner": "pmap"})
-    with pytest.raises(UserError, match=r"--compute\.load step needs --compute\.runner shard_map"):
-        start(config, devices=Devices(1))
+def elsewhere(folder):
+    """Returns the code of docs/jax.md that takes steps, adapted to the step in a folder."""
+    page = (ROOT / "docs" / "jax.md").read_text()
+    (code,) = re.findall(r"<!-- not run: needs an exported step;.*?```python\n(.*?)```", page, re.DOTALL)
+    assert code.count("runs/mine/train-step") == 1
+    return BEFORE + code.replace("runs/mine/train-step", folder) + AFTER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices):
+    """State, carry and metrics are those of its jitted step bit for bit."""
+    run_script("exported_steps", data_dir, tmp_path, devices)
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {"PATH": os.environ["PATH"], "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", elsewhere("step")], check=True, env=environment, cwd=tmp_path)
+    before, after, expected = (np.load(tmp_path / name) for name in ("step/state.npz", "after.npz", "expected.npz"))
+    assert set(after.files) == set(expected.files)
+    assert [name for name in expected.files if after[name].tobytes() != expected[name].tobytes()] == []
+    names = [name for name in before.files if name.startswith(("state.params.", "state.ema.", "state.opt_state."))]
+    assert {name.removeprefix("state.params.") for name in names} >= {"model.inner.lm_head.weight"}
+    assert all(before[name].tobytes() != after[name].tobytes() for name in names if name.endswith("lm_head.weight"))
+    convention = json.loads((tmp_path / "step/convention.json").read_text())
+    assert (convention["step"], convention["devices"], convention["platforms"]) == (3, devices, [*PLATFORMS])
+    assert {path.name for path in (tmp_path / "step").glob("*.program")} == {f"step.{p}.program" for p in PLATFORMS}
+    assert set(convention["arrays"]) | {"key"} == set(before.files)
+
+
+@pytest.mark.parametrize(
+    ("platform", "fields", "platforms"),
+    [
+        ("cpu", {}, PLATFORMS),
+        ("tpu", {}, PLATFORMS),
+        ("gpu", {}, ("cuda",)),
+        ("tpu", {"mlp": "fused"}, ("tpu",)),
+        ("cpu", {"attention": "fused"}, PLATFORMS),  # there are no such kernels on a CPU
+        ("cpu", {"choices": "cpu/trm::mix_positions=joined"}, ("cpu",)),
+        ("cpu", {"choices": "tpu/trm::mix_positions=fused"}, PLATFORMS),
+    ],
+)
+def test_a_step_with_kernels_is_for_their_platform(platform, fields, platforms, monkeypatch):
+    """The same holds for a step traced on a GPU, where attention in half precision may be cuDNN's."""
+    own = {"gpu": "cuda"}.get(platform, platform)
+    monkeypatch.setattr("jax.export.default_export_platform", lambda: own)
+    assert platforms_for(ComputeConfig(**fields), platform) == platforms

@@ -12,7 +12,6 @@ from support.toy_language import write_tokens
 from support.toy_training import BAD, BASE, SHARDED, STEPS
 
 from train_jax.core.sharding import Bucket, Sharded
-from train_jax.errors import UserError
 from train_jax.optim.chain import matrices_alike
 from train_jax.optim.config import ParameterGroup
 from train_jax.run.presets import preset
@@ -63,17 +62,6 @@ def test_a_bucket_has_matrices_of_one_group_and_shape_one_for_each_device():
     assert set(sharded.buckets) == params.keys() - {"layers.1.weight"}
     matrices = [bucket.names for bucket in sharded.buckets.values() if bucket.matrices]
     assert matrices == [("layers.0.weight", "layers.1.weight"), ("layers.4.weight",), ("layers.2.weight",)]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"optimizer": "optax:adam"}, {"groups": (ParameterGroup(".*q_head.*", optimizer="optax:adam"),)}],
-    ids=["run", "group"],
-)
-def test_an_optimizer_of_the_user_is_refused(data_dir, fields):
-    config = with_fields(preset("tiny"), {"data_dir": str(data_dir), "shard_optimizer": True} | fields)
-    with pytest.raises(UserError, match="shard_optimizer cannot be used with the optimizer optax:adam"):
-        start(config, devices=Devices(1))
 
 
 def test_the_state_of_a_run_comes_back_from_its_shards(data_dir):

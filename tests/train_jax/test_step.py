@@ -13,10 +13,6 @@ from train_jax.core.metrics import parameter_groups
 
 DENSE = tuple(torch_optimizers.SHAPES)
 BY_DEFAULT = ("adamw", ALL_GOOD)
-every_case = pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, CASES))
-every_case_with_nan = pytest.mark.parametrize(
-    "case", slow_unless(BY_DEFAULT.__contains__, [case for case in CASES if case != ALL_GOOD])
-)
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +43,11 @@ def initial_arrays():
     return params, module.puzzle_emb.weights.numpy().copy()
 
 
-@every_case
+@pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, CASES))
 def test_parameters_ema_and_table_rows_equal_pytorch(results_of, case):
     """PyTorch does not get the bad batch: it must leave no trace, not even in the schedule."""
-    results = results_of(case)
-    config = CASES[case]
+    results, config = results_of(case), CASES[case]
+    assert results[f"{case}/compiled"] == 0, "compiled again after the first step"
     params, table = initial_arrays()
     gradients = [{n: b[n].sum(0) / BATCH for n in DENSE} for b in toy_training.batches()]
     trajectory = torch_optimizers.trajectory(config, params, gradients, peak=config.lr, total_steps=STEPS)
@@ -80,13 +76,7 @@ def test_buffers_are_those_of_the_whole_batch(results_of):
         assert buffers["largest_id"] == largest
 
 
-@every_case
-def test_compiles_once(results_of, case):
-    results = results_of(case)
-    assert results[f"{case}/compiled"] == 0
-
-
-@every_case_with_nan
+@pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, [case for case in CASES if case != ALL_GOOD]))
 def test_a_batch_with_nan_changes_no_bit_of_the_state_and_is_counted(results_of, case):
     results = results_of(case)
     before, after = part(results, f"{case}/before"), part(results, f"{case}/bad/0")
@@ -98,13 +88,8 @@ def test_a_batch_with_nan_changes_no_bit_of_the_state_and_is_counted(results_of,
     assert (after["guard/skipped_steps"], after["guard/consecutive_skipped"]) == (1, 1)
     metrics = part(results, f"{case}/bad/2")
     assert (metrics["skipped_steps"], metrics["count"], metrics["lm_loss"]) == (1, 0, 0)
-
-
-@every_case_with_nan
-def test_after_a_batch_with_nan_training_continues_with_new_examples(results_of, case):
-    results = results_of(case)
     carry = part(results, f"{case}/bad/1")
-    assert carry["halted"].all() and not carry["steps"].any()
+    assert carry["halted"].all() and not carry["steps"].any(), "training continues with new examples"
     assert not part(results, f"{case}/{BAD - 1}/1")["halted"].all()
     after, last = part(results, f"{case}/{BAD}/0"), part(results, f"{case}/{STEPS - 1}/0")
     assert (after["guard/skipped_steps"], after["guard/consecutive_skipped"]) == (1, 0)
@@ -112,43 +97,28 @@ def test_after_a_batch_with_nan_training_continues_with_new_examples(results_of,
 
 
 def test_the_step_after_a_skipped_one_draws_other_random_numbers(results_of):
-    drawn = {
-        case: [float(results_of(case)[f"{case}/{n}/2/drawn"]) for n in range(STEPS)] for case in ("adamw", ALL_GOOD)
-    }
+    drawn = {case: [float(results_of(case)[f"{case}/{n}/2/drawn"]) for n in range(STEPS)] for case in BY_DEFAULT}
     assert len(set(drawn[ALL_GOOD])) == STEPS
     assert drawn["adamw"][:BAD] == drawn[ALL_GOOD][:BAD]
     assert drawn["adamw"][BAD:-1] == drawn[ALL_GOOD][BAD + 1 :]
 
 
-def test_norms_by_group(results_of):
-    results = results_of("adamw")
-    groups = parameter_groups(DENSE)
+def test_the_metrics_of_a_step(results_of):
+    """Norms by group, the learning rate, and the histogram of halting."""
+    results, groups = results_of("adamw"), parameter_groups(DENSE)
     assert list(groups) == ["embed_tokens", "lm_head", "q_head", "L_level"]
     for number, batch in enumerate(toy_training.batches()):
-        metrics = part(results, f"adamw/{number}/2")
+        carry, metrics = part(results, f"adamw/{number}/1"), part(results, f"adamw/{number}/2")
         norms = [np.sqrt(sum(np.sum((batch[n].sum(0) / BATCH) ** 2) for n in names)) for names in groups.values()]
         np.testing.assert_allclose(metrics["grad_norm"], norms, rtol=1e-5)
         rows = [batch["rows"][batch["ids"] == row].sum(0) for row in set(batch["ids"])]
         np.testing.assert_allclose(metrics["sparse_grad_norm"], np.linalg.norm(rows) / BATCH, rtol=1e-5)
         if number and number != BAD:
-            was, now = (part(results, f"adamw/{n}/0") for n in (number - 1, number))
-            norms = [
-                np.sqrt(sum(np.sum((now[f"params/{n}"] - was[f"params/{n}"]) ** 2) for n in names))
-                for names in groups.values()
-            ]
+            was, now = (part(results, f"adamw/{n}/0/params") for n in (number - 1, number))
+            norms = [np.sqrt(sum(np.sum((now[n] - was[n]) ** 2) for n in names)) for names in groups.values()]
             np.testing.assert_allclose(metrics["update_norm"], norms, rtol=1e-3)  # a difference of nearly equal numbers
-
-
-def test_the_learning_rate_is_that_of_the_step(results_of):
-    for number in range(STEPS):
         rate = torch_optimizers.rate(number + 1, CASES["adamw"].lr, CASES["adamw"], STEPS)
-        np.testing.assert_allclose(part(results_of("adamw"), f"adamw/{number}/2")["lr"], [rate], rtol=1e-5)
-
-
-def test_halting_histogram(results_of):
-    results = results_of("adamw")
-    for number in range(STEPS):
-        carry, metrics = part(results, f"adamw/{number}/1"), part(results, f"adamw/{number}/2")
+        np.testing.assert_allclose(metrics["lr"], [rate], rtol=1e-5)
         halted_at = carry["steps"][carry["halted"]]
         np.testing.assert_array_equal(metrics["halted_at"], [np.sum(halted_at == 1), np.sum(halted_at == 2)])
         assert 0 < metrics["halted_at"].sum() <= BATCH
