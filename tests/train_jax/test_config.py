@@ -74,9 +74,8 @@ def test_the_configuration_must_be_that_of_the_model():
 
 
 def test_another_model_or_fewer_options_make_another_run(tmp_path, parsed_run):
-    config = parsed_run(
-        "tiny", "--model", OUTSIDE, "--arch.options", '{"width": 4, "more": 1}', "--run-dir", str(tmp_path)
-    )
+    options = "--arch.options", '{"width": 4, "more": 1}'
+    config = parsed_run("tiny", "--model", OUTSIDE, *options, "--run-dir", str(tmp_path))
     open_run(config)
     open_run(config)
     fewer = dataclasses.replace(config, arch=dataclasses.replace(config.arch, options={"width": 4}))

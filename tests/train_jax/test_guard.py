@@ -108,9 +108,7 @@ def test_trm_in_float16_adapts_its_loss_scale_and_learns():
     overflows = skipped.index(False)
     assert overflows > 0 and scales[: overflows + 1] == [LARGEST_SCALE / 2**n for n in range(overflows + 1)]
     grown = [i for i in range(len(scales) - 4) if not any(skipped[i : i + 4]) and len({*scales[i : i + 4]}) == 1]
-    assert grown and all(scales[i + 4] == 2 * scales[i] for i in grown), (
-        "the loss scale did not grow after four good steps"
-    )
+    assert grown and all(scales[i + 4] == 2 * scales[i] for i in grown), "no growth after four good steps"
     good = [loss for loss, left_out in zip(losses, skipped, strict=True) if not left_out]
     assert good[-1] < 0.8 * good[0]
     assert all(0.1 < norm < 100 for norm in np.array(norms)[~np.array(skipped)]), "gradients contain the loss scale"

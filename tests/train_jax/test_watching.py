@@ -26,7 +26,7 @@ from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.presets import preset
 from train_jax.run.status import RunStatus, find_runs, read_status
 from train_jax.run.storage import path_of
-from train_jax.run.tracking import NullTracker, Tracker, read_metrics
+from train_jax.run.tracking import NullTracker
 from train_jax.runtime.clock import Clock, process_start
 from train_jax.session import Session
 from train_jax.task import OneVariant, Task
@@ -62,19 +62,6 @@ def test_a_torn_line_is_left_out_and_takes_no_other_with_it(tmp_path):
     assert path.read_bytes().startswith(b'{"step": 1}\n{"step": 2, "lo\n'), "the file was written again"
     path.write_bytes(b"\0\0\0\n[1]\n" + b'{"step": 5}')
     assert read_lines(path) == [{"step": 5}], "a whole line that only lacks its end"
-
-
-def test_metrics_have_every_step_once_after_a_kill(folder):
-    """The kill tears a line; the run continues from step 20, so that later lines come again."""
-    lines = [json.dumps({"step": step, "train/lm_loss": 1 / step}) for step in (10, 20, 30)]
-    folder.metrics.write_text("\n".join([*lines, '{"step": 40, "train/lm_l']))
-    config = dataclasses.replace(preset("tiny"), wandb="disabled")
-    for _ in range(2):
-        tracker = Tracker(config, folder, start_step=20, total_steps=40)
-        tracker.log(30, {"train/lm_loss": 0.5})
-        tracker.close()
-    assert [(r["step"], r["train/lm_loss"]) for r in read_metrics(folder)] == [(10, 0.1), (20, 0.05), (30, 0.5)]
-    assert len(folder.metrics.read_text().splitlines()) == 3
 
 
 # ---- goodput
