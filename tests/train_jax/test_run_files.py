@@ -152,7 +152,8 @@ def test_secrets_are_in_no_file_and_the_wandb_run_is_the_same_one(tmp_path, data
 
 
 def test_the_id_of_a_wandb_run_is_random_and_a_failure_shows_no_key(tmp_path, monkeypatch, capsys):
-    """Runs of the same name on two machines are two runs; a run that continues is the same one. Its failure stops nothing."""
+    """Runs of the same name on two machines are two runs; a run that continues is the same one. A failure of
+    wandb stops nothing."""
     wandb = MagicMock()
     wandb.init.return_value.log.side_effect = ConnectionError(f"bad key {SECRETS['WANDB_API_KEY']}")
     monkeypatch.setitem(sys.modules, "wandb", wandb)
