@@ -168,16 +168,6 @@ def page_of(pages: Mapping[str, HelpPage], field: str) -> str:
     return names.get(field, names.get(part, ""))
 
 
-def leaf_fields(config: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted name of every field of a configuration, including the fields of nested dataclasses."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from leaf_fields(value, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}"
-
-
 def _showing(config: Any, visible: Callable[[str], bool], prefix: str = "") -> Any:
     """Returns the configuration as a subclass with help only for fields with `visible(dotted name)`.
 
