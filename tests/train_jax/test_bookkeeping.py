@@ -160,24 +160,17 @@ def test_a_step_takes_the_memory_of_state_and_carry_alone(runner):
     assert jax.tree.map(lambda x: x.shape, after) == ((3,), (1, 4), {"sum": ()})
 
 
-@pytest.fixture
-def unstable(config, tmp_path):
+def test_a_step_that_is_not_finite_is_skipped_or_with_debug_nans_located(config, tmp_path):
     fields = {"run_dir": str(tmp_path / "run"), "model": "support.toy_language:UnstableModel", "steps": 2}
-    return with_fields(config, fields | {"max_skipped_steps": 1, "keep_best": ""})
-
-
-def test_debug_nans_names_the_operation_and_the_submodule(unstable):
+    unstable = with_fields(config, fields | {"max_skipped_steps": 1, "keep_best": ""})
     with pytest.raises(UserError) as caught:
         train(dataclasses.replace(unstable, debug_nans=True))
     message = str(caught.value)
     assert message.startswith("step 1 is not finite: ") and "nan" in message
     assert "in the forward pass, in model.log (Logarithm), at " in message and "toy_language.py:" in message
-
-
-def test_without_it_the_run_stops_after_too_many_skipped_steps(unstable):
     with pytest.raises(UserError, match="2 consecutive steps up to step 2 had a loss or gradient that is not finite"):
         train(unstable)
-    assert [record["train/skipped_steps"] for record in read_metrics(RunFolder(Path(unstable.run_dir)))] == [2]
+    assert [record["train/skipped_steps"] for record in read_metrics(RunFolder(tmp_path / "run"))] == [2]
 
 
 @pytest.mark.parametrize(

@@ -160,14 +160,6 @@ def test_all_processes_continue_from_the_checkpoint_that_the_first_one_finds(two
             checkpoints.restore_newest(made(0)[0])
 
 
-def test_the_figure_of_the_best_checkpoint_is_one_of_the_evaluation():
-    figures = {"exact_accuracy": 0.5, "lm_loss": 2.0}
-    assert [figure_of_best(figures, name) for name in ("", "exact_accuracy", "-lm_loss")] == [None, 0.5, -2.0]
-    assert figure_of_best({}, "exact_accuracy") is None
-    with pytest.raises(UserError, match="keep_best is -accuracy, which no evaluation has; use one of exact_accuracy,"):
-        figure_of_best(figures, "-accuracy")
-
-
 def test_a_checkpoint_of_another_model_is_not_a_damaged_one(two):
     state, _ = made(0)
     with closing(Checkpoints(two, writes=False)) as checkpoints:
@@ -308,13 +300,16 @@ def test_a_save_writes_a_copy(move):
     assert not np.shares_memory(getattr(devices, move)({"z": array})["z"], on_device)
 
 
-def test_a_checkpoint_without_the_figure_of_the_best_is_saved():
-    """A task that does not name its figures is found out only then."""
+def test_the_figure_of_the_best_checkpoint_is_one_of_the_evaluation():
+    """A task that does not name its figures is found out only when a checkpoint is saved."""
+    figures = {"exact_accuracy": 0.5, "lm_loss": 2.0}
+    assert [figure_of_best(figures, name) for name in ("", "exact_accuracy", "-lm_loss")] == [None, 0.5, -2.0]
+    assert figure_of_best({}, "exact_accuracy") is None
     saving = Saving.__new__(Saving)
     saving._training, saving._checkpoints = MagicMock(), MagicMock()
-    saving._training.config.keep_best = "acc"
-    with pytest.raises(UserError, match="keep_best is acc"):
-        saving.start(MagicMock(step=3, metrics={"loss": 1.0}))
+    saving._training.config.keep_best = "-acc"
+    with pytest.raises(UserError, match="keep_best is -acc, which no evaluation has; use one of exact_accuracy"):
+        saving.start(MagicMock(step=3, metrics=figures))
     assert saving._checkpoints.save.call_args.args[0] == 3
 
 
@@ -362,18 +357,15 @@ def test_a_failed_save_is_reported_and_two_stop_the_run_with_the_last_good_one(t
     np.testing.assert_array_equal(resumed.state.params["w"], too_large(3)[0].params["w"])
 
 
-def test_a_line_that_fits_in_part_is_a_full_disk(tmp_path, monkeypatch, capsys):
-    """The system writes what fits, without an error."""
+def test_a_line_or_a_file_that_does_not_fit(tmp_path, monkeypatch, capsys):
+    """The system writes of a line what fits, without an error; a file stays as it was."""
     (tmp_path / "metrics.jsonl").write_bytes(b"\n" * (LIMIT_BYTES - 10))
     write = lambda argv: LineFile(tmp_path / "metrics.jsonl").write({"a": 10**9})  # noqa: E731
     monkeypatch.setattr("train_jax.__main__._run", write)
     with full_disk():
         assert main(["train"]) == StorageError.STATUS
     assert "metrics.jsonl cannot be written (No space left on device); free some space" in capsys.readouterr().err
-
-
-def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path):
     write_bytes(tmp_path / "file", b"before")
     with full_disk(), pytest.raises(StorageError, match=r"file cannot be written \(File too large\); free some space"):
         write_bytes(tmp_path / "file", bytes(LIMIT_BYTES + 1))
-    assert (tmp_path / "file").read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "file").read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 2

@@ -9,27 +9,19 @@ import sys
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.example_puzzles import ExamplePuzzles
 from train_jax.__main__ import main
-from train_jax.core.guard import new_guard
-from train_jax.core.state import TrainState
 from train_jax.errors import UserError
-from train_jax.run.folder import RunFolder
-from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
-from train_jax.run.restore import Restored, restore
+from train_jax.run.restore import restore
 from train_jax.run.untrusted import DamagedError, map_array, read_arrays, read_whole
 from train_jax.start import _check_keep_best
 from train_jax.task import Periodic
-from train_jax.tasks.evaluate import EvaluateOptions, lines_of
 from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
 from train_jax.tasks.language.generation import read_prompts
 from train_jax.tasks.language.task import LanguageTask
-from train_jax.tasks.new_dataset import _difference
 from train_jax.tasks.puzzles.building import chunks_of
 from train_jax.tasks.puzzles.task import PuzzleTask
 
@@ -48,11 +40,9 @@ MISTAKES = {
     "train tiny --stepz 3": "--stepz, 3; perhaps --steps INT; see trm train tiny --help",
     "train tiny --steps -5": "steps is -5; use at least 0",
     "train tiny --log-every-steps 0": "log_every_steps is 0; use at least 1",
-    "train tiny --optim.lr nan": "optim.lr is nan",
     "train tiny --wandb maybe": "'maybe' for argument '--wandb'. Expected one of ('auto', 'online'",
     "train tiny --arch.attention-window 4": "attention_window is 4; use an odd number",
     "evaluate": "a folder, or gs://bucket/folder. (required); see trm evaluate --help",
-    "evaluate run --limit -1": "--limit is -1; use at least 0",
     "build-data": "Expected one of {sudoku, maze, arc, text, chat, instructions, inspect}; see trm build-data --help",
     "build-data soduku": "'soduku'; use one of sudoku, maze, arc, text, chat, instructions, inspect",
     "build-data sudoku --size": "'--size'. Expected 1 values; see trm build-data sudoku --help",
@@ -72,12 +62,10 @@ MISTAKES = {
     f"{SHARDED} --optim.optimizer optax:adam": "shard_optimizer cannot be used with the optimizer optax:adam",
     f"""{SHARDED} --optim.groups '[{{"pattern": ".*", "optimizer": "optax:lion"}}]'""": "with the optimizer optax:lion",
     "build-data inspect none": "no data set at",
-    "build-data inspect PUZZLES --examples -1": "--examples is -1; use at least 0",
     # runs
     **{f"{stage} none": "no run at" for stage in ("evaluate", "export", "solve", "report", "summary", "status")},
     "evaluate RUN --step 7": "has no checkpoint of step 7; use one of 50, 60, newest, best",
     "evaluate RUN --step 50 --weights x.pt": "--weights and --step 50 both select weights",
-    "evaluate RUN --halt-threshold 2": "--halt-threshold is 2.0; use at most 1",
     "solve RUN --step best": "has no best checkpoint; train with --keep-best exact_accuracy, or use one of 50, 60",
     "report RUN --step 50": "at-step-50/evaluation/test.json is missing; run `trm evaluate",
     "export RUN --average-last 3": "average_last is 3, and",
@@ -99,8 +87,6 @@ MISTAKES = {
     # language models
     "evaluate LANGUAGE_RUN --halt-early": "--halt-early is not for runs of task language",
     "evaluate LANGUAGE_RUN --core-items 3": "--core-items 3 is for --core",
-    "core none none": "no run at",
-    "chat LANGUAGE_RUN --step 8": "no checkpoint of step 8",
     "chat LANGUAGE_RUN --data-dir nowhere": "nowhere/tokenizer.json does not exist",
     "chat LANGUAGE_RUN --cycles 2": "--cycles 2 is an option of HRM-Text, not of --model gpt; omit it",
     "chat LANGUAGE_RUN --top-p 0": "--top-p is 0.0; use a value above 0 to 1",
@@ -112,11 +98,9 @@ MISTAKES = {
     "generate LANGUAGE_RUN --prompt \ud800": "a prompt is not valid UTF-8; correct it",
     "bench-generate tiny": "tiny is a preset of the task puzzles; use one of a language model",
     "bench-generate chat-tiny --tokens 2500": "--prompt-tokens 128 and --tokens 2500 are more than the 2560 positions",
-    "bench-generate chat-tiny --rows 0": "--rows is (0,); use at least 1",
     "bench-generate chat-tiny --tokens 8": "--tokens 8 come with the first one, in a dispatch of --tokens-per-dispatch",
     "chat-eval run --tasks smalltalk": "--tasks smalltalk has no right answers; leave it out",
     "chat-eval run --tasks humaneval": "no task is left; give --tasks",
-    "chat-eval run --tasks nothing": "unknown task 'nothing'",
     "chat-eval run --num-samples 4": "--num-samples 4 are equal at --temperature 0; use --temperature 1",
     "chat-eval run --results /nowhere/a.json": "/nowhere is not a folder",
     "chat-eval run --tasks identity": "no run at ",
@@ -132,7 +116,6 @@ MISTAKES = {
     f"{CHAT} --tasks identity --test-share 0.7": "--test-share",
     # compilation for a TPU
     "compile-pod": "needs a preset or an experiment",
-    "compile-pod nothing": "unknown preset 'nothing'",
     "compile-pod tiny --save step": "use --compute.runner shard_map, and leave out --step",
     "compile-pod tiny --save step --compute.runner shard_map --step evaluate": "leave out --step",
     "compile-pod tiny --topology v3:2x2": "unknown topology 'v3:2x2'; use a chip and its axes",
@@ -207,21 +190,12 @@ def test_texts_that_are_not_utf8_are_counted_in_the_error(tmp_path, capsys):
         assert "3 of 3 documents are not UTF-8" in line and "iconv" in line
 
 
-def test_prompts_end_at_line_feeds_only(tmp_path):
+def test_texts_with_other_ends_of_lines_and_byte_order_marks(tmp_path):
     (tmp_path / "p.txt").write_text("\ufeffone\u2028still one\x85and\x0cagain\r\ntwo\n", newline="")
     assert read_prompts(str(tmp_path / "p.txt")) == ["one\u2028still one\x85and\x0cagain", "two"]
-
-
-def test_a_table_may_begin_with_a_byte_order_mark(tmp_path):
-    path = tmp_path / "train.csv"
     for encoding in ("utf-8", "utf-8-sig"):
-        path.write_text("source,question,answer,rating\na,1,2,0\n", encoding=encoding)
-        assert list(chunks_of(path, rows=5, remedy="")) == [[(2, ["a", "1", "2", "0"])]]
-
-
-def test_the_difference_of_two_recipes_is_shown():
-    there, requested = ({"tables_sha256": {"train.csv": "same", "test.csv": test}} for test in ("1234", "5678"))
-    assert _difference({"recipe": there}, requested).endswith("(tables_sha256.test.csv is '1234', requested '5678')")
+        (tmp_path / "train.csv").write_text("source,question,answer,rating\na,1,2,0\n", encoding=encoding)
+        assert list(chunks_of(tmp_path / "train.csv", rows=5, remedy="")) == [[(2, ["a", "1", "2", "0"])]]
 
 
 def test_output_in_an_encoding_without_every_character():
@@ -230,36 +204,14 @@ def test_output_in_an_encoding_without_every_character():
     assert done.returncode == 0, done.stderr
 
 
-# ---- weights
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run with an untrained model, without files."""
-    objective = build_objective(config := preset("tiny"), ExamplePuzzles(config), 1)
-    state = TrainState(jnp.int32(4), objective.params, {}, (), objective.buffers, new_guard(scales_loss=False))
-    return Restored(RunFolder(tmp_path_factory.mktemp("run")), config, ExamplePuzzles(config), objective, state, 4)
-
-
-def test_the_weights_that_are_evaluated_are_named(trained):
-    without_average = dataclasses.replace(trained.config.optim, ema_decay=0.0)
-    other = dataclasses.replace(trained, config=dataclasses.replace(trained.config, optim=without_average))
-    options = EvaluateOptions("runs/r")
-    for run, name in (
-        (trained, "averaged weights"),
-        (other, "raw weights"),
-        (other.with_weights(other.state_dict(), "a.pt"), "weights of a.pt"),
-    ):
-        assert lines_of(options, run, {}) == f"runs/r at step 4, test set, {name}:"
-
-
-def test_weights_that_are_not_finite_are_named(trained):
-    weights = trained.state_dict()
-    names = [name for name in weights if name in trained.state.params][:2]
+def test_weights_that_are_not_finite_are_named(finished_run):
+    run = restore(str(finished_run))
+    weights = run.state_dict()
+    names = [name for name in weights if name in run.state.params][:2]
     for name, value in zip(names, (float("nan"), float("inf")), strict=True):
         weights[name].view(-1)[-1] = value
     with pytest.raises(UserError, match=rf"w.pt has NaN or infinity in 2 tensors: {names[0]}, {names[1]}; use an ear"):
-        trained.with_weights(weights, "w.pt")
+        run.with_weights(weights, "w.pt")
 
 
 def test_a_run_whose_checkpoint_has_nan(finished_run, monkeypatch):

@@ -34,10 +34,9 @@ def train(model, data_dir, run_dir, *more) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Thinker", "ThinkerWithLoss"])
-def test_a_model_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
+def test_a_model_with_its_own_loss_trains_exports_and_reports(tmp_path, data_dir, capsys):
     run = tmp_path / "run"
-    assert train(name, data_dir, run) == 0
+    assert train("ThinkerWithLoss", data_dir, run) == 0
     assert main(["evaluate", str(run)]) == main(["export", str(run)]) == main(["report", str(run)]) == 0
     assert main(["solve", str(run)]) == main(["summary", str(run)]) == 0
     shown = capsys.readouterr().out
@@ -152,20 +151,11 @@ def test_fields_that_a_preset_sets_are_carried_over_and_the_rest_are_the_archite
     assert arch["H_layers"] == 2 and arch["num_heads"] == 8
     assert config.optim == preset("sudoku6").optim and config.model == "hrm"
     assert with_model(preset("sudoku-extreme"), "transformer").arch.num_heads == 12
-
-
-def test_the_presets_own_model_changes_nothing(parsed_run):
     assert parsed_run("tiny") == parsed_run("tiny", "--model", "trm") == preset("tiny")
-
-
-def test_an_outside_module_keeps_the_fields_that_every_model_has(parsed_run):
-    config = parsed_run("tiny", "--model", OUTSIDE, "--arch.options", '{"width": 4}')
-    assert config.arch == OutsideConfig(halt_max_steps=4, forward_dtype="float32", options={"width": 4})
-    plain = parsed_run("tiny", "--model", PLAIN)
-    assert isinstance(plain.arch, OutsideConfig) and plain.arch.halt_max_steps == 1
-
-
-def test_the_configuration_must_be_that_of_the_model():
+    outside = parsed_run("tiny", "--model", OUTSIDE, "--arch.options", '{"width": 4}').arch
+    assert outside == OutsideConfig(halt_max_steps=4, forward_dtype="float32", options={"width": 4})
+    plain = parsed_run("tiny", "--model", PLAIN).arch
+    assert isinstance(plain, OutsideConfig) and plain.halt_max_steps == 1
     with pytest.raises(UserError, match="model hrm needs HRMConfig, found TRMConfig"):
         dataclasses.replace(preset("tiny"), model="hrm")
 

@@ -14,7 +14,7 @@ from support.torch_optimizers import SHAPES
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, group_labels, learning_rates, trainable
 from train_jax.optim.config import OptimConfig, ParameterGroup, from_fields
-from train_jax.optim.rules import sparse_sign_sgd, sum_by_row, update_ema
+from train_jax.optim.rules import sparse_sign_sgd, sum_by_row
 from train_jax.optim.schedule import learning_rate
 
 STEPS = 50
@@ -111,47 +111,14 @@ def test_schedule_is_the_published_one_at_every_step(ratio, warmup):
     rate = learning_rate(1e-3, config, total_steps=100)
     np.testing.assert_allclose([rate(count) for count in range(100)], expected, rtol=1e-6, atol=1e-10)
     assert expected[-1] == pytest.approx(ratio * 1e-3) and max(expected) == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_schedule_in_a_run_shorter_than_its_warm_up():
-    rate = learning_rate(1.0, OptimConfig(warmup_steps=10, lr_min_ratio=0.1), total_steps=4)
-    np.testing.assert_allclose([rate(count) for count in range(4)], [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
-
-
-def test_sign_sgd_updates_each_row_once_by_the_sign_of_its_sum():
-    rng = np.random.default_rng(0)
-    table = rng.normal(size=(10, 3)).astype(np.float32)
-    for number in range(STEPS):
-        ids = rng.integers(0, 10, size=6).astype(np.int32)
-        gradients = rng.normal(size=(6, 3)).astype(np.float32)
-        lr = 0.1 / (1 + number)
-        updated = np.asarray(jax.jit(sparse_sign_sgd)(table, sum_by_row(ids, gradients), lr, 0.5))
-        expected = torch_optimizers.sparse_sign_sgd(table, ids, gradients, lr, 0.5)
-        np.testing.assert_allclose(updated, expected, rtol=0, atol=1e-6)
-        untouched = np.setdiff1d(np.arange(10), ids)
-        np.testing.assert_array_equal(updated[untouched], table[untouched])
-        table = updated
+    shorter = learning_rate(1.0, OptimConfig(warmup_steps=10, lr_min_ratio=ratio), total_steps=4)
+    np.testing.assert_allclose([shorter(count) for count in range(4)], [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
 
 
 def test_sign_sgd_only_decays_a_row_whose_gradient_is_zero():
+    """`test_step.py` compares the table with PyTorch."""
     gradients = sum_by_row(jnp.array([1, 1]), jnp.zeros((2, 2)))
     np.testing.assert_allclose(sparse_sign_sgd(jnp.ones((3, 2)), gradients, 0.1, 0.5), [[1, 1], [0.95, 0.95], [1, 1]])
-
-
-def test_ema_over_fifty_steps():
-    expected = jnp.asarray(START["model.inner.lm_head.weight"])
-    ours, theirs = {"w": expected, "frozen": jnp.ones(2)}, np.asarray(expected)
-    for gradient in GRADIENTS:
-        now = gradient["model.inner.lm_head.weight"]
-        ours = update_ema(ours, {"w": now}, 0.9)
-        theirs = np.float32(0.1) * now + np.float32(0.9) * theirs
-    np.testing.assert_allclose(ours["w"], theirs, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(ours["frozen"], jnp.ones(2))
-
-
-def test_the_error_for_an_unknown_optimizer_names_those_that_there_are():
-    with pytest.raises(UserError, match="is 'sgd'; use one of adamw, adam_atan2, adam_atan2_published, lion, muon"):
-        dense_optimizer(OptimConfig(optimizer="sgd"), 1)
 
 
 # ---- groups
@@ -222,7 +189,8 @@ def test_groups_as_pytorch_has_them():
     np.testing.assert_array_equal(params["head.weight"], without["head.weight"])
 
 
-def test_the_first_group_that_matches_takes_a_parameter_and_an_empty_one_is_refused():
+def test_parameters_are_grouped_and_frozen_by_patterns():
+    """The first group that matches takes a parameter."""
     params = {name: jnp.zeros(shape) for name, shape in GROUP_SHAPES.items()}
     groups = (ParameterGroup("layers.*"), ParameterGroup(r".*\.bias"))
     with pytest.raises(UserError, match=r"the pattern '\.\*\\\\\.bias' matches no trained parameter"):
@@ -230,10 +198,11 @@ def test_the_first_group_that_matches_takes_a_parameter_and_an_empty_one_is_refu
     labels = group_labels(params, dataclasses.replace(GROUPED, groups=groups[::-1]))
     assert labels["layers.0.bias"] == "group 0" and labels["layers.0.weight"] == "group 1"
     assert labels["head.weight"] == "default"
-
-
-def test_frozen_parameters_by_pattern():
-    params = {name: jnp.zeros(shape) for name, shape in GROUP_SHAPES.items()}
+    assert from_fields(dataclasses.asdict(GROUPED)) == GROUPED, "through JSON"
+    with pytest.raises(UserError, match=r"optim.groups: lr is -1; use"):
+        ParameterGroup("a", lr=-1)
+    with pytest.raises(UserError, match=r"optim.groups: pattern '\(' is not a regular expression"):
+        ParameterGroup("(")
     assert set(trainable(params, OptimConfig(freeze="layers.*"))) == {"embed.weight", "head.weight"}
     assert trainable(params, OptimConfig(freeze=".*")) == {}
     with pytest.raises(UserError, match=r"optim\.freeze 'layer' matches no parameter"):
@@ -265,14 +234,8 @@ def test_an_optimizer_from_outside(tmp_path, monkeypatch):
         np.testing.assert_allclose(array - arrays(0)[name], -1e-3 * np.sign(gradients[0][name]), rtol=1e-3)
     with pytest.raises(UserError, match=r"optim.optimizer 'their_rules:none': 'their_rules' has no 'none'"):
         dense_optimizer(dataclasses.replace(config, optimizer="their_rules:none"), 1)
-
-
-def test_groups_go_to_json_and_back():
-    assert from_fields(dataclasses.asdict(GROUPED)) == GROUPED
-    with pytest.raises(UserError, match=r"optim.groups: lr is -1; use"):
-        ParameterGroup("a", lr=-1)
-    with pytest.raises(UserError, match=r"optim.groups: pattern '\(' is not a regular expression"):
-        ParameterGroup("(")
+    with pytest.raises(UserError, match="is 'sgd'; use one of adamw, adam_atan2, adam_atan2_published, lion, muon"):
+        dense_optimizer(OptimConfig(optimizer="sgd"), 1)
 
 
 def test_muon_with_groups_of_other_parameters():

@@ -3,9 +3,9 @@ process has the right to write a run in storage."""
 
 import contextlib
 import itertools
-import threading
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from google.api_core.exceptions import Forbidden
@@ -19,9 +19,7 @@ from train_jax.run.files import (
     local_copy,
     move_folder,
     remove_folder,
-    upload_folder,
     whole_file,
-    write_bytes,
     write_text,
 )
 from train_jax.run.storage import is_remote, path_of, read_generation, write_generation
@@ -98,17 +96,6 @@ def test_two_writers_of_one_file(anywhere):
     assert (anywhere / "file").read_bytes() == b"first\r" and [path.name for path in anywhere.iterdir()] == ["file"]
 
 
-@pytest.mark.slow
-def test_large_objects_come_in_parts(remote, tmp_path):
-    content = bytes(range(256)) * 2**12 * 60
-    write_bytes(path_of(remote) / "large", content)
-    (tmp_path / "file").write_bytes(content)
-    upload_folder(tmp_path, path_of(remote), last=[])
-    for name in ("large", "file"):
-        with local_copy(path_of(remote) / name) as local:
-            assert local.read_bytes() == content
-
-
 @pytest.mark.parametrize("fault", ["503", "429", "reset", "lost"])
 def test_every_request_is_repeated(remote, emulator, monkeypatch, fault):
     monkeypatch.setattr("train_jax.run.requests.FIRST_PAUSE_SECONDS", 0.01)
@@ -155,10 +142,7 @@ def test_a_request_that_fails_for_good_is_one_line(remote, emulator, impatient, 
     ],
 )
 def test_missing_credentials_permissions_and_projects_are_named(emulator, monkeypatch, raised, message):
-    def client():
-        raise raised
-
-    monkeypatch.setattr(storage, "_client", client)
+    monkeypatch.setattr(storage, "_client", MagicMock(side_effect=raised))
     with pytest.raises(UserError, match=message) as error:
         path_of("gs://other/run").exists()
     assert not isinstance(error.value, StorageError)
@@ -217,13 +201,10 @@ def test_a_second_writer_is_refused_while_the_first_one_is_alive(folder, emulato
     start = time.monotonic()
     with lease.sole_writer(folder):
         assert time.monotonic() - start < 0.5, "a lease that was released is free at once"
-
-
-def test_the_lease_of_a_silent_owner_is_taken_over(folder):
-    write(folder, ELSEWHERE)
+    write(folder, ELSEWHERE, emulator.generation(f"{folder.name}/lock"))
     start = time.monotonic()
     with lease.sole_writer(folder):
-        assert time.monotonic() - start > 0.5
+        assert time.monotonic() - start > 0.5, "that of a silent owner is taken over"
         lease.check_writer(folder)
 
 
@@ -242,20 +223,3 @@ def test_a_lost_answer_is_not_taken_for_another_writer(folder, emulator):
     with emulator.failing(fault), lease.sole_writer(folder):
         for _ in range(4):
             lease.check_writer(folder)
-
-
-def test_a_lease_that_is_renewed_while_it_is_read(folder):
-    generations = [write(folder, b"0")]
-    stop = threading.Event()
-
-    def renew():
-        while not stop.is_set():
-            generations.append(write(folder, str(len(generations)).encode(), generations[-1]))
-
-    thread = threading.Thread(target=renew)
-    thread.start()
-    contents = [read_generation(folder / "lock") for _ in range(20)]
-    stop.set()
-    thread.join()
-    assert len({generation for _, generation in contents}) > 3
-    assert all(generations[int(content)] >= generation for content, generation in contents)

@@ -13,12 +13,10 @@ from support.processes import run_processes
 from support.scripts import ENVIRONMENT, ROOT
 
 from train_jax.__main__ import main
-from train_jax.errors import PreemptedError
 from train_jax.run import cache
 from train_jax.run.events import read_goodput
 from train_jax.run.files import upload_folder
 from train_jax.run.folder import RunFolder, complete_steps
-from train_jax.run.status import read_status
 from train_jax.run.storage import path_of
 
 SMALL = [*SMALL_RUN, "--steps", "6"]
@@ -169,18 +167,3 @@ def test_a_data_set_is_built_in_storage_as_on_a_disk(remote, emulator, tmp_path,
     before = len(emulator.requests)
     assert main([*build, "--output-dir", str(folder)]) == 0
     assert {method for method, _ in emulator.requests[before:]} == {"GET"}
-
-
-@pytest.mark.slow
-def test_a_run_that_is_preempted_while_it_compiles_uploads_its_last_files(arguments, remote, emulator):
-    """Another thread than the main one ends the process."""
-    run = RunFolder(path_of(remote) / "run")
-    command = [sys.executable, "-m", "benchmarks.faults_process", "1", *arguments("run")]
-    environment = os.environ | ENVIRONMENT | {"COMPILE_SECONDS": "60"}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    next(line for line in process.stdout if line.startswith("phase compiling"))
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == PreemptedError.STATUS
-    assert read_status(run).health == "preempted"
-    assert "stopped by SIGTERM, before the first step" in run.host_log(0).read_text()

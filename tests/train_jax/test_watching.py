@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +27,6 @@ from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.presets import preset
 from train_jax.run.status import RunStatus, find_runs, read_status
 from train_jax.run.storage import path_of
-from train_jax.run.tracking import NullTracker
 from train_jax.runtime.clock import Clock, process_start
 from train_jax.session import Session
 from train_jax.task import OneVariant, Task
@@ -40,10 +40,12 @@ class FakeTime:
         return self.time
 
 
+CONFIG = json.dumps({"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}})
+
+
 @pytest.fixture
 def folder(tmp_path):
-    fields = {"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}}
-    write_text(tmp_path / "config.json", json.dumps(fields))
+    write_text(tmp_path / "config.json", CONFIG)
     return RunFolder(tmp_path)
 
 
@@ -277,7 +279,7 @@ def test_a_run_that_lost_its_lease_uploads_no_heartbeat(remote, emulator, monkey
 
 def test_status_counts_complete_checkpoints_only(remote):
     folder = RunFolder(path_of(remote))
-    write_text(folder.config, json.dumps({"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}}))
+    write_text(folder.config, CONFIG)
     for name in ("10/_CHECKPOINT_METADATA", "10/commit_success.txt", "20/_CHECKPOINT_METADATA"):
         write_text(folder.checkpoints / name, "{}")
     assert read_status(folder).checkpoint_step == 10
@@ -286,93 +288,67 @@ def test_status_counts_complete_checkpoints_only(remote):
 # ---- the metrics of a window of steps
 
 STEP = {"loss": 2.0, "skipped_steps": 0, "consecutive_skipped": 0, "param_norm": 1.0, "sparse_grad_norm": 0.0}
-STEP |= {"grad_norm": np.ones(2), "update_norm": np.ones(2), "lr": np.array([0.1, 0.2])}
+STEP |= {"grad_norm": np.ones(2), "update_norm": np.ones(2)}
+ONE = STEP | {"lr": np.array([0.1])}
 GROUPS = {"a": ("a.w",), "b": ("b.w",)}
 
 
-class Console(NullTracker):
-    def __init__(self):
-        self.logged, self.speeds = [], []
-
-    def log(self, step, metrics):
-        self.logged.append(metrics)
-
-    def progress(self, step, figures, *, step_seconds, speed):
-        self.speeds.append(speed)
-
-
-def logged(task=None, step=STEP, **fields):
+def logged(task=None, step=ONE, **fields):
     """Returns the metrics of a window of two steps of one second and 16 examples each, and the speed on the console."""
     config = dataclasses.replace(preset("tiny"), global_batch_size=16, **fields)
     attributes = {"console": {}, "figures": lambda sums, examples: sums, "variants": lambda _: OneVariant()}
     task = SimpleNamespace(**attributes | {"unit": Task.unit} | (task or {}))
-    now, console = [0.0], Console()
+    now, console = [0.0], MagicMock()
     devices = SimpleNamespace(to_host=lambda metrics: metrics, count=1)
     training = SimpleNamespace(config=config, task=task, devices=devices, groups=GROUPS, total_steps=10)
     clock = Clock(now=lambda: now[0])
     clock.switch("steps")
-    ignored = SimpleNamespace(progress=lambda: None, flops=lambda: 3e12)
-    session = SimpleNamespace(training=training, tracker=console, clock=clock, events=ignored, programs=ignored)
+    session = MagicMock(training=training, tracker=console, clock=clock)
+    session.programs.flops.return_value = 3e12
     logging = hooks.Logging(training)
     for number in (1, 2):
         session.step = number
         logging.after(session, step)
     now[0] += 2
     logging.flush(session)
-    return console.logged[0], console.speeds[0]
+    return console.log.call_args.args[1], console.progress.call_args.kwargs["speed"]
 
 
-@pytest.fixture
-def known_peak(monkeypatch):
-    for module in (hooks, performance):
-        monkeypatch.setattr(module, "peak_flops", lambda: 1e13)
-    monkeypatch.setattr(hooks, "model_flops", lambda *_: 2e12)
+def test_rates_have_the_names_of_their_groups_and_a_run_that_diverges_needs_lower_ones():
+    def groups_of(**fields):
+        return {"optim": dataclasses.replace(preset("tiny").optim, groups=(ParameterGroup("b.*", **fields),))}
 
-
-def groups_of(**fields):
-    optim = dataclasses.replace(preset("tiny").optim, groups=(ParameterGroup("b.*", **fields),))
-    return {"optim": optim}
-
-
-def test_rates_have_the_names_of_their_groups():
-    metrics, _ = logged(**groups_of(lr=0.2))
+    two = STEP | {"lr": np.array([0.1, 0.2])}
+    metrics, _ = logged(step=two, **groups_of(lr=0.2))
     assert (metrics["train/lr/default"], metrics["train/lr/group_0"]) == (0.1, 0.2) and "train/lr" not in metrics
-    metrics, _ = logged(step=STEP | {"lr": np.array([0.1])}, **groups_of(beta1=0.5))
-    assert metrics["train/lr"] == 0.1
+    assert logged(**groups_of(beta1=0.5))[0]["train/lr"] == 0.1
+    for step, fields, text in ((two, groups_of(lr=0.2), ", and lower ones in --optim.groups"), (ONE, {}, "")):
+        with pytest.raises(UserError, match=f"lower --optim.lr than 0.001{text}, with"):
+            logged(step=step | {"consecutive_skipped": 99}, **fields)
 
 
-def test_the_remedy_for_a_run_that_diverges_names_the_rates_of_groups():
-    for fields, text in ((groups_of(lr=0.2), "0.001, and lower ones in --optim.groups, with"), ({}, "0.001, with")):
-        rates = np.zeros(2 if fields else 1)
-        with pytest.raises(UserError, match=f"lower --optim.lr than {text}"):
-            logged(step=STEP | {"consecutive_skipped": 99, "lr": rates}, **fields)
-
-
-def test_steps_without_targets_are_logged_with_their_examples():
-    step, seen = STEP | {"lr": np.array([0.1]), "empty_steps": np.array(True)}, []
-    metrics, _ = logged({"figures": lambda sums, examples: seen.append(examples) or sums}, step=step)
+def test_steps_without_targets_and_the_unit_of_the_task():
+    seen = []
+    figures = {"figures": lambda sums, examples: seen.append(examples) or sums}
+    metrics, speed = logged(figures, step=ONE | {"empty_steps": np.array(True)})
     assert metrics["train/empty_steps"] == 2 and metrics["train/skipped_steps"] == 0 and seen == [32]
-    assert "train/empty_steps" not in logged(step=STEP | {"lr": np.array([0.1])})[0]
-
-
-def test_the_speed_is_in_the_unit_of_the_task():
-    one_rate = STEP | {"lr": np.array([0.1])}
-    metrics, speed = logged(step=one_rate)
     assert speed == "16 examples/s" and metrics["perf/examples_per_s"] == 16 and "perf/mfu" not in metrics
-    metrics, speed = logged({"unit": ("tokens", 256)}, step=one_rate)
-    assert speed == "4,096 tokens/s"
+    metrics, speed = logged({"unit": ("tokens", 256)})
+    assert speed == "4,096 tokens/s" and "train/empty_steps" not in metrics
     assert (metrics["perf/examples_per_s"], metrics["perf/tokens_per_s"]) == (16, 4096)
 
 
-def test_utilization_of_the_hardware_counts_recomputation_and_of_the_model_does_not(known_peak):
-    one_rate = STEP | {"lr": np.array([0.1])}
-    metrics, _ = logged(step=one_rate)
+def test_utilization_of_the_hardware_counts_recomputation_and_of_the_model_does_not(monkeypatch):
+    for module in (hooks, performance):
+        monkeypatch.setattr(module, "peak_flops", lambda: 1e13)
+    monkeypatch.setattr(hooks, "model_flops", lambda *_: 2e12)
+    metrics, _ = logged()
     assert (metrics["perf/hfu"], metrics["perf/mfu"]) == pytest.approx((0.3, 0.2))
     compute = dataclasses.replace(preset("tiny").compute, accumulation_steps=2)
-    metrics, _ = logged(step=one_rate, compute=compute)  # XLA counts one of the two parts
+    metrics, _ = logged(compute=compute)  # XLA counts one of the two parts
     assert "perf/hfu" not in metrics and metrics["perf/mfu"] == pytest.approx(0.2)
     changing = SimpleNamespace(after=lambda step: "another")
-    assert "perf/mfu" not in logged({"variants": lambda _: changing}, step=one_rate)[0]
+    assert "perf/mfu" not in logged({"variants": lambda _: changing})[0]
 
 
 def test_a_pause_counts_neither_as_training_nor_as_a_step():
