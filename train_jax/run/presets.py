@@ -7,7 +7,10 @@ from train_jax.errors import UserError
 from train_jax.plugins import load_plugin
 from train_jax.run.config import RunConfig
 
-PRESETS = ("train_jax.tasks.puzzles.presets:PRESETS", "train_jax.tasks.language.presets:PRESETS")
+PRESETS = (
+    "train_jax.tasks.puzzles.presets:PRESETS",
+    "train_jax.tasks.language.presets:PRESETS",
+)
 """Presets of each task, as `package.module:NAME` of a mapping; imported in this order until one has the name."""
 
 
