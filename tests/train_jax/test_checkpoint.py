@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.markers import slow_unless
+from support.markers import slow_or_campaign
 
 from train_jax import hooks
 from train_jax.__main__ import main
@@ -37,7 +37,7 @@ from train_jax.run.restore import choose
 from train_jax.run.storage import is_remote, path_of
 from train_jax.runtime.devices import Devices
 
-ROWS = 24
+ROWS, SLOW_SEEDS = 24, range(12, 140, 9)
 
 
 def made(step: int) -> tuple[TrainState, dict]:
@@ -189,7 +189,7 @@ def damage(path, kind: int, rng) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(0, 140)))
+@pytest.mark.parametrize("seed", [*range(12), *slow_or_campaign(SLOW_SEEDS, set(range(12, 140)) - set(SLOW_SEEDS))])
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_path, seed):
     recover_from_damage(copied(two, tmp_path), seed)
 

@@ -22,6 +22,7 @@ from train_jax.task import Periodic
 from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
 from train_jax.tasks.language.generation import read_prompts
 from train_jax.tasks.language.task import LanguageTask
+from train_jax.tasks.new_dataset import _difference
 from train_jax.tasks.puzzles.building import chunks_of
 from train_jax.tasks.puzzles.task import PuzzleTask
 
@@ -198,13 +199,18 @@ def test_texts_with_other_ends_of_lines_and_byte_order_marks(tmp_path):
         assert list(chunks_of(tmp_path / "train.csv", rows=5, remedy="")) == [[(2, ["a", "1", "2", "0"])]]
 
 
+def test_the_difference_of_two_recipes_is_shown():
+    there, requested = ({"tables_sha256": {"train.csv": "same", "test.csv": test}} for test in ("1234", "5678"))
+    assert _difference({"recipe": there}, requested).endswith("(tables_sha256.test.csv is '1234', requested '5678')")
+
+
 def test_output_in_an_encoding_without_every_character():
     environment = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     done = subprocess.run([sys.executable, "-m", "train_jax", "--help"], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_weights_that_are_not_finite_are_named(finished_run):
+def test_weights_and_checkpoints_that_are_not_finite_are_named(finished_run, monkeypatch):
     run = restore(str(finished_run))
     weights = run.state_dict()
     names = [name for name in weights if name in run.state.params][:2]
@@ -212,24 +218,15 @@ def test_weights_that_are_not_finite_are_named(finished_run):
         weights[name].view(-1)[-1] = value
     with pytest.raises(UserError, match=rf"w.pt has NaN or infinity in 2 tensors: {names[0]}, {names[1]}; use an ear"):
         run.with_weights(weights, "w.pt")
-
-
-def test_a_run_whose_checkpoint_has_nan(finished_run, monkeypatch):
-    def with_nan(weights, _tables):
-        params, buffers = next(weights)
-        return params | {name: array * np.nan for name, array in [*params.items()][:1]}, buffers
-
-    monkeypatch.setattr("train_jax.run.restore.mean_weights", with_nan)
+    params = run.state.params | {names[0]: run.state.params[names[0]] * np.nan}
+    monkeypatch.setattr("train_jax.run.restore.mean_weights", lambda weights, _tables: (params, next(weights)[1]))
     with pytest.raises(UserError, match=r"run at step 60 has NaN or infinity in a tensor: "):
         restore(str(finished_run))
 
 
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n"
-
-
 def test_a_pointer_of_git_lfs_is_named(tmp_path):
     path = tmp_path / "train.csv"
-    path.write_text(POINTER)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n")
     for read in (map_array, partial(read_whole, largest_bytes=999), partial(read_arrays, names=(), largest_bytes=999)):
         with pytest.raises(DamagedError, match="it is a pointer of Git LFS; run `git lfs pull`"):
             read(path)

@@ -56,21 +56,14 @@ def test_a_run_that_is_not_whole_is_one_line(capsys, tmp_path, data_dir):
     assert "has no checkpoint yet" in without_checkpoint and "config.json cannot be read" in broken
 
 
-@pytest.fixture
-def run(tmp_path, finished_run):
-    """A copy of the finished run."""
-    return RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
-
-
-def test_exported_weights_are_checked_and_evaluated(capsys, run):
+def test_exported_weights_are_checked_and_evaluated_and_early_halting_has_a_file(capsys, finished_run, tmp_path):
+    run = RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
     assert main(["export", str(run.path)]) == 0
     assert main(["evaluate", str(run.path), "--weights", str(run.weights)]) == 0
     output = capsys.readouterr().out
     assert "PyTorch agrees: the same answer on 8 of 8 puzzles" in output and "exact_accuracy" in output
+    assert f"at step 60, test set, weights of {run.weights}:" in output
     assert "halting probability >  mean steps   exact   token" in output and "all after 4" in output
-
-
-def test_early_halting_has_a_file_of_its_own(capsys, run):
     before = {path: path.read_bytes() for path in run.evaluation("test").parent.iterdir()}
     assert main(["evaluate", str(run.path), "--halt-threshold", "1"]) == 0
     assert "halting at a probability above 1:" in capsys.readouterr().out

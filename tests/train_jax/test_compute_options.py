@@ -118,18 +118,18 @@ def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, finished_run
 @pytest.mark.slow
 def test_the_programs_of_runs(tmp_path, data_dir):
     """An epoch of this data has four steps; the second depth is compiled while the first one trains."""
-    small = "steps=12", "eval_every_steps=4", "H_cycles=1", "L_cycles=1", "halt_max_steps=2"
+    small = "steps=6", "eval_every_steps=2", "H_cycles=1", "L_cycles=1", "halt_max_steps=2"
     runs = (
         (8, *small),
         (8, *small, "runner='shard_map'", "accumulation_steps=2"),
-        (1, "steps=16", "curriculum_epochs=2", "curriculum_start=(1,1)", "L_cycles=1"),
+        (1, "steps=12", "curriculum_epochs=2", "curriculum_start=(1,1)", "L_cycles=1"),
     )
     words = [each for n, (count, *fields) in enumerate(runs) for each in ("--", count, tmp_path / str(n), *fields)]
     shown = run_script("inspect_programs", data_dir, *words).splitlines()
     *plain, curriculum = [json.loads(line) for line in shown if line.startswith("{")]
     for run in plain:
-        assert (run["all_reduces"], run["programs_by_call"], run["fetches"]) == ([1], [1] * 12, [])
-    assert (curriculum["programs"], curriculum["programs_by_call"]) == (2, [2] * 16)
+        assert (run["all_reduces"], run["programs_by_call"], run["fetches"]) == ([1], [1] * 6, [])
+    assert (curriculum["programs"], curriculum["programs_by_call"]) == (2, [2] * 12)
 
 
 def test_curriculum_depths():
