@@ -89,7 +89,7 @@ ROWS = (
         (
             "test_doors.py::test_train_jax_imports_torch_only_where_a_model_is_built_or_read",
             "test_doors.py::test_models_torch_imports_nothing_of_jax",
-            "train_jax/test_programs.py::test_one_program_with_one_all_reduce_and_no_transfer",
+            "train_jax/test_compute_options.py::test_the_programs_of_runs",
         ),
     ),
     Row(
@@ -106,7 +106,7 @@ ROWS = (
     ),
     Row(
         "batches and gradients are shared: several devices and processes learn what one device learns",
-        ("train_jax/test_training.py", "train_jax/test_processes.py"),
+        ("train_jax/test_compute_options.py", "train_jax/test_processes.py"),
         "the network of a slice",
         proved_by="preflight / collective; steps / step, plain",
     ),
@@ -146,7 +146,6 @@ ROWS = (
             "train_jax/test_checkpoint.py",
             "train_jax/test_preemption.py",
             "train_jax/test_peers.py",
-            "train_jax/test_full_disk.py",
         ),
         proved_by="kill and continuation",
     ),

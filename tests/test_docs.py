@@ -24,6 +24,7 @@ import yaml
 from torch import nn
 
 from train_jax.__main__ import STAGES
+from train_jax.command_line import run_stage
 
 pytestmark = pytest.mark.docs
 
@@ -238,9 +239,9 @@ def check_stage(name, arguments, monkeypatch):
     monkeypatch.setattr(stage, "main", lambda *configuration, **_: read.append(configuration))
     if {"--help", "-h"} & set(arguments):
         with pytest.raises(SystemExit):
-            stage.cli(arguments)
+            run_stage(name, stage, arguments)
     else:
-        stage.cli(arguments)
+        run_stage(name, stage, arguments)
         assert len(read) == 1, f"trm {name} read no configuration"
 
 

@@ -6,7 +6,6 @@ Only the stage imports torch and JAX, so that `trm --help` and `trm --version` a
 import atexit
 import contextlib
 import errno
-import functools
 import gc
 import importlib
 import io
@@ -60,9 +59,6 @@ GROUPS = {
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-INTERRUPTED, INTERRUPTED_LINE = 130, "trm: interrupted\n"
-"""Exit status and line of a command that Ctrl-C ends."""
-
 STAGES = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
@@ -103,8 +99,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         return StorageError.STATUS
     except KeyboardInterrupt:
-        print(INTERRUPTED_LINE, end="", file=sys.stderr)
-        return INTERRUPTED
+        print("trm: interrupted", file=sys.stderr)
+        return 130
     except Exception as error:
         if not (line := out_of_memory(error)):
             raise
@@ -145,7 +141,10 @@ def _run(argv: list[str]) -> int:
     if name in ("train", "sweep"):
         connect_to_supervisor()
     with preempted_before_start() if name == "train" else contextlib.nullcontext():
-        _stage(name).cli(arguments)
+        stage = _stage(name)
+        from train_jax.command_line import run_stage  # imports tyro, which `trm --help` does not need
+
+        run_stage(name, stage, arguments)
     return 0
 
 
@@ -192,16 +191,7 @@ def command(argv: list[str] | None = None) -> int:
     statuses: list[int] = []
     atexit.register(_end, statuses)  # the first one registered is the last one called, after those of all libraries
     statuses.append(main(argv))
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process in the background may ignore it
-        signal.signal(signal.SIGINT, functools.partial(_interrupted_at_exit, statuses[0]))
     return statuses[0]
-
-
-def _interrupted_at_exit(status: int, *_: object) -> None:
-    """Suppresses the traceback that Python prints for what a library does at exit when Ctrl-C interrupts it."""
-    if status != INTERRUPTED:
-        os.write(2, INTERRUPTED_LINE.encode())
-    os._exit(INTERRUPTED)
 
 
 def _end(statuses: list[int]) -> None:

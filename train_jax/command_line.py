@@ -52,6 +52,14 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
     return config
 
 
+def run_stage(name: str, stage: Any, argv: list[str]) -> None:
+    """Calls `cli` of the module of a stage, or its `main` with the arguments in the class that has the stage's name."""
+    if hasattr(stage, "cli"):
+        stage.cli(argv)
+    else:
+        stage.main(parse(getattr(stage, name.title().replace("-", "")), argv, prog=f"trm {name}"))
+
+
 def parse_subcommand(commands: Mapping[str, Any], argv: list[str], *, prog: str, unknown: str, description: str) -> Any:
     """Parses the arguments of a stage with subcommands, classes by name; `unknown` says what a wrong name is.
 
@@ -158,16 +166,6 @@ def page_of(pages: Mapping[str, HelpPage], field: str) -> str:
     part = field.partition(".")[0]
     names = {each: name for name, page in pages.items() for each in page.fields}
     return names.get(field, names.get(part, ""))
-
-
-def leaf_fields(config: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted name of every field of a configuration, including the fields of nested dataclasses."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from leaf_fields(value, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}"
 
 
 def _showing(config: Any, visible: Callable[[str], bool], prefix: str = "") -> Any:

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import re
 from collections.abc import Callable
 from typing import Any, get_args, get_origin
 
@@ -20,11 +19,10 @@ from train_jax.run.presets import listed_presets, preset_names
 def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, RunConfig]:
     """Parses `NAME [--field value …]`; returns the name and the configuration. `--help` prints it and exits.
 
-    `--depth N`, with `--nanochat` and `--tokens-per-parameter`, is the NAME of a depth. `--preset NAME` applies the
-    changes of an experiment to another preset; `--phase NAME` inherits the fields of the run `--init-from`; `--model`
-    and `--task` determine the fields of the architecture and of the task. Raises `UserError` for invalid arguments.
+    `--preset NAME` applies the changes of an experiment to another preset; `--phase NAME` inherits the fields of the
+    run `--init-from`; `--model` and `--task` determine the fields of the architecture and of the task. Raises
+    `UserError` for invalid arguments.
     """
-    argv = with_depth(argv)
     name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     if name is None and not {"-h", "--help"} & set(rest):
         raise UserError(f"{prog} needs a preset or an experiment as its first argument; presets are {listed_presets()}")
@@ -45,30 +43,6 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
         registry=JSON_VALUES,
     )
     return name or "", config
-
-
-def with_depth(argv: list[str]) -> list[str]:
-    """Returns the arguments with a NAME such as `d12-2026-r8` instead of `--depth 12 --nanochat 2026
-    --tokens-per-parameter 8`; the last two also follow a NAME. Raises `UserError` for invalid ones."""
-    depth, rest = take_option(argv, "--depth")
-    year, rest = take_option(rest, "--nanochat")
-    ratio, rest = take_option(rest, "--tokens-per-parameter")
-    if depth is year is ratio is None:
-        return argv
-    has_name = bool(rest) and not rest[0].startswith("-")
-    if has_name == (depth is not None):
-        raise UserError(
-            "--nanochat and --tokens-per-parameter follow --depth N or the name of a depth; give one of both"
-        )
-    for option, text, pattern, expected in (
-        ("--depth", depth, r"\d+", "a number of layers, such as 12"),
-        ("--nanochat", year, "2025|2026", "2025 or 2026"),
-        ("--tokens-per-parameter", ratio, r"\d+(\.\d+)?", "a number such as 8 or 0.5"),
-    ):
-        if text is not None and not re.fullmatch(pattern, text):
-            raise UserError(f"{option} {text} is not valid; use {expected}")
-    name = rest.pop(0) if has_name else f"d{depth}"
-    return [f"{name}{'-2026' if year == '2026' else ''}{f'-r{ratio}' if ratio else ''}", *rest]
 
 
 def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[str], list[str]]:

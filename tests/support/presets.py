@@ -1,4 +1,4 @@
-"""Presets with other values for some fields, at any level of the configuration."""
+"""Presets with other values for some fields, at any level of the configuration; options of a small run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,6 +6,12 @@ from typing import Any
 
 from train_jax.run.config import RunConfig
 
+SMALL_RUN = [
+    "--wandb", "disabled", "--eval-every-steps", "0", "--eval-batch-size", "8", "--log-every-steps", "1",
+    "--checkpoint-every-steps", "2", "--global-batch-size", "8", "--model", "support.outside_models:CellNet",
+    "--arch.options", '{"hidden": 4}', "--no-verify",
+]  # fmt: skip
+"""Options of `trm train tiny` for a plain module, whose steps take milliseconds."""
 PARTS = ("arch", "compute", "optim", "task_config")
 
 

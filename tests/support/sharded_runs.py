@@ -12,40 +12,20 @@ if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     os.environ["JAX_PLATFORMS"] = "cpu"
 
-from models_torch.outside import OutsideConfig
 from support.presets import with_fields
 from support.stopped_run import save_last_state, stop_at
-from support.toy_language import ToyConfig
+from support.toy_language import toy_run
 from train_jax.loop import train
-from train_jax.optim.config import OptimConfig, ParameterGroup
-from train_jax.run.config import RunConfig
+from train_jax.optim.config import ParameterGroup
 from train_jax.runtime.devices import Devices
 
 STEPS = 5
-CONFIG = RunConfig(
-    data_dir="",
-    run_dir="",
-    task="support.toy_language:ToyLanguage",
-    task_config=ToyConfig(),
-    model="support.toy_language:DeepTokenModel",
-    arch=OutsideConfig(forward_dtype="float32"),
-    optim=OptimConfig(
-        optimizer="muon_2026",
-        lr=1e-2,
-        warmup_steps=5,
-        weight_decay=0.1,
-        ema_decay=0.9,
-        clip_norm=0.5,
-        groups=(ParameterGroup("model.(embed|head).*", optimizer="adamw", lr=3e-3),),
-    ),
-    steps=20,
-    global_batch_size=16,
-    eval_batch_size=16,
-    eval_every_steps=5,
-    checkpoint_every_steps=5,
-    log_every_steps=5,
-    wandb="disabled",
-)
+FIELDS = {
+    "model": "support.toy_language:DeepTokenModel", "optimizer": "muon_2026", "lr": 1e-2, "warmup_steps": 5,
+    "weight_decay": 0.1, "ema_decay": 0.9, "clip_norm": 0.5, "steps": 20, "global_batch_size": 16,
+    "groups": (ParameterGroup("model.(embed|head).*", optimizer="adamw", lr=3e-3),),
+    "eval_batch_size": 16, "eval_every_steps": 5, "checkpoint_every_steps": 5, "log_every_steps": 5,
+}  # fmt: skip
 REPLICATED, SHARDED = {"shard_optimizer": False}, {"shard_optimizer": True}
 IN_PARTS = SHARDED | {"runner": "shard_map", "accumulation_steps": 2, "steps_per_dispatch": 5}
 RUNS = {
@@ -60,9 +40,9 @@ RUNS = {
 def main(data_dir, folder, *names):
     for name in names:
         parts = RUNS[name]
-        common = {"data_dir": data_dir, "run_dir": f"{folder}/{name}"}
+        whole = toy_run(data_dir, run_dir=f"{folder}/{name}", **FIELDS)
         for number, (devices, fields) in enumerate(parts, 1):
-            config = with_fields(CONFIG, common | fields)
+            config = with_fields(whole, fields)
             on = Devices(devices, config.compute.runner)
             if number < len(parts):
                 stop_at(STEPS * number, config, on)

@@ -23,8 +23,6 @@ from gcp_storage_emulator.storage import Storage
 BUCKET = "tests"
 for _name in ("gcp_storage_emulator", "api"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
-
-
 _read_data = service._read_data
 
 
@@ -102,20 +100,15 @@ class Emulator:
         "lost" if it has its effect but no answer, "slow" for an answer after two seconds."""
         self.requests: list[tuple[str, str]] = []
         """Method and path of every request."""
-        self.sent_bytes = 0
         self._server = _Server(("127.0.0.1", 0), partial(_Handler, self, self._storage))
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
     def environment(self) -> dict[str, str]:
         url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        return {
-            "STORAGE_EMULATOR_HOST": url,
-            "TENSORSTORE_GCS_HTTP_URL": url,
-            "GOOGLE_CLOUD_PROJECT": "tests",
-            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        }  # it asks another service for the kind of the bucket
+        # gcsfs would ask another service for the kind of the bucket.
+        fixed = {"GOOGLE_AUTH_TOKEN_FOR_TESTING": "none", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+        return fixed | {"STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, "GOOGLE_CLOUD_PROJECT": "tests"}
 
     def names(self, prefix: str = "") -> list[str]:
         """Returns the names of all objects of the bucket."""
@@ -126,19 +119,8 @@ class Emulator:
         """Number of the newest version of an object; 0 if there is none."""
         return int(self._storage.objects.get(BUCKET, {}).get(name, {}).get("generation", 0))
 
-    def finished_upload(self, upload: str) -> dict | None:
-        """Returns the object that a resumable upload has become; None if the upload is not finished."""
-        return self._storage.finished_upload(upload)
-
     def read(self, name: str) -> bytes:
         return self._storage.get_file(BUCKET, name)
-
-    def write(self, name: str, content: bytes) -> None:
-        """Overwrites an object, as damage would: with the checksums of the service left as they are."""
-        self._storage._store.write_bytes(self._storage._object_path(BUCKET, name), content)
-
-    def remove(self, name: str) -> None:
-        self._storage.delete_file(BUCKET, name)
 
     @contextlib.contextmanager
     def failing(self, fault: Callable[[str, str], str]) -> Iterator[None]:
@@ -175,7 +157,7 @@ class _Handler(RequestHandler):
         query = parse_qs(urlsplit(self.path).query)
         with emulator.lock:
             _Storage.expected.generation = int(query["ifGenerationMatch"][0]) if "ifGenerationMatch" in query else None
-            finished = emulator.finished_upload(query["upload_id"][0]) if "upload_id" in query else None
+            finished = emulator._storage.finished_upload(query["upload_id"][0]) if "upload_id" in query else None
             try:
                 self._answer_again(finished) if finished else answer()
             except PreconditionError:

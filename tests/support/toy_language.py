@@ -9,8 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from models_torch.outside import OutsideConfig
+from support.presets import with_fields
 from train_jax.core.objective import LossSums
 from train_jax.core.reduction import AXIS
+from train_jax.optim.config import OptimConfig
+from train_jax.run.config import RunConfig
 from train_jax.runtime.processes import process_shard
 from train_jax.task import Evaluation, Task, TaskConfig
 
@@ -140,3 +144,20 @@ class ToyLanguage(Task):
             return Evaluation({"loss": float(sums["loss"] / sums["count"]), "count": float(sums["count"])})
 
         return evaluate
+
+
+def toy_run(folder, **fields):
+    """Returns the configuration of a run on the tokens in `folder`, with these fields at any level."""
+    config = RunConfig(
+        data_dir=str(folder),
+        run_dir=f"{folder}/run",
+        task="support.toy_language:ToyLanguage",
+        task_config=ToyConfig(),
+        model="support.toy_language:TokenModel",
+        arch=OutsideConfig(forward_dtype="float32"),
+        optim=OptimConfig(warmup_steps=0),
+        global_batch_size=8,
+        eval_batch_size=8,
+        wandb="disabled",
+    )
+    return with_fields(config, fields)

@@ -141,19 +141,18 @@ def main(out, *cases):
     for case in cases:
         config = (CASES | NOT_IN_PYTORCH)[case.removeprefix(SHARDED)]
         if case.startswith(SHARDED):
-            alike, trained = matrices_alike(objective.params, config), trainable(objective.params, config)
-            placement = ShardedState(devices, Sharded(objective.params, trained, alike, DEVICES))
+            given = objective.params
+            sharded = Sharded(given, trainable(given, config), matrices_alike(given, config), DEVICES)
+            placement = ShardedState(devices, sharded)
         else:
             placement = Placement(devices, Replicated())
         sharding = placement.sharding
         options = StepOptions(total_steps=STEPS, global_batch_size=BATCH, device_count=DEVICES, sharding=sharding)
         optimizer = dense_optimizer(config, STEPS, sharding.norm)
-        params, buffers = jax.tree.map(
-            jnp.copy, (objective.params, objective.buffers)
-        )  # copies, because the steps donate their state
-        state = new_state(
-            params, buffers, optimizer, trainable=trainable(params, config), keeps_ema=config.ema_decay > 0
-        )
+        # copies, because the steps donate their state
+        params, buffers = jax.tree.map(jnp.copy, (objective.params, objective.buffers))
+        trained = trainable(params, config)
+        state = new_state(params, buffers, optimizer, trainable=trained, keeps_ema=config.ema_decay > 0)
         step = make_train_step(objective, optimizer, config, options)
         step = devices.parallel_train_step(step, placement.axes)
         first = devices.split_batch(next(batches()))

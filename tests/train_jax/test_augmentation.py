@@ -146,7 +146,7 @@ def test_each_step_and_each_data_set_has_symmetries_of_its_own(mixture):
 
 
 def test_a_run_is_augmented_where_it_trains_and_refuses_data_without_symmetries(mixture, data_dir):
-    """Whole runs with the option, on one device and on eight, killed and continued, are in test_training.py."""
+    """Whole runs with the option, on one device and on eight, killed and continued, are in test_compute_options.py."""
     config = replace(preset("tiny"), data_dir=str(data_dir), seed=3, global_batch_size=8)
     for augment in (True, False):
         task = PuzzleTask(replace(config, task_config=PuzzleConfig(augment=augment)))

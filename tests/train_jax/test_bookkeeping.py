@@ -1,4 +1,4 @@
-"""The steps at which a run logs, evaluates and saves, its files and events; a run that was stopped records the same."""
+"""The steps at which a run logs, evaluates and saves, its files and events; a stopped run; the search for a NaN."""
 
 import contextlib
 import dataclasses
@@ -10,16 +10,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from support.toy_language import ToyConfig, ToyLanguage, write_tokens
+from support.presets import with_fields
+from support.toy_language import ToyLanguage, toy_run, write_tokens
 
-from models_torch.outside import OutsideConfig
-from train_jax.errors import PreemptedError
+from train_jax.errors import PreemptedError, UserError
+from train_jax.hooks import check_debugging
 from train_jax.loop import train
-from train_jax.optim.config import OptimConfig
 from train_jax.run.checkpoint import Checkpoints
-from train_jax.run.config import ComputeConfig, RunConfig
 from train_jax.run.events import read_events
 from train_jax.run.folder import RunFolder, complete_steps
+from train_jax.run.presets import preset
 from train_jax.run.restore import choose
 from train_jax.run.tracking import read_metrics
 from train_jax.runtime.clock import TRAINING
@@ -38,31 +38,17 @@ FILES = {"FINISHED", "checkpoints", "config.json", "dataset.json", "evaluation",
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
     write_tokens(folder)
-    return RunConfig(
-        data_dir=str(folder),
-        run_dir=str(folder / "whole"),
-        task="support.toy_language:ToyLanguage",
-        task_config=ToyConfig(),
-        model="support.toy_language:TokenModel",
-        arch=OutsideConfig(forward_dtype="float32"),
-        optim=OptimConfig(warmup_steps=4, lr=1e-2, ema_decay=0.9),
-        steps=STEPS,
-        global_batch_size=8,
-        eval_batch_size=32,
-        eval_every_steps=4,
-        eval_examples=16,
-        log_every_steps=2,
-        checkpoint_every_steps=6,
-        keep_checkpoints=1,
+    return toy_run(
+        folder, run_dir=str(folder / "whole"), warmup_steps=4, lr=1e-2, ema_decay=0.9, steps=STEPS, eval_batch_size=32,
+        eval_every_steps=4, eval_examples=16, log_every_steps=2, checkpoint_every_steps=6, keep_checkpoints=1,
         keep_best="-loss",
-        wandb="disabled",
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def whole(config):
     """The figures of a run that is not stopped, with two steps in a dispatch."""
-    return train(dataclasses.replace(config, compute=ComputeConfig(steps_per_dispatch=2)))
+    return train(with_fields(config, {"steps_per_dispatch": 2}))
 
 
 def kind(record):
@@ -94,7 +80,7 @@ def test_a_run_writes_its_records_files_and_checkpoints(config, whole):
         assert checkpoints.notes(12)["best"]["value"] == -losses(records)[12, EVAL]
 
 
-def test_a_run_writes_its_events_and_its_log(config, whole):
+def test_a_run_writes_its_events_and_its_log_and_is_not_touched_when_it_is_finished(config, whole):
     folder = RunFolder(Path(config.run_dir))
     start, first, *others, end = read_events(folder)
     assert (start["event"], first["event"], end["event"]) == ("start", "continue", "end")
@@ -112,10 +98,6 @@ def test_a_run_writes_its_events_and_its_log(config, whole):
     assert [" ".join(line.split()[:3]) for line in lines if line.startswith("step ") and ": loss" in line] == evaluated
     assert [line for line in lines if line.startswith(f"step  2/{STEPS}  loss ") and line.endswith(" left")]
     assert [line for line in lines if line.startswith(f"step {STEPS}/{STEPS}  loss ") and line.endswith(" 0 s left")]
-
-
-def test_a_finished_run_is_not_touched(config, whole):
-    folder = RunFolder(Path(config.run_dir))
     before = folder.events.read_bytes(), folder.config.read_bytes()
     assert train(config) == whole
     assert (folder.events.read_bytes(), folder.config.read_bytes()) == before
@@ -123,9 +105,8 @@ def test_a_finished_run_is_not_touched(config, whole):
 
 def test_a_run_that_ended_between_two_dispatches_continues_with_their_cadences(config, tmp_path):
     """The run has ended after 5 steps, and its next dispatch ends at step 6, as in a run of 18 steps."""
-    pairs = ComputeConfig(steps_per_dispatch=2)
-    short = dataclasses.replace(config, run_dir=str(tmp_path / "run"), compute=pairs, steps=5, keep_best="")
-    short = dataclasses.replace(short, keep_checkpoints=9)
+    fields = {"run_dir": str(tmp_path / "run"), "steps_per_dispatch": 2, "steps": 5, "keep_best": ""}
+    short = with_fields(config, fields | {"keep_checkpoints": 9})
     train(short)
     train(dataclasses.replace(short, steps=STEPS))
     records = read_metrics(RunFolder(tmp_path / "run"))
@@ -177,3 +158,41 @@ def test_a_step_takes_the_memory_of_state_and_carry_alone(runner):
     after = step(state, carry, batch, devices.random_key(0))
     assert [array.is_deleted() for array in (state, carry, batch)] == [True, True, False]
     assert jax.tree.map(lambda x: x.shape, after) == ((3,), (1, 4), {"sum": ()})
+
+
+def test_a_step_that_is_not_finite_is_skipped_or_with_debug_nans_located(config, tmp_path):
+    fields = {"run_dir": str(tmp_path / "run"), "model": "support.toy_language:UnstableModel", "steps": 2}
+    unstable = with_fields(config, fields | {"max_skipped_steps": 1, "keep_best": ""})
+    with pytest.raises(UserError) as caught:
+        train(dataclasses.replace(unstable, debug_nans=True))
+    message = str(caught.value)
+    assert message.startswith("step 1 is not finite: ") and "nan" in message
+    assert "in the forward pass, in model.log (Logarithm), at " in message and "toy_language.py:" in message
+    with pytest.raises(UserError, match="2 consecutive steps up to step 2 had a loss or gradient that is not finite"):
+        train(unstable)
+    assert [record["train/skipped_steps"] for record in read_metrics(RunFolder(tmp_path / "run"))] == [2]
+
+
+@pytest.mark.parametrize(
+    ("backend", "flags", "fields", "message"),
+    [
+        ("gpu", None, {"deterministic": True}, "run again with XLA_FLAGS=--xla_gpu_deterministic_ops=true"),
+        ("gpu", "--xla_other", {"deterministic": True}, "deterministic needs an XLA flag"),
+        ("gpu", "--xla_other --xla_gpu_deterministic_ops=true", {"deterministic": True}, ""),
+        ("gpu", None, {}, ""),
+        ("cpu", None, {"deterministic": True}, ""),
+        ("cpu", None, {"debug_nans": True, "cpu_examples": 2}, ""),
+        ("cpu", None, {"debug_nans": True, "accumulation_steps": 2}, "accumulation_steps is 2"),
+        ("cpu", None, {"steps_per_dispatch": 2, "accumulation_steps": 2}, ""),
+        ("cpu", None, {"debug_nans": True, "steps_per_dispatch": 4}, "steps_per_dispatch is 4"),
+    ],
+)
+def test_debugging_needs_flags_and_single_steps(monkeypatch, backend, flags, fields, message):
+    monkeypatch.setattr("jax.default_backend", lambda: backend)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if flags is not None:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+    every = {"eval_every_steps": 4, "checkpoint_every_steps": 4, "log_every_steps": 4}
+    config = with_fields(preset("tiny"), every | fields)
+    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+        check_debugging(config)

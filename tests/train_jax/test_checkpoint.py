@@ -1,37 +1,43 @@
-"""Checkpoints: what each reader loads, which are kept, and that no damaged one is ever used."""
+"""Checkpoints: when a run saves, what each reader loads, which are kept, and that no damaged one is ever used; full
+disks."""
 
+import dataclasses
 import errno
 import os
 import platform
 import random
+import re
+import resource
 import shutil
-from contextlib import closing
+import time
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import DEFAULT, MagicMock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.markers import slow_unless
+from support.markers import slow_or_campaign
 
+from train_jax import hooks
+from train_jax.__main__ import main
 from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
 from train_jax.errors import StorageError, UserError
-from train_jax.hooks import figure_of_best
+from train_jax.hooks import Saving, figure_of_best
 from train_jax.run import checkpoint as agreed_steps
-from train_jax.run.checkpoint import (
-    Checkpoints,
-    DamagedCheckpointError,
-    Retention,
-    checksum_of_json,
-    checksums,
-)
+from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention, checksum_of_json, checksums
 from train_jax.run.files import remove_folder, upload_folder
-from train_jax.run.folder import RunFolder
+from train_jax.run.folder import RunFolder, write_bytes
+from train_jax.run.lines import LineFile
+from train_jax.run.presets import preset
 from train_jax.run.restore import choose
 from train_jax.run.storage import is_remote, path_of
+from train_jax.runtime.devices import Devices
 
-ROWS = 24
+ROWS, SLOW_SEEDS = 24, range(12, 140, 9)
 
 
 def made(step: int) -> tuple[TrainState, dict]:
@@ -112,20 +118,13 @@ def test_the_best_one_is_remembered_by_a_run_that_continues(place):
 
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(tmp_path):
     folder = saved(RunFolder(tmp_path), range(1, 7), {1: 0.1, 3: 0.9, 5: 0.3}, newest=2)
-    checkpoints = Checkpoints(folder, writes=False)
-    assert [choose(checkpoints, wanted) for wanted in ("newest", "best", "5")] == [6, 3, 5]
-    for wanted in ("4", "last", "-1"):
-        with pytest.raises(UserError, match=rf"no checkpoint of step {wanted}; use one of 3, 5, 6, newest, best"):
-            choose(checkpoints, wanted)
-    flip(folder.checkpoints / "6" / "notes" / "metadata", random.Random(0))
-    assert choose(checkpoints, "best") == 3, "as an older checkpoint knows it"
-    checkpoints.close()
-    checkpoints = Checkpoints(saved(RunFolder(tmp_path / "none"), [1]), writes=False)
-    with pytest.raises(
-        UserError, match="has no best checkpoint; train with --keep-best exact_accuracy, or use one of 1"
-    ):
-        choose(checkpoints, "best")
-    checkpoints.close()
+    with closing(Checkpoints(folder, writes=False)) as checkpoints:
+        assert [choose(checkpoints, wanted) for wanted in ("newest", "best", "5")] == [6, 3, 5]
+        for wanted in ("4", "last", "-1"):
+            with pytest.raises(UserError, match=rf"no checkpoint of step {wanted}; use one of 3, 5, 6, newest, best"):
+                choose(checkpoints, wanted)
+        damage(folder.checkpoints / "6" / "notes" / "metadata", 0, random.Random(0))
+        assert choose(checkpoints, "best") == 3, "as an older checkpoint knows it"
 
 
 def test_a_reader_of_the_model_reads_little_else(tmp_path):
@@ -134,85 +133,63 @@ def test_a_reader_of_the_model_reads_little_else(tmp_path):
     large = {"w": np.random.default_rng(0).normal(size=(1000, 500)).astype(np.float32)}
     table = {"table": np.random.default_rng(1).normal(size=(3000, 500)).astype(np.float32)}
     state = state._replace(params=large, ema=large, opt_state={"mu": large}, buffers=state.buffers | table)
-    folder = RunFolder(tmp_path)
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(1, state, carry | {"z": np.random.default_rng(2).normal(size=(ROWS, 10**5))}, {})
-    checkpoints.close()
-    checkpoints = Checkpoints(folder, writes=False)
-    before = bytes_read()
-    model = checkpoints.restore_model(1, state.ema, state.buffers, averaged=True)
-    after = bytes_read()
-    assert_same(model, (state.ema, state.buffers))
-    checkpoints.close()
+    with closing(Checkpoints(RunFolder(tmp_path))) as checkpoints:
+        checkpoints.save(1, state, carry | {"z": np.random.default_rng(2).normal(size=(ROWS, 10**5))}, {})
+    with closing(Checkpoints(RunFolder(tmp_path), writes=False)) as checkpoints:
+        before = bytes_read()
+        model = checkpoints.restore_model(1, state.ema, state.buffers, averaged=True)
+        read = bytes_read() - before
+        assert_same(model, (state.ema, state.buffers))
     returned = sum(np.asarray(array).nbytes for array in (*state.ema.values(), *state.buffers.values()))
-    assert 0.8 * returned < after - before <= 1.1 * returned, f"{(after - before) / returned:.3f}"
+    assert 0.8 * returned < read <= 1.1 * returned, f"{read / returned:.3f}"
 
 
 def bytes_read():
     """Returns how many bytes of files this process has read."""
-    facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(facts["rchar"])
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
 
 
 def test_all_processes_continue_from_the_checkpoint_that_the_first_one_finds(two, monkeypatch):
     """Another host may see other folders on a network file system."""
-    checkpoints = Checkpoints(two, writes=False)
-    monkeypatch.setattr(agreed_steps, "of_main_process", lambda find: {"steps": [1]})
-    assert checkpoints.restore_newest(made(0)[0]).step == 1
-    monkeypatch.setattr(agreed_steps, "of_main_process", lambda find: {"steps": [1, 2, 3]})
     monkeypatch.setattr(agreed_steps, "SEEN_SECONDS", 0.1)
-    with pytest.raises(StorageError, match=rf"has no checkpoint of step 3 on {platform.node()}, but has one on the"):
-        checkpoints.restore_newest(made(0)[0])
-    checkpoints.close()
-
-
-def test_the_figure_of_the_best_checkpoint_is_one_of_the_evaluation():
-    figures = {"exact_accuracy": 0.5, "lm_loss": 2.0}
-    assert [figure_of_best(figures, name) for name in ("", "exact_accuracy", "-lm_loss")] == [None, 0.5, -2.0]
-    assert figure_of_best({}, "exact_accuracy") is None
-    with pytest.raises(UserError, match="keep_best is -accuracy, which no evaluation has; use one of exact_accuracy,"):
-        figure_of_best(figures, "-accuracy")
+    with closing(Checkpoints(two, writes=False)) as checkpoints:
+        monkeypatch.setattr(agreed_steps, "of_main_process", lambda find: {"steps": [1]})
+        assert checkpoints.restore_newest(made(0)[0]).step == 1
+        monkeypatch.setattr(agreed_steps, "of_main_process", lambda find: {"steps": [1, 2, 3]})
+        with pytest.raises(StorageError, match=rf"no checkpoint of step 3 on {platform.node()}, but has one on the"):
+            checkpoints.restore_newest(made(0)[0])
 
 
 def test_a_checkpoint_of_another_model_is_not_a_damaged_one(two):
     state, _ = made(0)
-    checkpoints = Checkpoints(two, writes=False)
-    with pytest.raises(UserError, match=r"checkpoints/2 is of another model \(carry.*is unexpected\)"):
-        checkpoints.restore_newest(state).carry_like(())
-    with pytest.raises(UserError, match=r"of another model \(state.ema.w is float32\[5, 3\], expected float32\[5, 4\]"):
-        checkpoints.restore_newest(state._replace(ema=state.ema | {"w": np.zeros((5, 4), np.float32)}))
-    with pytest.raises(UserError, match=r"of another model \(state.ema.more is missing"):
-        checkpoints.restore_newest(state._replace(ema=state.ema | {"more": np.zeros(1, np.float32)}))
-    checkpoints.close()
+    with closing(Checkpoints(two, writes=False)) as checkpoints:
+        with pytest.raises(UserError, match=r"checkpoints/2 is of another model \(carry.*is unexpected\)"):
+            checkpoints.restore_newest(state).carry_like(())
+        for name, shape, message in (
+            ("w", (5, 4), r"\(state.ema.w is float32\[5, 3\], expected float32\[5, 4\]"),
+            ("more", 1, r"\(state.ema.more is missing"),
+        ):
+            with pytest.raises(UserError, match=f"of another model {message}"):
+                checkpoints.restore_newest(state._replace(ema=state.ema | {name: np.zeros(shape, np.float32)}))
 
 
 # ---- damage
 
 
-def flip(path, rng):
+def damage(path, kind: int, rng) -> None:
+    """Flips a bit of a file, cuts it, overwrites its end, or removes it."""
     content = bytearray(path.read_bytes())
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    at = rng.randrange(len(content))
+    if kind == 0:
+        content[at] ^= 1 << rng.randrange(8)
+    else:
+        content[at:] = rng.randbytes(len(content) - at) if kind == 2 else b""
     path.write_bytes(content)
+    if kind == 3:
+        path.unlink()
 
 
-def truncate(path, rng):
-    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
-
-
-def remove(path, rng):
-    path.unlink()
-
-
-def overwrite(path, rng):
-    start = rng.randrange(path.stat().st_size)
-    content = path.read_bytes()
-    path.write_bytes(content[:start] + rng.randbytes(len(content) - start))
-
-
-DAMAGES = [flip, truncate, remove, overwrite]
-
-
-@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 12, range(140)))
+@pytest.mark.parametrize("seed", [*range(12), *slow_or_campaign(SLOW_SEEDS, set(range(12, 140)) - set(SLOW_SEEDS))])
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(two, tmp_path, seed):
     recover_from_damage(copied(two, tmp_path), seed)
 
@@ -227,8 +204,7 @@ def recover_from_damage(folder: RunFolder, seed: int) -> None:
     """Restores the checkpoint before a damaged one, unless everything that is read of it is intact; then it is used."""
     rng = random.Random(seed)
     files = files_of(folder.checkpoints / "2")
-    path = files[seed // len(DAMAGES) % len(files)]
-    DAMAGES[seed % len(DAMAGES)](path, rng)
+    damage(files[seed // 4 % len(files)], seed % 4, rng)
     with closing(Checkpoints(folder)) as checkpoints:
         resumed = checkpoints.restore_newest(made(0)[0])
         assert_same((resumed.state, resumed.carry_like(made(0)[1])), made(resumed.step))
@@ -249,39 +225,25 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(two, place):
         checkpoints.restore_newest(made(0)[0])
 
 
-def test_checksums_see_every_change_and_no_difference_in_distribution():
-    array = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
-    expected = checksums({"a": array})
-    assert checksums({"a": jnp.asarray(array)}) == expected and checksums({"a": array.reshape(16, 3, 1)}) == expected
-    swapped = array.copy()
-    swapped[[3, 4]] = swapped[[4, 3]]
-    assert checksums({"a": swapped}) != expected
-
-
-def test_checksums_are_those_of_checkpoints_that_were_saved_before():
-    """Otherwise every run of an earlier version would count as damaged."""
+def test_checksums_see_every_change_and_are_those_of_checkpoints_that_were_saved_before():
+    """Otherwise every run of an earlier version would count as damaged; distribution makes no difference."""
     arrays = {"rows": np.arange(6, dtype=np.int32).reshape(3, 2), "scalar": np.float32(1.5), "none": np.zeros((0, 2))}
     assert checksums(arrays) == {"rows": 2957297695, "scalar": 1557669231, "none": 0}
+    for same in (jnp.asarray(arrays["rows"]), arrays["rows"].reshape(3, 2, 1)):
+        assert checksums({"rows": same}) == {"rows": 2957297695}
+    assert checksums({"rows": arrays["rows"][[0, 2, 1]]}) != {"rows": 2957297695}
     assert checksum_of_json({"b": 1, "a": [0.5]}) == 540963997
 
 
 # ---- outages are not damage
 
 
-@pytest.mark.parametrize(
-    "fails",
-    [
-        lambda path: "%2Fmodel%2Fd%2F" in path,  # TensorStore
-        pytest.param(lambda path: "notes" in path, marks=pytest.mark.slow),  # gcsfs
-    ],
-)
-def test_a_checkpoint_that_storage_refuses_to_give_is_not_put_aside(two, remote, emulator, impatient, fails):
-    folder = copied(two, path_of(remote))
-    with closing(Checkpoints(folder)) as checkpoints:
-        with (
-            emulator.failing(lambda method, path: "403" if method == "GET" and fails(path) else ""),
-            pytest.raises(UserError, match=r"checkpoints/2.*(cannot be read \(|no permission)"),
-        ):
+@pytest.mark.parametrize("part", ["%2Fmodel%2Fd%2F", pytest.param("notes", marks=pytest.mark.slow)])
+def test_a_checkpoint_that_storage_refuses_to_give_is_not_put_aside(two, remote, emulator, impatient, part):
+    """TensorStore reads the model, gcsfs the notes."""
+    refusal = pytest.raises(UserError, match=r"checkpoints/2.*(cannot be read \(|no permission)")
+    with closing(Checkpoints(copied(two, path_of(remote)))) as checkpoints:
+        with emulator.failing(lambda method, path: "403" if method == "GET" and part in path else ""), refusal:
             checkpoints.restore_newest(made(0)[0])
         assert checkpoints.restore_newest(made(0)[0]).step == 2 and checkpoints.steps() == [1, 2]
 
@@ -289,23 +251,121 @@ def test_a_checkpoint_that_storage_refuses_to_give_is_not_put_aside(two, remote,
 def test_a_checkpoint_on_a_disk_that_fails_is_tried_again_and_not_put_aside(two, tmp_path, monkeypatch):
     """Orbax does not tell a file that cannot be read from one that is not there."""
     folder = copied(two, tmp_path)
-    checkpoints = Checkpoints(folder)
-    read, failures = checkpoints._read, [DamagedCheckpointError("once")]
+    with closing(Checkpoints(folder)) as checkpoints:
+        outcomes = [DamagedCheckpointError("once"), *[DEFAULT] * 9]
+        monkeypatch.setattr(checkpoints, "_read", MagicMock(side_effect=outcomes, wraps=checkpoints._read))
+        assert checkpoints.restore_newest(made(0)[0]).step == 2
+        remove_folder(folder.checkpoints / "2" / "model")
+        failure = OSError(errno.EIO, os.strerror(errno.EIO), "file")
+        monkeypatch.setattr("train_jax.run.files.local_copy", MagicMock(side_effect=failure))
+        with pytest.raises(StorageError, match=r"cannot be read \(Input/output error\); run the command again"):
+            checkpoints.restore_newest(made(0)[0])
+        assert checkpoints.steps() == [1, 2]
 
-    def fail_once(*args):
-        if failures:
-            raise failures.pop()
-        return read(*args)
 
-    monkeypatch.setattr(checkpoints, "_read", fail_once)
-    assert checkpoints.restore_newest(made(0)[0]).step == 2
-    remove_folder(folder.checkpoints / "2" / "model")
+# ---- when a run saves
 
-    def fails(path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+LAST = 40
 
-    monkeypatch.setattr("train_jax.run.files.local_copy", fails)
-    with pytest.raises(StorageError, match=r"checkpoints/2/.* cannot be read \(Input/output error\); run the command"):
-        checkpoints.restore_newest(made(0)[0])
-    assert checkpoints.steps() == [1, 2]
-    checkpoints.close()
+
+def saving(tmp_path, minutes):
+    fields = {"checkpoint_every_steps": 20, "checkpoint_every_minutes": minutes, "log_every_steps": 4}
+    config = dataclasses.replace(preset("tiny"), run_dir=str(tmp_path), **fields)
+    training = SimpleNamespace(config=config, devices=None, total_steps=LAST)
+    return closing(Saving(training, RunFolder(tmp_path), SimpleNamespace()))
+
+
+def test_checkpoints_by_minutes_are_after_log_lines(tmp_path, monkeypatch):
+    """Checkpoints by steps stay where they were; only the first process reads its clock."""
+    steps = range(1, LAST + 1)
+    for minutes, expected in ((0, [20, 40]), (0.5, [12, 20, 32, 40])):
+        with saving(tmp_path, minutes) as run:
+            run.due(0.5, 0.0, np.zeros(2))  # the clock starts
+            assert [step for step in steps if run.due(step, 2.5 * step, np.zeros(2))] == expected
+    asked = []
+    monkeypatch.setattr(hooks, "is_main_process", lambda: False)
+    monkeypatch.setattr(hooks, "any_process", lambda flag: asked.append(flag) or True)
+    with saving(tmp_path, 1) as run:
+        assert [step for step in steps if run.due(step, 1e6 * step, np.zeros(2))] == list(range(4, LAST + 1, 4))
+    assert asked == [False] * 8, "without a collective at the steps where every process saves anyway"
+
+
+@pytest.mark.parametrize("move", ["to_global", "to_rows"])
+def test_a_save_writes_a_copy(move):
+    """The next step reuses the memory of state and carry while they are written."""
+    devices = Devices(1)
+    array = devices.shard({"z": np.ones((1, 6, 64), np.float32)})["z"]
+    on_device = np.asarray(array)  # on a CPU this is the memory of the device
+    assert on_device.base is not None and np.shares_memory(on_device, np.asarray(array))
+    assert not np.shares_memory(getattr(devices, move)({"z": array})["z"], on_device)
+
+
+def test_the_figure_of_the_best_checkpoint_is_one_of_the_evaluation():
+    """A task that does not name its figures is found out only when a checkpoint is saved."""
+    figures = {"exact_accuracy": 0.5, "lm_loss": 2.0}
+    assert [figure_of_best(figures, name) for name in ("", "exact_accuracy", "-lm_loss")] == [None, 0.5, -2.0]
+    assert figure_of_best({}, "exact_accuracy") is None
+    saving = Saving.__new__(Saving)
+    saving._training, saving._checkpoints = MagicMock(), MagicMock()
+    saving._training.config.keep_best = "-acc"
+    with pytest.raises(UserError, match="keep_best is -acc, which no evaluation has; use one of exact_accuracy"):
+        saving.start(MagicMock(step=3, metrics=figures))
+    assert saving._checkpoints.save.call_args.args[0] == 3
+
+
+# ---- full disks
+
+LIMIT_BYTES = 100_000
+
+
+@contextmanager
+def full_disk():
+    """No file can become larger than `LIMIT_BYTES`: a write beyond fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def too_large(step: int) -> tuple[TrainState, dict]:
+    """Returns a state with an array that is larger than the limit and does not compress."""
+    params = {"w": np.random.default_rng(step).normal(size=LIMIT_BYTES).astype(np.float32)}
+    return TrainState(np.int32(step), params, params, (), {}, new_guard(scales_loss=False)), {}
+
+
+def test_a_failed_save_is_reported_and_two_stop_the_run_with_the_last_good_one(tmp_path, capsys):
+    checkpoints = Checkpoints(RunFolder(tmp_path))
+    checkpoints.save(1, *too_large(1), {})
+    checkpoints.wait()
+    with full_disk():
+        checkpoints.save(2, *too_large(2), {})
+        while checkpoints._manager.is_saving_in_progress():
+            time.sleep(0.01)
+    checkpoints.save(3, *too_large(3), {})
+    checkpoints.wait()
+    assert "checkpoints/2 could not be saved (" in capsys.readouterr().err and checkpoints.steps() == [1, 3]
+    with full_disk():
+        checkpoints.save(4, *too_large(4), {})
+        with pytest.raises(StorageError, match=r"checkpoints/5 could not be saved \(.*step 3 is intact, and the same"):
+            checkpoints.save(5, *too_large(5), {})
+        checkpoints.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()) == ["1", "3"]
+    with closing(Checkpoints(RunFolder(tmp_path), writes=False)) as again:
+        resumed = again.restore_newest(too_large(0)[0])
+    np.testing.assert_array_equal(resumed.state.params["w"], too_large(3)[0].params["w"])
+
+
+def test_a_line_or_a_file_that_does_not_fit(tmp_path, monkeypatch, capsys):
+    """The system writes of a line what fits, without an error; a file stays as it was."""
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n" * (LIMIT_BYTES - 10))
+    write = lambda argv: LineFile(tmp_path / "metrics.jsonl").write({"a": 10**9})  # noqa: E731
+    monkeypatch.setattr("train_jax.__main__._run", write)
+    with full_disk():
+        assert main(["train"]) == StorageError.STATUS
+    assert "metrics.jsonl cannot be written (No space left on device); free some space" in capsys.readouterr().err
+    write_bytes(tmp_path / "file", b"before")
+    with full_disk(), pytest.raises(StorageError, match=r"file cannot be written \(File too large\); free some space"):
+        write_bytes(tmp_path / "file", bytes(LIMIT_BYTES + 1))
+    assert (tmp_path / "file").read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 2

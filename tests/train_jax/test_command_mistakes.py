@@ -1,14 +1,36 @@
-"""A mistake in the arguments of a command is one line with the value and the remedy; the status is 2."""
+"""A mistake of a user is found before anything is computed: one line with the value and the remedy; the status is 2."""
 
+import contextlib
+import dataclasses
+import os
 import shlex
+import subprocess
+import sys
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 
 from train_jax.__main__ import main
+from train_jax.errors import UserError
+from train_jax.run.presets import preset
+from train_jax.run.restore import restore
+from train_jax.run.untrusted import DamagedError, map_array, read_arrays, read_whole
+from train_jax.start import _check_keep_best
+from train_jax.task import Periodic
+from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
+from train_jax.tasks.language.generation import read_prompts
+from train_jax.tasks.language.task import LanguageTask
+from train_jax.tasks.new_dataset import _difference
+from train_jax.tasks.puzzles.building import chunks_of
+from train_jax.tasks.puzzles.task import PuzzleTask
 
 TRAIN = "train tiny --data-dir PUZZLES --run-dir run --wandb disabled --model"
+SHARDED = f"{TRAIN} trm --compute.shard-optimizer"
 CHAT = "build-data chat --output-dir chat --tokenizer TEXT"
 CELL_NET, THINKER = "support.outside_models:CellNet", "support.outside_models:Thinker"
+LAUNCH = "launch --zone us-central2-b --dry-run --tpu "
 MISTAKES = {
     # arguments
     "trian": "unknown stage 'trian'; use one of build-data",
@@ -19,16 +41,15 @@ MISTAKES = {
     "train tiny --stepz 3": "--stepz, 3; perhaps --steps INT; see trm train tiny --help",
     "train tiny --steps -5": "steps is -5; use at least 0",
     "train tiny --log-every-steps 0": "log_every_steps is 0; use at least 1",
-    "train tiny --optim.lr nan": "optim.lr is nan",
     "train tiny --wandb maybe": "'maybe' for argument '--wandb'. Expected one of ('auto', 'online'",
     "train tiny --arch.attention-window 4": "attention_window is 4; use an odd number",
     "evaluate": "a folder, or gs://bucket/folder. (required); see trm evaluate --help",
-    "evaluate run --limit -1": "--limit is -1; use at least 0",
     "build-data": "Expected one of {sudoku, maze, arc, text, chat, instructions, inspect}; see trm build-data --help",
     "build-data soduku": "'soduku'; use one of sudoku, maze, arc, text, chat, instructions, inspect",
     "build-data sudoku --size": "'--size'. Expected 1 values; see trm build-data sudoku --help",
     # data sets and models
     "train tiny --data-dir no --run-dir run": "no data set at no/train (dataset.json is missing); build one with `trm",
+    "train d20 --data-dir no --run-dir run": "trm build-data text --vocab-size 65536",
     f"{TRAIN} gru": "unknown architecture 'gru'; use one of trm, trm_singlez, trm_hier6, hrm, transformer",
     f"{TRAIN} nowhere:Net": "'nowhere' cannot be imported (ModuleNotFoundError",
     f"{TRAIN} support.outside_models:Nought": "has no nn.Module class 'Nought'; use one of: CellNet, Thinker",
@@ -37,13 +58,15 @@ MISTAKES = {
     f"{TRAIN} {CELL_NET} --arch.halt-max-steps 2": "has no initial_carry for further steps",
     f"""{TRAIN} {CELL_NET} --arch.options '{{"depth": 1}}'""": "takes no depth; use its arguments",
     f"{TRAIN} hrm --arch.puzzle-emb-ndim 99": "puzzle_emb_ndim 99 does not fit",
+    f"{TRAIN} {CELL_NET} --optim.freeze .*": "leaves nothing to train: the model has no sparse table",
+    f"{TRAIN} trm --compute.load step": "--compute.load step needs --compute.runner shard_map",
+    f"{SHARDED} --optim.optimizer optax:adam": "shard_optimizer cannot be used with the optimizer optax:adam",
+    f"""{SHARDED} --optim.groups '[{{"pattern": ".*", "optimizer": "optax:lion"}}]'""": "with the optimizer optax:lion",
     "build-data inspect none": "no data set at",
-    "build-data inspect PUZZLES --examples -1": "--examples is -1; use at least 0",
     # runs
     **{f"{stage} none": "no run at" for stage in ("evaluate", "export", "solve", "report", "summary", "status")},
     "evaluate RUN --step 7": "has no checkpoint of step 7; use one of 50, 60, newest, best",
     "evaluate RUN --step 50 --weights x.pt": "--weights and --step 50 both select weights",
-    "evaluate RUN --halt-threshold 2": "--halt-threshold is 2.0; use at most 1",
     "solve RUN --step best": "has no best checkpoint; train with --keep-best exact_accuracy, or use one of 50, 60",
     "report RUN --step 50": "at-step-50/evaluation/test.json is missing; run `trm evaluate",
     "export RUN --average-last 3": "average_last is 3, and",
@@ -51,6 +74,12 @@ MISTAKES = {
     "export RUN --average 50 --step 60": "give only one of --step, --average and --average-last",
     "export none --train-step --average-last 2": "--train-step exports one checkpoint",
     "export none --train-step --format huggingface": "--train-step exports one checkpoint",
+    # launches
+    f"{LAUNCH}one --max-hours -3 -- train tiny": "--max-hours is -3.0; use at least 0",
+    f"{LAUNCH}one --type v4-63 -- train tiny": "--type v4-63: a v4 slice has a multiple of 8 cores; use v4-64",
+    f"{LAUNCH}one --type v5litepod-12 -- train tiny": "use v5litepod-8",
+    f"{LAUNCH}9tpu -- train tiny": "expected a name that begins with a letter",
+    f"{LAUNCH}one -- train tiny": "is in no git checkout; start trm launch in one of this project",
     # experiments
     "analyze nowhere": "nowhere is not a folder",
     "analyze .": ". has no runs in GROUP/ID/seed-N",
@@ -59,8 +88,6 @@ MISTAKES = {
     # language models
     "evaluate LANGUAGE_RUN --halt-early": "--halt-early is not for runs of task language",
     "evaluate LANGUAGE_RUN --core-items 3": "--core-items 3 is for --core",
-    "core none none": "no run at",
-    "chat LANGUAGE_RUN --step 8": "no checkpoint of step 8",
     "chat LANGUAGE_RUN --data-dir nowhere": "nowhere/tokenizer.json does not exist",
     "chat LANGUAGE_RUN --cycles 2": "--cycles 2 is an option of HRM-Text, not of --model gpt; omit it",
     "chat LANGUAGE_RUN --top-p 0": "--top-p is 0.0; use a value above 0 to 1",
@@ -72,11 +99,9 @@ MISTAKES = {
     "generate LANGUAGE_RUN --prompt \ud800": "a prompt is not valid UTF-8; correct it",
     "bench-generate tiny": "tiny is a preset of the task puzzles; use one of a language model",
     "bench-generate chat-tiny --tokens 2500": "--prompt-tokens 128 and --tokens 2500 are more than the 2560 positions",
-    "bench-generate chat-tiny --rows 0": "--rows is (0,); use at least 1",
     "bench-generate chat-tiny --tokens 8": "--tokens 8 come with the first one, in a dispatch of --tokens-per-dispatch",
     "chat-eval run --tasks smalltalk": "--tasks smalltalk has no right answers; leave it out",
     "chat-eval run --tasks humaneval": "no task is left; give --tasks",
-    "chat-eval run --tasks nothing": "unknown task 'nothing'",
     "chat-eval run --num-samples 4": "--num-samples 4 are equal at --temperature 0; use --temperature 1",
     "chat-eval run --results /nowhere/a.json": "/nowhere is not a folder",
     "chat-eval run --tasks identity": "no run at ",
@@ -92,7 +117,8 @@ MISTAKES = {
     f"{CHAT} --tasks identity --test-share 0.7": "--test-share",
     # compilation for a TPU
     "compile-pod": "needs a preset or an experiment",
-    "compile-pod nothing": "unknown preset 'nothing'",
+    "compile-pod tiny --save step": "use --compute.runner shard_map, and leave out --step",
+    "compile-pod tiny --save step --compute.runner shard_map --step evaluate": "leave out --step",
     "compile-pod tiny --topology v3:2x2": "unknown topology 'v3:2x2'; use a chip and its axes",
     "compile-pod tiny --topology v5e:2x2x2": "v5e has 2 axes, such as 2x4",
     "compile-pod tiny --topology v4:3x5x7": "topology 'v4:3x5x7'",
@@ -125,3 +151,84 @@ def test_a_mistake_is_one_line_and_writes_nothing(line, given, tmp_path, finishe
     assert error.startswith("trm: ") and MISTAKES[line] in error
     assert all(each.startswith("compiling for ") for each in progress), progress
     assert not list((tmp_path / "work").iterdir()) and not list(finished_run.glob("a*"))
+
+
+# ---- files, figures and weights
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "known", "every", "message"),
+    [
+        ("acc", PuzzleTask.evaluated, (2, 0), "keep_best is acc, which no evaluation has; use one of exact_accuracy"),
+        ("acc", LanguageTask.evaluated, (2, 0), "keep_best is acc, which no evaluation has; use one of bits_per_byte"),
+        ("-exact_accuracy", PuzzleTask.evaluated, (2, 0), ""),
+        ("loss", (), (2, 0), ""),
+        ("loss", (), (0, 2), "its evaluation is every 0 steps"),
+        ("hard/loss", (), (2, 0), "its evaluation is every 0 steps"),
+        ("hard/loss", (), (0, 2), ""),
+    ],
+)
+def test_the_figure_of_the_best_checkpoint_is_checked_before_the_run(keep_best, known, every, message):
+    """The cadence of a task's evaluation does not depend on `eval_every_steps`."""
+    config = dataclasses.replace(preset("tiny"), keep_best=keep_best, eval_every_steps=5, checkpoint_every_steps=2)
+    evaluator: Any = None
+    evaluations = [Periodic(evaluator, every[0]), Periodic(evaluator, every[1], "hard")]
+    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+        _check_keep_best(config, known, evaluations, 9)
+
+
+def test_texts_that_are_not_utf8_are_counted_in_the_error(tmp_path, capsys):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_bytes(b"caf\xe9 number")
+    arguments = ["--source", str(tmp_path), "--output-dir", str(tmp_path / "set")]
+    for size in ("280", "265"):  # with merges, and without
+        assert main(["build-data", "text", *arguments, "--vocab-size", size]) == 2
+        line = capsys.readouterr().err
+        assert "3 of 3 documents are not UTF-8" in line and "iconv" in line
+
+
+def test_texts_with_other_ends_of_lines_and_byte_order_marks(tmp_path):
+    (tmp_path / "p.txt").write_text("\ufeffone\u2028still one\x85and\x0cagain\r\ntwo\n", newline="")
+    assert read_prompts(str(tmp_path / "p.txt")) == ["one\u2028still one\x85and\x0cagain", "two"]
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / "train.csv").write_text("source,question,answer,rating\na,1,2,0\n", encoding=encoding)
+        assert list(chunks_of(tmp_path / "train.csv", rows=5, remedy="")) == [[(2, ["a", "1", "2", "0"])]]
+
+
+def test_the_difference_of_two_recipes_is_shown():
+    there, requested = ({"tables_sha256": {"train.csv": "same", "test.csv": test}} for test in ("1234", "5678"))
+    assert _difference({"recipe": there}, requested).endswith("(tables_sha256.test.csv is '1234', requested '5678')")
+
+
+def test_output_in_an_encoding_without_every_character():
+    environment = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-m", "train_jax", "--help"], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_weights_and_checkpoints_that_are_not_finite_are_named(finished_run, monkeypatch):
+    run = restore(str(finished_run))
+    weights = run.state_dict()
+    names = [name for name in weights if name in run.state.params][:2]
+    for name, value in zip(names, (float("nan"), float("inf")), strict=True):
+        weights[name].view(-1)[-1] = value
+    with pytest.raises(UserError, match=rf"w.pt has NaN or infinity in 2 tensors: {names[0]}, {names[1]}; use an ear"):
+        run.with_weights(weights, "w.pt")
+    params = run.state.params | {names[0]: run.state.params[names[0]] * np.nan}
+    monkeypatch.setattr("train_jax.run.restore.mean_weights", lambda weights, _tables: (params, next(weights)[1]))
+    with pytest.raises(UserError, match=r"run at step 60 has NaN or infinity in a tensor: "):
+        restore(str(finished_run))
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n")
+    for read in (map_array, partial(read_whole, largest_bytes=999), partial(read_arrays, names=(), largest_bytes=999)):
+        with pytest.raises(DamagedError, match="it is a pointer of Git LFS; run `git lfs pull`"):
+            read(path)
+    with pytest.raises(UserError, match=r"train.csv cannot be read: it is a pointer of Git LFS"):
+        list(chunks_of(path, rows=5, remedy=""))
+    pytest.importorskip("pyarrow")
+    parquet = path.rename(tmp_path / "train.parquet")
+    with pytest.raises(UserError, match=r"not a readable parquet file \(it is a pointer"):
+        list(read_documents([TextFile("a", parquet)], "text", Skipped()))

@@ -1,8 +1,9 @@
-"""The commands as a user runs them: how a process begins and ends, export, evaluation, runs that are not whole."""
+"""The commands as a user runs them: what a process imports, how it ends, export, evaluation."""
 
 import dataclasses
 import gc
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,13 +15,6 @@ from train_jax.__main__ import main
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.run.resume import open_run
-
-
-def mistake(capsys, *argv):
-    assert main(list(argv)) == 2
-    output = capsys.readouterr()
-    assert len(output.err.strip().splitlines()) == 1, output.err
-    return output.err
 
 
 def test_a_stage_is_imported_without_garbage_collections(monkeypatch):
@@ -51,38 +45,48 @@ sys.exit(trm.command([]))"""
     assert ("KeyError" in done.stderr) == (status == 1)
 
 
-def test_a_run_without_a_checkpoint_is_one_line(capsys, tmp_path, data_dir):
+def test_a_run_that_is_not_whole_is_one_line(capsys, tmp_path, data_dir):
     config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir), run_dir=str(tmp_path / "run"))
     folder = open_run(config)
     folder.data.write_text((data_dir / "train" / "dataset.json").read_text())
-    assert "has no checkpoint yet" in mistake(capsys, "evaluate", str(tmp_path / "run"))
+    assert main(["evaluate", str(folder.path)]) == 2
+    folder.config.write_text(json.dumps({"model": "trm"}))
+    assert main(["evaluate", str(folder.path)]) == 2
+    without_checkpoint, broken = capsys.readouterr().err.splitlines()
+    assert "has no checkpoint yet" in without_checkpoint and "config.json cannot be read" in broken
 
 
-@pytest.fixture
-def run(tmp_path, finished_run):
-    """A copy of the finished run."""
-    return RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
-
-
-def test_exported_weights_are_checked_and_evaluated(capsys, run):
+def test_exported_weights_are_checked_and_evaluated_and_early_halting_has_a_file(capsys, finished_run, tmp_path):
+    run = RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
     assert main(["export", str(run.path)]) == 0
     assert main(["evaluate", str(run.path), "--weights", str(run.weights)]) == 0
     output = capsys.readouterr().out
     assert "PyTorch agrees: the same answer on 8 of 8 puzzles" in output and "exact_accuracy" in output
+    assert f"at step 60, test set, weights of {run.weights}:" in output
     assert "halting probability >  mean steps   exact   token" in output and "all after 4" in output
-
-
-def test_early_halting_has_a_file_of_its_own(capsys, run):
     before = {path: path.read_bytes() for path in run.evaluation("test").parent.iterdir()}
     assert main(["evaluate", str(run.path), "--halt-threshold", "1"]) == 0
     assert "halting at a probability above 1:" in capsys.readouterr().out
     early = json.loads(run.halted_early("test").read_text())
     assert (early["threshold"], early["steps"], early["computed_steps"]) == (1, 4, 4)
     assert before and all(path.read_bytes() == content for path, content in before.items())
-    error = mistake(capsys, "evaluate", str(run.path), "--halt-threshold", "2")
-    assert "--halt-threshold is 2.0; use at most 1" in error
 
 
-def test_a_broken_config_is_one_line(capsys, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model": "trm"}))
-    assert "config.json cannot be read" in mistake(capsys, "evaluate", str(tmp_path))
+TRAINED = """
+import json, sys
+from train_jax.__main__ import main
+data, run = sys.argv[1:]
+status = main(["train", "tiny", "--data-dir", data, "--run-dir", run, "--steps", "1", "--eval-examples", "8",
+               "--wandb", "disabled", "--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "1"])
+print(json.dumps([status, [name for name in sys.modules if name.startswith("train_jax")]]))
+"""
+
+
+def test_training_a_sudoku_imports_no_other_puzzle_no_text_and_no_pod(data_dir, tmp_path):
+    command = [sys.executable, "-c", TRAINED, str(data_dir), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    status, modules = json.loads(done.stdout.splitlines()[-1])
+    assert status == 0, done.stderr
+    others = ("tasks.language", "tasks.puzzles.arc", "tasks.puzzles.maze", "pod", "analysis", "report", "kernels")
+    assert not [name for name in modules if name.startswith(tuple(f"train_jax.{each}" for each in others))]
+    assert len(modules) <= 100, sorted(modules)

@@ -1,4 +1,5 @@
-"""Every field of every stage takes extreme values or refuses them in one line, and refuses those below its range."""
+"""Every field of every stage takes extreme values or refuses them in one line, refuses those below its range, and is on
+one page of a help that fits a screen."""
 
 import dataclasses
 import importlib
@@ -12,15 +13,16 @@ from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import STAGES, main
 from train_jax.optim.config import OptimConfig
 from train_jax.run.config import ComputeConfig, RunConfig
-from train_jax.stages import build_data, evaluate, solve, sweep, tokenizer
+from train_jax.stages import build_data, sweep, tokenizer
 from train_jax.tasks.language.task import LanguageConfig
 from train_jax.tasks.puzzles.task import PuzzleConfig
 
 VALUES = ("-5", "nan", str(10**30), "")
-REQUIRED = {
-    "evaluate": ["run"], "score": ["data", "file"], "solve": ["run"], "export": ["run"], "report": ["run"],
-    "summary": ["run"], "core": ["run", "bundle"], "generate": ["run"], "chat-eval": ["run"],
-    "chat": ["run"], "serve": ["run"],
+COMMANDS = {"build-data": build_data.COMMANDS, "tokenizer": tokenizer.COMMANDS, "sweep": sweep.COMMANDS}
+POSITIONAL = {
+    "score": " data file", "core": " run bundle", "build-data inspect": " folder", "build-data arc": " --source folder",
+    "tokenizer evaluate": " folder", "tokenizer inspect": " folder", "sweep show": " exp01a", "sweep diff": " exp01a",
+    "sweep run": " tiny",
 }  # fmt: skip
 
 
@@ -32,59 +34,44 @@ def options(config_class, prefix=""):
             yield f"--{prefix}{name}".replace("_", "-"), rule.declared
 
 
+def module_of(stage):
+    return importlib.import_module(f"train_jax.stages.{stage.replace('-', '_')}")
+
+
 def cases():
-    classes = {"evaluate": evaluate.Evaluate, "solve": solve.Solve}
-    for stage in ("score", "export", "report", "summary", "core", "generate", "chat-eval", "chat", "serve"):
-        module = importlib.import_module(f"train_jax.stages.{stage.replace('-', '_')}")
-        classes[stage] = getattr(module, stage.title().replace("-", ""))
-    for stage, config_class in classes.items():
-        yield from (([stage, *REQUIRED[stage]], *option) for option in options(config_class))
-    for kind, config_class in build_data.COMMANDS.items():
-        first = {"inspect": ["folder"], "arc": ["--source", "folder"]}.get(kind, [])
-        yield from ((["build-data", kind, *first], *option) for option in options(config_class))
-    for command, config_class in tokenizer.COMMANDS.items():
-        first = [] if command == "train" else ["folder"]
-        yield from ((["tokenizer", command, *first], *option) for option in options(config_class))
-    for command, config_class in sweep.COMMANDS.items():
-        first = {"show": ["exp01a"], "diff": ["exp01a"], "run": ["tiny"]}.get(command, [])
-        yield from ((["sweep", command, *first], *option) for option in options(config_class))
-    parts = {"": RunConfig, "optim.": OptimConfig, "compute.": ComputeConfig}
-    for prefix, config_class in parts.items():
-        skipped = {"--arch", "--task-config", "--optim", "--compute", "--task", "--model"}
-        yield from ((["train", "tiny"], *each) for each in options(config_class, prefix) if each[0] not in skipped)
-    yield from ((["train", "tiny"], *option) for option in options(PuzzleConfig))
-    yield from ((["train", "chat-tiny"], *option) for option in options(LanguageConfig))
+    """Returns a dict from the words of a command to its options."""
+    every = {f"{stage} {name}": each for stage, commands in COMMANDS.items() for name, each in commands.items()}
+    for stage in ("evaluate", "solve", "export", "report", "summary", "generate", "chat-eval", "chat", "serve"):
+        every[stage] = getattr(module_of(stage), stage.title().replace("-", ""))
+        POSITIONAL[stage] = " run"
+    every |= {stage: getattr(module_of(stage), stage.title()) for stage in ("score", "core")}
+    found = {words + POSITIONAL.get(words, ""): [*options(config_class)] for words, config_class in every.items()}
+    parts = (RunConfig, ""), (PuzzleConfig, ""), (OptimConfig, "optim."), (ComputeConfig, "compute.")
+    own = [each for config_class, prefix in parts for each in options(config_class, prefix)]
+    skipped = {"--arch", "--task-config", "--optim", "--compute", "--task", "--model"}
+    found["train tiny"] = [each for each in own if each[0] not in skipped]
+    found["train chat-tiny"] = [*options(LanguageConfig)]
     seen = set()  # a field that architectures inherit has one declaration; test_ranges.py walks it for each of them
     for name, architecture in ARCHITECTURES.items():
-        for each in options(architecture.config_class, "arch."):
-            if each not in seen:
-                seen.add(each)
-                yield ["train", "tiny", "--model", name], *each
+        found[f"train tiny --model {name}"] = [
+            each for each in options(architecture.config_class, "arch.") if not (each in seen or seen.add(each))
+        ]
+    return {words: each for words, each in found.items() if each}
 
 
-CASES = list(cases())
-STAGES_OF_CASES = slow_unless(
-    lambda stage: not stage.startswith("train tiny"), sorted({" ".join(argv) for argv, *_ in CASES})
-)
+CASES = cases()
 
 
-@pytest.fixture(autouse=True)
-def nothing_starts(monkeypatch, tmp_path):
+@pytest.mark.parametrize("words", slow_unless(lambda words: not words.startswith("train tiny"), sorted(CASES)))
+def test_extreme_values_are_accepted_or_refused_in_one_line(words, capsys, tmp_path, monkeypatch):
     """Parses and validates only; the working folder must stay empty."""
     monkeypatch.chdir(tmp_path)
-    for stage in STAGES:
-        module = importlib.import_module(f"train_jax.stages.{stage.replace('-', '_')}")
-        check = (lambda config: config.check()) if stage == "build-data" else (lambda config: None)
-        monkeypatch.setattr(module, "main", check)
-
-
-@pytest.mark.parametrize("stage", STAGES_OF_CASES)
-def test_extreme_values_are_accepted_or_refused_in_one_line(stage, capsys, tmp_path):
-    for argv, option, declared in CASES:
-        if " ".join(argv) != stage:
-            continue
+    stage = words.split()[0]
+    check = (lambda config: config.check()) if stage == "build-data" else (lambda config: None)
+    monkeypatch.setattr(module_of(stage), "main", check)
+    for option, declared in CASES[words]:
         for value in VALUES:
-            status = main([*argv, f"{option}={value}"])
+            status = main([*words.split(), f"{option}={value}"])
             error = capsys.readouterr().err
             assert status in (0, 2), (option, value)
             if status == 2:
@@ -92,3 +79,40 @@ def test_extreme_values_are_accepted_or_refused_in_one_line(stage, capsys, tmp_p
             elif isinstance(declared, Range) and value in ("-5", "nan"):
                 assert value == "-5" and declared.accepts(-5), option
     assert not list(tmp_path.iterdir())
+
+
+# ---- help
+
+
+@pytest.fixture
+def shown(capsys, monkeypatch):
+    """`shown(*words)`: a page of help, which fits a screen."""
+
+    def run(*words):
+        monkeypatch.setenv("COLUMNS", "100")
+        with pytest.raises(SystemExit) as end:
+            main([*words])
+        page = capsys.readouterr().out
+        assert not end.value.code and 5 < sum(-(-len(line) // 100) for line in page.splitlines()) <= 50
+        return page
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "words", [*STAGES, *(f"{stage} {name}" for stage, commands in COMMANDS.items() for name in commands)]
+)
+def test_help_of_every_stage_fits_a_screen(words, shown):
+    page = shown(*words.split(), "--help")
+    assert not words.startswith("build-data") or "None" not in page
+
+
+@pytest.mark.parametrize("model", [*ARCHITECTURES, "support.outside_models:Thinker"])
+def test_a_field_of_training_is_on_one_page_that_fits_a_screen(model, shown):
+    names = ("", *RunConfig.HELP_PAGES) if model == "trm" else ("arch", "act")  # the others are the same
+    pages = {name: shown("train", "tiny", "--model", model, "--help", *filter(None, [name])) for name in names}
+    options = {"": "--steps", "data": "--augment", "arch": "--arch.hidden-size", "act": "--arch.halt-max-steps",
+               "optim": "--optim.beta1", "schedule": "--optim.lr", "muon": "--optim.muon-momentum",
+               "compute": "--compute.remat", "logging": "--keep-best"}  # fmt: skip
+    for where, option in options.items() if model == "trm" else ():
+        assert [name for name in names if f"{option} " in pages[name] or f"{option}," in pages[name]] == [where], option

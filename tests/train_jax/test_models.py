@@ -1,5 +1,7 @@
-"""Training and checked export of other models than TRM, and of modules from outside the project."""
+"""Modules from outside the project: compared with PyTorch at the start of a first run, trained, exported, continued;
+the configuration of a run for every architecture."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,39 +9,42 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.outside_models import CellNet
+from support.presets import SMALL_RUN
 
-from train_jax import hooks
+from benchmarks.example_puzzles import ExamplePuzzles, example_run
+from models_torch.outside import OutsideConfig
+from models_torch.registry import ARCHITECTURES, config_class
+from train_jax import hooks, loop
 from train_jax.__main__ import main
+from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints
-from train_jax.run.model import build_module
+from train_jax.run.config import RunConfig, from_json, to_json, with_model
+from train_jax.run.model import build_module, sized
+from train_jax.run.presets import preset
 from train_jax.run.restore import restore
-
-TINY = ["--wandb", "disabled", "--steps", "6", "--eval-every-steps", "0", "--eval-batch-size", "8",
-        "--checkpoint-every-steps", "3", "--log-every-steps", "2", "--global-batch-size", "8"]  # fmt: skip
-MODELS = {
-    "thinker": ["--model", "support.outside_models:Thinker", "--arch.options", '{"width": 8}'],
-    "loss head": ["--model", "support.outside_models:ThinkerWithLoss", "--arch.options", '{"width": 8}'],
-    "plain": ["--model", "support.outside_models:CellNet", "--arch.options", '{"hidden": 8}'],
-}
+from train_jax.run.resume import open_run
+from train_jax.stages.train import cli
 
 
-def train(name, data_dir, run_dir) -> int:
-    return main(["train", "tiny", "--data-dir", str(data_dir), "--run-dir", str(run_dir), *TINY, *MODELS[name]])
+def train(model, data_dir, run_dir, *more) -> int:
+    options = {"width": 8} if model.startswith("Thinker") else {"hidden": 8}
+    words = [*SMALL_RUN[:-1], "--steps", "6", "--checkpoint-every-steps", "3", "--log-every-steps", "2"]
+    words += ["--model", f"support.outside_models:{model}", "--arch.options", json.dumps(options)]
+    return main(["train", "tiny", "--data-dir", str(data_dir), "--run-dir", str(run_dir), *words, *more])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "plain"])
-def test_a_model_trains_exports_and_reports(name, tmp_path, data_dir, capsys):
+def test_a_model_with_its_own_loss_trains_exports_and_reports(tmp_path, data_dir, capsys):
     run = tmp_path / "run"
-    assert train(name, data_dir, run) == 0
+    assert train("ThinkerWithLoss", data_dir, run) == 0
     assert main(["evaluate", str(run)]) == main(["export", str(run)]) == main(["report", str(run)]) == 0
     assert main(["solve", str(run)]) == main(["summary", str(run)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("PyTorch agrees: the same answer on 8 of 8 puzzles") == 2 and "step 6" in shown
     weights = load_file(run / "weights.safetensors")
-    state = restore(str(run)).state
-    assert weights.keys() >= state.params.keys()
-    initial = dict(build_initial(run).named_parameters())
+    restored = restore(str(run))
+    initial = dict(build_module(restored.config, restored.task, 8).named_parameters())
+    assert weights.keys() >= restored.state.params.keys()
     changed = [key for key, value in initial.items() if not np.allclose(weights[key], value.detach(), atol=1e-4)]
     assert len(changed) > len(initial) / 2
 
@@ -54,12 +59,12 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
             self.wait()
             raise KeyboardInterrupt
 
-    assert train("plain", data_dir, tmp_path / "whole") == 0
+    assert train("CellNet", data_dir, tmp_path / "whole") == 0
     with monkeypatch.context() as patch:
         patch.setattr(hooks, "Checkpoints", Stopped)
-        assert train("plain", data_dir, tmp_path / "stopped") == 130
+        assert train("CellNet", data_dir, tmp_path / "stopped") == 130
     assert not (tmp_path / "stopped" / "FINISHED").exists()
-    assert train("plain", data_dir, tmp_path / "stopped") == 0
+    assert train("CellNet", data_dir, tmp_path / "stopped") == 0
     assert "continuing at step 3" in capsys.readouterr().out
     assert main(["export", str(tmp_path / "stopped")]) == 0
     whole, stopped = restore(str(tmp_path / "whole")).state_dict(), load_file(tmp_path / "stopped/weights.safetensors")
@@ -73,6 +78,118 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
     assert figures["steps"] == 1 and figures["count"] == 8
 
 
-def build_initial(run_dir):
-    run = restore(str(run_dir))
-    return build_module(run.config, run.task, 8)
+@pytest.fixture
+def remarks(monkeypatch):
+    """The remarks of runs that begin; none is trained."""
+    made = []
+
+    def train(run, state, preemption, remarks):
+        made.extend(remarks)
+        return {"train_steps": 0, "train_seconds": 0.0, "summary": "not trained"}
+
+    monkeypatch.setattr(loop._Run, "train", train)
+    return made
+
+
+def test_a_first_run_is_compared_and_a_continued_one_is_not(tmp_path, data_dir, remarks, monkeypatch):
+    assert train("CellNet", data_dir, tmp_path) == 0
+    assert "support.outside_models:CellNet agrees with PyTorch over two calls, " in "\n".join(remarks)
+    monkeypatch.setattr(loop, "verified", lambda *_: pytest.fail("compared again"))
+    monkeypatch.setattr("train_jax.run.resume.complete_steps", lambda checkpoints: [1])
+    assert train("CellNet", data_dir, tmp_path) == 0
+
+
+def test_a_module_that_differs_stops_the_run(tmp_path, data_dir, remarks, capsys, monkeypatch):
+    run = tmp_path / "run"
+    assert train("TwiceInJax", data_dir, run) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert "TwiceInJax computes something else in JAX than in PyTorch, most " in error and "--no-verify" in error
+    assert not run.exists()
+    monkeypatch.setattr(loop, "verified", lambda *_: pytest.fail("compared"))
+    assert train("TwiceInJax", data_dir, run, "--no-verify") == 0
+
+
+# ---- the configuration of a run: `--model`, JSON and back, sizes from the data
+
+OUTSIDE = "support.outside_models:Thinker"
+PLAIN = "support.outside_models:CellNet"
+
+
+@pytest.fixture
+def parsed_run(monkeypatch):
+    """The configuration that `trm train …` would train."""
+    configs: list[RunConfig] = []
+    monkeypatch.setattr("train_jax.stages.train.main", configs.append)
+
+    def parse(*argv: str) -> RunConfig:
+        cli(list(argv))
+        return configs[-1]
+
+    return parse
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, OUTSIDE])
+def test_every_architecture_round_trips_through_json_and_takes_the_sizes_of_the_data(name, parsed_run):
+    options = ["--arch.options", '{"width": 8, "deep": {"a": [1, null]}}'] if ":" in name else []
+    config = parsed_run("tiny", "--model", name, "--arch.halt-max-steps", "3", *options)
+    assert type(config.arch) is config_class(name) and config.arch.halt_max_steps == 3
+    again = from_json(to_json(config))
+    assert again == config and type(again.arch) is type(config.arch)
+    sizes = dataclasses.replace(config.arch, seq_len=36, vocab_size=8, num_puzzle_identifiers=5)
+    arch = sized(config.arch, ExamplePuzzles(example_run(name, sizes)), 7)
+    assert (arch.batch_size, arch.seq_len, arch.vocab_size, arch.num_puzzle_identifiers) == (7, 36, 8, 5)
+    assert dataclasses.replace(arch, batch_size=1, seq_len=1, vocab_size=2, num_puzzle_identifiers=1) == config.arch
+
+
+def test_fields_that_a_preset_sets_are_carried_over_and_the_rest_are_the_architectures_own(parsed_run):
+    config = parsed_run("sudoku6", "--model=hrm", "--arch.H-layers", "2")
+    arch, before = dataclasses.asdict(config.arch), dataclasses.asdict(preset("sudoku6").arch)
+    for name in ("hidden_size", "mlp_t", "L_layers", "H_cycles", "puzzle_emb_len", "loss_type", "forward_dtype"):
+        assert arch[name] == before[name], name
+    # Fields that the preset does not set have HRM's published values, not TRM's.
+    assert arch["no_ACT_continue"] is False and before["no_ACT_continue"] is True
+    assert arch["H_layers"] == 2 and arch["num_heads"] == 8
+    assert config.optim == preset("sudoku6").optim and config.model == "hrm"
+    assert with_model(preset("sudoku-extreme"), "transformer").arch.num_heads == 12
+    assert parsed_run("tiny") == parsed_run("tiny", "--model", "trm") == preset("tiny")
+    outside = parsed_run("tiny", "--model", OUTSIDE, "--arch.options", '{"width": 4}').arch
+    assert outside == OutsideConfig(halt_max_steps=4, forward_dtype="float32", options={"width": 4})
+    plain = parsed_run("tiny", "--model", PLAIN).arch
+    assert isinstance(plain, OutsideConfig) and plain.halt_max_steps == 1
+    with pytest.raises(UserError, match="model hrm needs HRMConfig, found TRMConfig"):
+        dataclasses.replace(preset("tiny"), model="hrm")
+
+
+def test_another_model_or_fewer_options_make_another_run(tmp_path, parsed_run):
+    options = "--arch.options", '{"width": 4, "more": 1}'
+    config = parsed_run("tiny", "--model", OUTSIDE, *options, "--run-dir", str(tmp_path))
+    open_run(config)
+    open_run(config)
+    fewer = dataclasses.replace(config, arch=dataclasses.replace(config.arch, options={"width": 4}))
+    with pytest.raises(UserError, match=r"\(arch.options.more 1 there, None requested\)"):
+        open_run(fewer)
+    with pytest.raises(UserError, match=r"\(model support.outside_models:Thinker there, hrm requested\)"):
+        open_run(with_model(config, "hrm"))
+    assert json.loads((tmp_path / "config.json").read_text())["arch"]["options"] == {"width": 4, "more": 1}
+
+
+def test_the_defaults_of_a_run():
+    """Scripts of users depend on them; those of the architecture and the optimizer are tested with the presets."""
+    given = {"data_dir": "", "run_dir": "", "arch": preset("tiny").arch, "task_config": preset("tiny").task_config}
+    config = RunConfig(**given)
+    parts = {*given, "optim", "compute"}
+    assert {name: value for name, value in vars(config).items() if name not in parts} == {
+        "resume": "auto", "task": "puzzles", "model": "trm", "platform": "auto", "init_from": "", "init_only": "",
+        "init_optimizer": False,
+        "epochs": 50_000, "steps": 0, "global_batch_size": 6144, "eval_every_steps": 1000, "eval_batch_size": 6144,
+        "eval_examples": 0, "checkpoint_every_steps": 1000, "checkpoint_every_minutes": 0, "keep_checkpoints": 2,
+        "keep_every_steps": 0, "keep_best": "", "log_every_steps": 50, "seed": 0, "profile": 0, "profile_skip": 10,
+        "profile_server": 0,
+        "debug_nans": False, "deterministic": False, "wandb": "auto", "wandb_project": "trm", "wandb_group": "",
+        "wandb_name": "",
+    }  # fmt: skip
+    assert vars(config.compute) == {
+        "runner": "pmap", "cpu_devices": 0, "cpu_examples": 0, "accumulation_steps": 1, "steps_per_dispatch": 1,
+        "reduction": "flat", "shard_optimizer": False, "remat": "", "attention": "plain", "mlp": "plain",
+        "choices": "", "batches_ahead": 2, "compile_cache": True, "load": "",
+    }  # fmt: skip

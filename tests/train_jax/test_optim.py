@@ -1,4 +1,4 @@
-"""Optimizers step by step against PyTorch, and the properties that all of them have."""
+"""Optimizers and parameter groups step by step against PyTorch, and the properties that all of them have."""
 
 import dataclasses
 
@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import torch
 from support import torch_optimizers
 from support.torch_optimizers import SHAPES
 
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer
-from train_jax.optim.config import OptimConfig
-from train_jax.optim.rules import sparse_sign_sgd, sum_by_row, update_ema
+from train_jax.optim.chain import dense_optimizer, group_labels, learning_rates, trainable
+from train_jax.optim.config import OptimConfig, ParameterGroup, from_fields
+from train_jax.optim.rules import sparse_sign_sgd, sum_by_row
 from train_jax.optim.schedule import learning_rate
 
 STEPS = 50
@@ -34,12 +35,11 @@ NANOCHAT = {
     ),
 }
 """Optimizers whose steps are compared in `test_nanochat_optimizers`."""
-every_optimizer = pytest.mark.parametrize("config", (CASES | NANOCHAT).values(), ids=CASES | NANOCHAT)
 
 
-def random_arrays(seed, scale):
+def random_arrays(seed, scale, shapes=SHAPES):
     rng = np.random.default_rng(seed)
-    return {name: (scale * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    return {name: (scale * rng.normal(size=shape)).astype(np.float32) for name, shape in shapes.items()}
 
 
 START = random_arrays(0, 0.3)
@@ -73,10 +73,13 @@ def test_steps_equal_pytorch(config):
     assert largest > 10 * config.lr, "parameters hardly changed: nothing was compared"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("config", CASES.values(), ids=CASES)
-def test_dtypes_are_kept(config, dtype):
-    """Parameters and state keep their dtype also with gradients in bfloat16."""
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [(config, dtype) for config in CASES.values() for dtype in ("float32", "bfloat16")]
+    + [(config, "bfloat16") for config in NANOCHAT.values()],
+)
+def test_dtypes_are_kept_and_no_two_leaves_of_the_state_share_a_buffer(config, dtype):
+    """Also with gradients in bfloat16. A step donates every leaf; a shared one would be donated twice."""
     optimizer, step = jitted(config)
     params = {name: jnp.asarray(array, dtype) for name, array in START.items()}
     gradient = {name: jnp.asarray(array, jnp.bfloat16) for name, array in GRADIENTS[0].items()}
@@ -84,17 +87,7 @@ def test_dtypes_are_kept(config, dtype):
     after = jax.eval_shape(step, params, state, gradient)
     before = jax.eval_shape(lambda *trees: trees, params, state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), before)
-
-
-@pytest.mark.parametrize("config", NANOCHAT.values(), ids=NANOCHAT)
-def test_bfloat16_parameters_keep_the_dtypes_of_the_optimizers_of_nanochat(config):
-    test_dtypes_are_kept(config, "bfloat16")
-
-
-@every_optimizer
-def test_no_two_leaves_of_the_state_share_a_buffer(config):
-    """A step donates every leaf; a shared one would be donated twice."""
-    leaves = [x for x in jax.tree.leaves(dense_optimizer(config, STEPS).init(START)) if x.size]
+    leaves = [x for x in jax.tree.leaves(state) if x.size]
     assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
 
 
@@ -118,50 +111,139 @@ def test_schedule_is_the_published_one_at_every_step(ratio, warmup):
     rate = learning_rate(1e-3, config, total_steps=100)
     np.testing.assert_allclose([rate(count) for count in range(100)], expected, rtol=1e-6, atol=1e-10)
     assert expected[-1] == pytest.approx(ratio * 1e-3) and max(expected) == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_schedule_in_a_run_shorter_than_its_warm_up():
-    rate = learning_rate(1.0, OptimConfig(warmup_steps=10, lr_min_ratio=0.1), total_steps=4)
-    np.testing.assert_allclose([rate(count) for count in range(4)], [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
-
-
-def test_sign_sgd_updates_each_row_once_by_the_sign_of_its_sum():
-    rng = np.random.default_rng(0)
-    table = rng.normal(size=(10, 3)).astype(np.float32)
-    for number in range(STEPS):
-        ids = rng.integers(0, 10, size=6).astype(np.int32)
-        gradients = rng.normal(size=(6, 3)).astype(np.float32)
-        lr = 0.1 / (1 + number)
-        updated = np.asarray(jax.jit(sparse_sign_sgd)(table, sum_by_row(ids, gradients), lr, 0.5))
-        expected = torch_optimizers.sparse_sign_sgd(table, ids, gradients, lr, 0.5)
-        np.testing.assert_allclose(updated, expected, rtol=0, atol=1e-6)
-        untouched = np.setdiff1d(np.arange(10), ids)
-        np.testing.assert_array_equal(updated[untouched], table[untouched])
-        table = updated
+    shorter = learning_rate(1.0, OptimConfig(warmup_steps=10, lr_min_ratio=ratio), total_steps=4)
+    np.testing.assert_allclose([shorter(count) for count in range(4)], [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
 
 
 def test_sign_sgd_only_decays_a_row_whose_gradient_is_zero():
+    """`test_step.py` compares the table with PyTorch."""
     gradients = sum_by_row(jnp.array([1, 1]), jnp.zeros((2, 2)))
     np.testing.assert_allclose(sparse_sign_sgd(jnp.ones((3, 2)), gradients, 0.1, 0.5), [[1, 1], [0.95, 0.95], [1, 1]])
 
 
-def test_ema_over_fifty_steps():
-    expected = jnp.asarray(START["model.inner.lm_head.weight"])
-    ours, theirs = {"w": expected, "frozen": jnp.ones(2)}, np.asarray(expected)
-    for gradient in GRADIENTS:
-        now = gradient["model.inner.lm_head.weight"]
-        ours = update_ema(ours, {"w": now}, 0.9)
-        theirs = np.float32(0.1) * now + np.float32(0.9) * theirs
-    np.testing.assert_allclose(ours["w"], theirs, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(ours["frozen"], jnp.ones(2))
+# ---- groups
+
+GROUP_SHAPES = {"embed.weight": (5, 4), "layers.0.weight": (4, 4), "layers.0.bias": (4,), "head.weight": (5, 4)}
+GROUPS = (
+    ParameterGroup("embed.*", lr=0.2, beta1=0.8, eps=1e-10, weight_decay=0.0, warmup_steps=0),
+    ParameterGroup(r".*\.bias", weight_decay=0.0),
+)
+GROUPED = OptimConfig(lr=1e-2, warmup_steps=5, weight_decay=0.3, groups=GROUPS)
 
 
-def test_a_value_outside_its_range_is_an_error():
-    with pytest.raises(UserError, match=r"^optim\.beta1 is 1\.0; use a value from 0 to below 1$"):
-        OptimConfig(beta1=1.0)
+def test_the_learning_rates_in_use_are_named():
+    def rates(config, names=tuple(GROUP_SHAPES)):
+        return {name: round(float(rate(0)), 6) for name, rate in learning_rates(names, config, STEPS).items()}
+
+    assert rates(GROUPED) == {"default": 0.002, "group_0": 0.2, "group_1": 0.002}
+    assert rates(dataclasses.replace(GROUPED, groups=GROUPS[1:])) == {"": 0.002}
+    assert rates(OptimConfig(lr=0.002, warmup_steps=0)) == {"": 0.002}
+    everything = (dataclasses.replace(GROUPS[0], pattern=".*"),)
+    assert rates(dataclasses.replace(GROUPED, groups=everything)) == {"": 0.2}, "no parameter has the rate of optim.lr"
+    assert rates(GROUPED, ["embed.weight", "layers.0.bias"]) == {"group_0": 0.2, "group_1": 0.002}
+    assert rates(OptimConfig(), []) == {}
 
 
-def test_the_error_for_an_unknown_optimizer_names_those_that_there_are():
-    message = r"is 'sgd'; use one of adamw, adam_atan2, adam_atan2_published, lion, muon"
-    with pytest.raises(UserError, match=message):
+def arrays(seed):
+    return random_arrays(seed, 1.0, GROUP_SHAPES)
+
+
+def in_pytorch(config, gradients):
+    """AdamW with PyTorch's own parameter groups; the rates are set before every step."""
+    params = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in arrays(0).items()}
+    labels = group_labels({name: jnp.zeros(()) for name in GROUP_SHAPES}, config)
+    configs = {"default": config, **{f"group {n}": config.of_group(g) for n, g in enumerate(config.groups)}}
+    groups = [
+        {"params": [params[name] for name in GROUP_SHAPES if labels[name] == label], "betas": (c.beta1, c.beta2),
+         "eps": c.eps, "weight_decay": c.weight_decay, "lr": 0.0}
+        for label, c in configs.items()
+    ]  # fmt: skip
+    optimizer = torch.optim.AdamW(groups)
+    for step, gradient in enumerate(gradients):
+        for group, c in zip(optimizer.param_groups, configs.values(), strict=True):
+            group["lr"] = float(learning_rate(c.lr, c, STEPS)(step))
+        for name, parameter in params.items():
+            parameter.grad = torch.tensor(gradient[name])
+        optimizer.step()
+    return {name: parameter.detach().numpy() for name, parameter in params.items()}
+
+
+def in_jax(config, gradients):
+    optimizer, step = jitted(config)
+    params = {name: jnp.asarray(array) for name, array in arrays(0).items()}
+    state = optimizer.init(params)
+    for gradient in gradients:
+        params, state = step(params, state, gradient)
+    return params
+
+
+def test_groups_as_pytorch_has_them():
+    gradients = [arrays(1 + step) for step in range(30)]
+    expected, params = in_pytorch(GROUPED, gradients), in_jax(GROUPED, gradients)
+    for name in GROUP_SHAPES:
+        # Embeddings take steps twenty times as long, so their rounding is as much larger.
+        atol = 2e-5 if name.startswith("embed") else 1e-6
+        np.testing.assert_allclose(params[name], expected[name], rtol=0, atol=atol, err_msg=name)
+    without = in_jax(dataclasses.replace(GROUPED, groups=()), gradients)
+    assert np.abs(params["embed.weight"] - without["embed.weight"]).max() > 0.1
+    np.testing.assert_array_equal(params["head.weight"], without["head.weight"])
+
+
+def test_parameters_are_grouped_and_frozen_by_patterns():
+    """The first group that matches takes a parameter."""
+    params = {name: jnp.zeros(shape) for name, shape in GROUP_SHAPES.items()}
+    groups = (ParameterGroup("layers.*"), ParameterGroup(r".*\.bias"))
+    with pytest.raises(UserError, match=r"the pattern '\.\*\\\\\.bias' matches no trained parameter"):
+        group_labels(params, dataclasses.replace(GROUPED, groups=groups))
+    labels = group_labels(params, dataclasses.replace(GROUPED, groups=groups[::-1]))
+    assert labels["layers.0.bias"] == "group 0" and labels["layers.0.weight"] == "group 1"
+    assert labels["head.weight"] == "default"
+    assert from_fields(dataclasses.asdict(GROUPED)) == GROUPED, "through JSON"
+    with pytest.raises(UserError, match=r"optim.groups: lr is -1; use"):
+        ParameterGroup("a", lr=-1)
+    with pytest.raises(UserError, match=r"optim.groups: pattern '\(' is not a regular expression"):
+        ParameterGroup("(")
+    assert set(trainable(params, OptimConfig(freeze="layers.*"))) == {"embed.weight", "head.weight"}
+    assert trainable(params, OptimConfig(freeze=".*")) == {}
+    with pytest.raises(UserError, match=r"optim\.freeze 'layer' matches no parameter"):
+        trainable(params, OptimConfig(freeze="layer"))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_linear_decay_over_the_last_share_of_the_steps(share):
+    config = OptimConfig(warmup_steps=20, decay="linear", decay_share=share, lr_min_ratio=0.1)
+    rate = learning_rate(2.0, config, 100)
+    begin = 100 - round(share * 80)
+    expected = [
+        2.0 * (step / 20 if step < 20 else 1.0 if step <= begin else 1 - 0.9 * (step - begin) / (100 - begin))
+        for step in range(1, 101)
+    ]
+    np.testing.assert_allclose([rate(count) for count in range(100)], expected, rtol=1e-6)
+
+
+def test_an_optimizer_from_outside(tmp_path, monkeypatch):
+    (tmp_path / "their_rules.py").write_text(
+        "import jax.numpy as jnp, optax\n"
+        "def signed(config):\n"
+        "    return optax.stateless_with_tree_map(lambda g, _: jnp.sign(g) * (1 - config.beta1))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = OptimConfig(optimizer="their_rules:signed", lr=1e-2, warmup_steps=0, weight_decay=0.0)
+    gradients = [arrays(1)]
+    for name, array in in_jax(config, gradients).items():
+        np.testing.assert_allclose(array - arrays(0)[name], -1e-3 * np.sign(gradients[0][name]), rtol=1e-3)
+    with pytest.raises(UserError, match=r"optim.optimizer 'their_rules:none': 'their_rules' has no 'none'"):
+        dense_optimizer(dataclasses.replace(config, optimizer="their_rules:none"), 1)
+    with pytest.raises(UserError, match="is 'sgd'; use one of adamw, adam_atan2, adam_atan2_published, lion, muon"):
         dense_optimizer(OptimConfig(optimizer="sgd"), 1)
+
+
+def test_muon_with_groups_of_other_parameters():
+    """The parameters of other groups have no shape where Muon chooses its matrices."""
+    groups = (ParameterGroup("embed.*", optimizer="adamw", lr=0.2), ParameterGroup("head.*", optimizer="adamw"))
+    gradients = [arrays(1), arrays(2)]
+    grouped = in_jax(dataclasses.replace(GROUPED, optimizer="muon", groups=groups), gradients)
+    common = in_jax(dataclasses.replace(GROUPED, optimizer="muon", groups=()), gradients)
+    for name in ("layers.0.weight", "layers.0.bias", "head.weight"):
+        np.testing.assert_allclose(grouped[name], common[name], rtol=0, atol=1e-6)
+    assert not np.allclose(grouped["embed.weight"], common["embed.weight"])

@@ -96,43 +96,23 @@ def test_the_speedrun_of_2026():
 
 
 @pytest.mark.parametrize(
-    ("argv", "name"),
+    ("name", "said"),
     [
-        (["--depth", "12"], "d12"),
-        (["--depth=12", "--tokens-per-parameter", "8", "--nanochat", "2026"], "d12-2026-r8"),
-        (["d12", "--steps", "7", "--nanochat", "2026"], "d12-2026"),
-        (["d6-2026", "--tokens-per-parameter", "0.5"], "d6-2026-r0.5"),
+        ("d5", "the rule of 2025 has no depth 5: 320 channels do not divide into 3 heads; use 4 or 6, or d5-2026"),
+        ("d100", "d100 has depth 100; use 2 to 64"),
+        ("d4-r0.01", "0.01 tokens per parameter are less than a step of"),
+        ("tiny-r8", "unknown preset 'tiny-r8'; use one of sudoku-extreme,"),
     ],
 )
-def test_the_options_of_a_depth_name_a_preset(argv, name):
-    found, config = parse_run(argv, prog="trm train", description="")
-    steps = {"steps": 7} if "--steps" in argv else {}
-    assert (found, json.loads(to_json(config))) == (name, json.loads(to_json(preset(name))) | steps)
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["d5"], "the rule of 2025 has no depth 5: 320 channels do not divide into 3 heads; use 4 or 6, or --nanochat"),
-        (["--depth", "100"], "d100 has depth 100; use 2 to 64"),
-        (["--depth", "-3"], "--depth -3 is not valid; use a number of layers, such as 12"),
-        (["--depth", "12", "--nanochat", "2024"], "--nanochat 2024 is not valid; use 2025 or 2026"),
-        (["--depth", "12", "--tokens-per-parameter", "nan"], "--tokens-per-parameter nan is not valid; use a number"),
-        (["--depth", "4", "--tokens-per-parameter", "0.01"], "0.01 tokens per parameter are less than a step of"),
-        (["d4", "--depth", "4"], "follow --depth N or the name of a depth"),
-        (["--nanochat", "2026"], "follow --depth N or the name of a depth"),
-        (["tiny", "--tokens-per-parameter", "8"], "unknown preset 'tiny-r8'; use one of sudoku-extreme,"),
-    ],
-)
-def test_mistakes_with_a_depth_are_one_line(argv, said, capsys):
-    assert trm(["train", *argv]) == 2
+def test_mistakes_with_a_depth_are_one_line(name, said, capsys):
+    assert trm(["train", name]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
 
 
 def test_a_run_by_depth_is_printed_before_it_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert trm(["train", "--depth", "4", "--nanochat", "2026"]) == 2  # there is no data set
+    assert trm(["train", "d4-2026"]) == 2  # there is no data set
     printed = capsys.readouterr().out
     assert trm(["train", "d4-2026", "--dry-run"]) == 0
     assert capsys.readouterr().out == printed

@@ -25,7 +25,7 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.machine import write_machine
 from train_jax.run.model import sized
 from train_jax.run.presets import preset
-from train_jax.stages.report import Report, cli, main
+from train_jax.stages.report import Report, main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.metrics import HaltingCurve, Point
 from train_jax.tasks.puzzles.metrics import to_json as curve_to_json
@@ -236,7 +236,7 @@ def test_accuracy_after_each_act_step_is_counted_as_in_the_loss_head(run_dir):
 
 
 def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
-    cli([str(run_dir), "--picture", str(tmp_path / "picture.svg")])
+    main(Report(str(run_dir), picture=tmp_path / "picture.svg"))
     assert f"picture: {tmp_path / 'picture.svg'}\n" in capsys.readouterr().out
     text = " ".join(ElementTree.parse(tmp_path / "picture.svg").getroot().itertext())
     assert "4x4 Sudoku: 87.5% of 8 unseen puzzles solved after 2 min 5 s of training" in text
@@ -256,7 +256,7 @@ def test_the_fields_left_out_of_the_configuration_are_those_that_the_data_decide
 
 def test_a_summary_loads_nothing_that_it_does_not_need(run_dir):
     rewrite(RunFolder(run_dir).export_check, torch_exact_accuracy=0.75)
-    code = "import sys; from train_jax.stages.summary import cli; cli(sys.argv[1:]); print(*sys.modules)"
+    code = "import sys; from train_jax.stages.summary import Summary, main; main(Summary(sys.argv[1])); print(*sys.modules)"
     command = [sys.executable, "-c", code, str(run_dir)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert not {"torch", "jax", "matplotlib", "jinja2", "rich"} & set(shown.split())

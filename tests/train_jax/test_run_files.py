@@ -1,22 +1,31 @@
-"""Files of a run beside its checkpoints: logs of its processes, the wandb run, compiled programs; no secrets."""
+"""Files of a run beside its checkpoints: logs, the wandb run, compiled programs, no secrets; the fields and data with
+which a run continues, and the process that may write its folder."""
 
 import contextlib
 import dataclasses
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
+from support.presets import SMALL_RUN
 from support.scripts import ENVIRONMENT
 
+from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError
 from train_jax.run.events import Events, read_events
+from train_jax.run.files import local_copy, whole_file
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.host_log import host_log
 from train_jax.run.presets import preset
+from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open_run, sole_writer
 from train_jax.run.status import read_status
 from train_jax.run.tracking import Tracker, read_metrics
 from train_jax.runtime.clock import Clock
@@ -31,11 +40,8 @@ SECRETS = {
 
 def trained(tmp_path, data_dir, *options, **environment):
     """Runs `trm train` in a folder of its own; returns what it printed."""
-    fields = {"--data-dir": data_dir, "--run-dir": tmp_path / "run", "--steps": 4, "--eval-batch-size": 8,
-              "--eval-every-steps": 0, "--checkpoint-every-steps": 2, "--log-every-steps": 2, "--global-batch-size": 8,
-              "--model": "support.outside_models:CellNet", "--arch.options": '{"hidden": 4}'}  # fmt: skip
-    words = [str(word) for pair in fields.items() for word in pair]
-    command = [sys.executable, "-m", "train_jax", "train", "tiny", "--no-verify", *words, *options]
+    words = [*SMALL_RUN, "--steps", "4", "--data-dir", str(data_dir), "--run-dir", str(tmp_path / "run"), *options]
+    command = [sys.executable, "-m", "train_jax", "train", "tiny", *words]
     environment = os.environ | ENVIRONMENT | environment
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -46,7 +52,6 @@ def trained(tmp_path, data_dir, *options, **environment):
 
 
 def test_damaged_lines_are_left_out(tmp_path):
-    """The run continues, and `trm status` shows it."""
     folder = RunFolder(tmp_path)
     write_text(folder.config, json.dumps({"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}}))
     write_text(folder.metrics, '[1]\n{"rtep": 3}\n{"step": null}\n{"step": 5, "train/lm_loss": 1.5}\n')
@@ -63,11 +68,12 @@ def test_damaged_lines_are_left_out(tmp_path):
 
 
 def test_records_that_a_continued_run_writes_again_are_removed(tmp_path):
-    """These are the records after the checkpoint, and the evaluation at the end of a run that continues there."""
+    """These are the records after the checkpoint, and the evaluation at the end of a run that continues there; a kill
+    tears the last line."""
     folder, config = RunFolder(tmp_path), dataclasses.replace(preset("tiny"), wandb="disabled")
     records = [{"step": step, name: 1.0} for step in (2, 4) for name in ("train/lm_loss", "eval/count")]
     for start, kept in ((4, records[:3]), (3, records[:2])):
-        write_text(folder.metrics, "".join(f"{json.dumps(record)}\n" for record in records))
+        write_text(folder.metrics, "".join(f"{json.dumps(record)}\n" for record in records) + '{"step": 5, "tr')
         Tracker(config, folder, start_step=start, total_steps=4).close()
         assert read_metrics(folder) == kept
 
@@ -88,6 +94,7 @@ def test_a_file_that_cannot_be_opened_is_one_line(tmp_path, name):
 
 def test_the_log_of_a_process_has_what_it_printed_and_how_it_ended(tmp_path, capsys):
     path = tmp_path / "logs" / "host-00.log"
+    write_text(path, "torn")
     before, handler = sys.stdout, logging.StreamHandler(sys.stderr)
     logging.getLogger("test_run_files").addHandler(handler)
     for error in (None, UserError("a mistake"), ZeroDivisionError("a bug")):
@@ -102,26 +109,14 @@ def test_the_log_of_a_process_has_what_it_printed_and_how_it_ended(tmp_path, cap
     print("afterwards")
     assert sys.stdout is before and handler.stream is sys.stderr
     lines = path.read_text().splitlines()
-    assert [line for line in lines if line.startswith("==== ")][2].endswith(
-        f"process {os.getpid()} on {os.uname().nodename}"
-    )
+    assert lines[0] == "torn"
+    headers = [line for line in lines if line.startswith("==== ")]
+    assert headers[2].endswith(f"process {os.getpid()} on {os.uname().nodename}")
     assert lines.count("to the output") == lines.count("to the errors") == lines.count("by a logger") == 3
     assert "trm: a mistake" in lines and "ZeroDivisionError: a bug" in lines and "afterwards" not in lines
     assert any("test_run_files.py" in line and "line" in line for line in lines), "no traceback"
     shown = capsys.readouterr()
     assert shown.out.count("to the output") == 3 and shown.err.count("to the errors") == 3
-
-
-def test_a_log_continues_behind_a_torn_line_and_a_full_disk_stops_nothing(tmp_path, capsys):
-    path = tmp_path / "host-00.log"
-    path.write_text("torn")
-    with host_log(path, "process 0 of 1"):
-        print("one")
-    assert path.read_text().splitlines()[0] == "torn" and path.read_text().endswith("\none\n")
-    if os.path.exists("/dev/full"):
-        os.symlink("/dev/full", tmp_path / "full")
-        with contextlib.suppress(OSError), host_log(tmp_path / "full", "process 0 of 1"):
-            print("two")
 
 
 # ---- wandb and secrets
@@ -147,33 +142,19 @@ def test_secrets_are_in_no_file_and_the_wandb_run_is_the_same_one(tmp_path, data
 
 
 def test_the_id_of_a_wandb_run_is_random_and_a_failure_shows_no_key(tmp_path, monkeypatch, capsys):
-    """Runs of the same name on two machines are two runs; a run that continues is the same one.
-
-    A failure of wandb stops nothing.
-    """
-    begun = []
-
-    class Wandb:
-        Settings = staticmethod(lambda **settings: settings)
-
-        @staticmethod
-        def init(**options):
-            begun.append(options)
-            return Wandb
-
-        @staticmethod
-        def log(*_, **__):
-            raise ConnectionError(f"bad key {SECRETS['WANDB_API_KEY']}")
-
-    monkeypatch.setitem(sys.modules, "wandb", Wandb)
-    config = preset("tiny")
+    """Runs of the same name on two machines are two runs; a run that continues is the same one. A failure of
+    wandb stops nothing."""
+    wandb = MagicMock()
+    wandb.init.return_value.log.side_effect = ConnectionError(f"bad key {SECRETS['WANDB_API_KEY']}")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     for machine in ("a", "b", "a"):
         folder = RunFolder(tmp_path / machine / "run")
         folder.path.mkdir(parents=True, exist_ok=True)
-        config = type(config)(**{**vars(config), "run_dir": str(folder.path), "wandb": "online"})
+        config = dataclasses.replace(preset("tiny"), run_dir=str(folder.path), wandb="online")
         tracker = Tracker(config, folder, start_step=0, total_steps=4)
         tracker.log(2, {"train/lm_loss": 1.0})
         tracker.close()
+    begun = [call.kwargs for call in wandb.init.call_args_list]
     first, other, again = (options["id"] for options in begun)
     assert first == again != other and {options["resume"] for options in begun} == {"allow"}
     shown = capsys.readouterr().err
@@ -192,41 +173,144 @@ def test_a_run_that_continues_takes_its_programs_from_the_cache_and_learns_the_s
     shown, records = {}, {}
     for name, options in runs.items():
         (tmp_path / name).mkdir()
-        shown[name] = trained(tmp_path / name, data_dir, "--wandb", "disabled", *options, **cache)
+        shown[name] = trained(tmp_path / name, data_dir, *options, **cache)
         if name == "continued":
-            shown[name] = trained(tmp_path / name, data_dir, "--wandb", "disabled", **cache)
+            shown[name] = trained(tmp_path / name, data_dir, **cache)
         folder = RunFolder(tmp_path / name / "run")
         lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-        records[name] = [
-            {figure: value for figure, value in line.items() if figure.startswith(("step", "train/", "eval/"))}
-            | {"step_seconds": 0}
-            for line in lines
-        ]
-    wheres = [
-        each.partition("train step compiled in ")[2].splitlines()[0].partition("s, ")[2] for each in shown.values()
-    ]
-    assert wheres == ["into the compilation cache", "from the compilation cache", "without the compilation cache"]
+        figures = "step", "train/lm_loss", "eval/lm_loss", "train/grad_norm"
+        records[name] = [[line.get(figure) for figure in figures] for line in lines]
+    for name, how in (("first", "into"), ("continued", "from"), ("off", "without")):
+        assert re.search(rf"train step compiled in [\d.]+ s, {how} the compilation cache", shown[name])
     said = [line for text in shown.values() for line in text.lower().splitlines() if not line.startswith("platform: ")]
     assert not any("machine" in line for line in said), "a warning about the features of the processor"
-    last = [line for line in records["continued"] if line["step"] == 4]
+    last = [line for line in records["continued"] if line[0] == 4]
     assert records["first"] == records["off"] and last == records["first"][-len(last) :]
 
 
 def test_a_cache_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
     updates = {}
     (tmp_path / "file").touch()
-    config = type("Config", (), {"jax_enable_compilation_cache": True, "jax_compilation_cache_dir": None})
-    config.update = staticmethod(updates.__setitem__)
+    config = SimpleNamespace(jax_enable_compilation_cache=True, jax_compilation_cache_dir=None)
+    config.update = updates.__setitem__
     monkeypatch.setattr("jax.config", config)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert use_compile_cache(True).endswith("cannot be written (Not a directory); set JAX_COMPILATION_CACHE_DIR")
     assert updates == {"jax_enable_compilation_cache": False}
     updates.clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert use_compile_cache(True) == "" and "jax_enable_compilation_cache" not in updates
-    assert Path(updates["jax_compilation_cache_dir"]).parent == tmp_path / "trm" / "compiled"
-    updates.clear()
-    assert use_compile_cache(True, tmp_path / "runs") == ""
-    assert Path(updates["jax_compilation_cache_dir"]).parent == tmp_path / "runs", "hosts of one run share it"
+    for shared, folder in ((None, tmp_path / "trm" / "compiled"), (tmp_path / "runs", tmp_path / "runs")):
+        assert use_compile_cache(True, shared) == "" and "jax_enable_compilation_cache" not in updates
+        assert Path(updates["jax_compilation_cache_dir"]).parent == folder
     updates.clear()
     assert use_compile_cache(False) == "" and updates == {"jax_enable_compilation_cache": False}
+
+
+# ---- continuation
+
+
+@pytest.fixture
+def command(place, data_at):
+    """`trm train` with further options; returns the exit status."""
+    where = ["--data-dir", str(data_at), "--run-dir", str(place / "run")]
+    return lambda *options: main(["train", "tiny", *where, *SMALL_RUN, *options])
+
+
+@pytest.mark.slow
+def test_a_run_continues_with_more_steps_and_records_what_changed(command, place, data_at, capsys):
+    assert command("--resume", "must") == 2
+    assert "run has no checkpoint; use --resume auto" in capsys.readouterr().err and not (place / "run").exists()
+    assert command("--steps", "4", "--resume", "never") == 0
+    assert command("--steps", "4", "--resume", "never") == 2
+    assert "holds a run already; use another --run-dir, or --resume auto" in capsys.readouterr().err
+    assert command("--steps", "3") == 2
+    assert "steps 4 there, 3 requested" in capsys.readouterr().err
+    assert command("--steps", "6", "--keep-checkpoints", "5", "--resume", "must") == 0
+    assert "continuing at step 4" in capsys.readouterr().out
+    folder = RunFolder(place / "run")
+    assert json.loads(folder.finished.read_text())["train_steps"] == 6
+    (record,) = map(json.loads, folder.changes.read_text().splitlines())
+    assert record["fields"] == {"steps": [4, 6], "keep_checkpoints": [2, 5], "resume": ["never", "must"]}
+    with sole_writer(str(folder.path)):
+        assert command("--steps", "8") == 2
+    assert "run is being written by process " in capsys.readouterr().err
+    labels = data_at / "train" / "all__labels.npy"
+    with local_copy(labels) as local:
+        rolled = np.roll(np.load(local), 1, axis=0)
+    with whole_file(labels) as scratch:
+        np.save(scratch, rolled)
+    assert command("--steps", "8") == 2
+    assert "holds other data than the run was trained on up to step 6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"seed": 1}, "seed 0 there, 1 requested"),
+        ({"steps": 0}, "steps 10 there, 0 requested"),
+        ({"steps there": 0, "steps": 10}, "steps 0 there, 10 requested"),
+        ({"optim": {"lr": 0.5}}, "optim.lr 0.001 there, 0.5 requested"),
+        ({"optim": {"max_skipped_steps": 5}, "compute": {"runner": "shard_map"}, "steps": 11}, ""),
+        ({"data_dir": "elsewhere", "wandb": "offline", "keep_best": "exact_accuracy"}, ""),
+        ({"profile": 5, "profile_skip": 2}, ""),
+    ],
+)
+def test_fields_identify_the_run_or_may_change(place, changes, refused):
+    """Without `steps`, the epochs decide, and may give more steps than those requested now."""
+    config = dataclasses.replace(preset("tiny"), run_dir=str(place), steps=changes.pop("steps there", 10))
+    folder = open_run(config)
+    parts = {name: value for name, value in changes.items() if isinstance(value, dict)}
+    other = {name: dataclasses.replace(getattr(config, name), **value) for name, value in parts.items()}
+    changed = dataclasses.replace(config, **(changes | other))
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            changed_fields(folder, changed)
+    else:
+        assert len(changed_fields(folder, changed)) == len(changes)
+
+
+def test_operational_fields_exist():
+    fields = {field.name for field in dataclasses.fields(preset("tiny"))} | {"compute.", "optim.max_skipped_steps"}
+    of_language = {f"task_config.{field.name}" for field in dataclasses.fields(preset("chat-tiny").task_config)}
+    assert fields | of_language >= OPERATIONAL
+
+
+def test_one_process_writes_a_local_folder(tmp_path):
+    run = tmp_path / "runs" / "run"
+    for _ in range(2):  # the second time over what the first one left
+        with sole_writer(str(run)):
+            owner = rf"{run} is being written by process {os.getpid()} on \S+ since [\d: -]+; wait until it ends"
+            with pytest.raises(UserError, match=owner), sole_writer(str(run)):
+                pass
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"), sole_writer(str(tmp_path / "file" / "run")):
+        pass
+
+
+def test_a_start_needs_a_folder_for_a_run(place, tmp_path):
+    """Nothing is made before the run is known to start."""
+
+    def decided(folder, *steps, **fields):
+        return decide_start(dataclasses.replace(preset("tiny"), run_dir=str(folder), **fields), *steps or (10, ""))
+
+    assert decided(place / "run") == decided(place / "run", resume="never") and not (place / "run").exists()
+    with pytest.raises(UserError, match="--run-dir is empty"):
+        decided("")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file is a file; give a folder") as error:
+        decided(tmp_path / "file")
+    assert error.value.STATUS == 2
+    (tmp_path / "set" / "train").mkdir(parents=True)
+    (tmp_path / "set" / "train" / "dataset.json").write_text("{}")
+    with pytest.raises(UserError, match="set is a data set"):
+        decided(tmp_path / "set")
+    finished = RunFolder(tmp_path / "finished").finished
+    finished.parent.mkdir()
+    finished.write_text(json.dumps({"train_steps": 10, "data": "one"}))
+    assert decided(finished.parent, 10, "one").finished
+    with pytest.raises(UserError, match="holds other data than the run was trained on up to step 10"):
+        decided(finished.parent, 10, "two")
+    for damaged in ("", '{"train_steps": "many"}', "[]"):
+        finished.write_text(damaged)
+        with pytest.raises(UserError, match=r"FINISHED cannot be read .*remove it"):
+            decided(finished.parent, 40, "")

@@ -1,11 +1,12 @@
-"""`trm compile-pod --save` and `trm train --compute.load`: a compiled train step as a file, on virtual CPU devices; and
-`--fill-cache`: the same as an entry of JAX's compilation cache."""
+"""Programs as files: a train step that `trm compile-pod` saves and a run loads, or that is an entry of JAX's cache of
+compiled programs; a step that `trm export --train-step` writes for places where PyTorch cannot be imported."""
 
 import dataclasses
 import hashlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -13,23 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.presets import with_fields
+from support.markers import slow_or_campaign
 from support.processes import run_processes
 from support.scripts import ROOT, run_script, script
 
-from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.run.presets import preset
-from train_jax.runtime.compilation import (
-    ProgramKey,
-    compile_lowered,
-    entries_apart,
-    load_program,
-    save_program,
-    ship,
-)
+from train_jax.exported_step import PLATFORMS, platforms_for
+from train_jax.run.config import ComputeConfig
+from train_jax.runtime.compilation import ProgramKey, compile_lowered, entries_apart, load_program, save_program, ship
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
 
 
 @pytest.mark.slow
@@ -45,28 +38,15 @@ def test_a_saved_train_step_trains_the_same_weights_in_two_processes(data_dir, t
         assert "was compiled for devices 2, not 4" in line["of one process"]
 
 
-class Harmful:
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
-
-
-@pytest.fixture
-def lowered():
-    """`lowered(scale)`: a program of two inputs for one device, lowered."""
-
-    def of(scale):
-        devices = Devices(1, "shard_map")
-        program = devices.parallel_map(lambda params, _, batch: scale * params["w"] * batch)
-        params, batch = devices.shapes({"w": jnp.ones(3)}), devices.shapes(jnp.ones((1, 2, 3)), sharded=True)
-        return program.lower(params, {}, batch)
-
-    return of
+def lowered(scale):
+    """Returns a program of two inputs for one device, lowered."""
+    devices = Devices(1, "shard_map")
+    program = devices.parallel_map(lambda params, _, batch: scale * params["w"] * batch)
+    params, batch = devices.shapes({"w": jnp.ones(3)}), devices.shapes(jnp.ones((1, 2, 3)), sharded=True)
+    return program.lower(params, {}, batch)
 
 
-def test_a_program_comes_back_and_nothing_else_is_loaded(lowered, tmp_path):
+def test_a_program_comes_back_and_nothing_else_is_loaded(tmp_path):
     devices, path, written = jax.local_devices()[:1], tmp_path / "program", lowered(2.0)
     save_program(path, written, written.compile(), devices)
     on = Devices(1, "shard_map")
@@ -77,6 +57,8 @@ def test_a_program_comes_back_and_nothing_else_is_loaded(lowered, tmp_path):
     assert set(fields) == {f.name for f in dataclasses.fields(ProgramKey)} | {"sha256"}
     assert (fields["devices"], fields["processes"], fields["compiler"]) == (1, 1, "")
 
+    own = "program", "sha256"
+
     def edited(content=content, **changes):
         return b"\n".join([first, json.dumps(fields | changes).encode(), content])
 
@@ -85,14 +67,11 @@ def test_a_program_comes_back_and_nothing_else_is_loaded(lowered, tmp_path):
 
     for expected, what, reason in (
         (3.0, path.read_bytes(), "was compiled for another train step: other code, fields or sizes of the data; save"),
-        *(
-            (2.0, edited(**{name: 7}), f"was compiled for {name} 7, not ")
-            for name in fields.keys() - {"program", "sha256"}
-        ),
+        *((2.0, edited(**{name: 7}), f"was compiled for {name} 7, not ") for name in fields if name not in own),
         (2.0, edited(program="x"), "was compiled for another train step"),
         (2.0, edited(content[:-1] + b"x"), "is damaged; save it again"),
         (2.0, signed(content[:9]), r"cannot be loaded \("),
-        (2.0, signed(pickle.dumps(Harmful(tmp_path / "harmed"))), r"cannot be loaded \(it refers to"),
+        (2.0, signed(pickle.dumps(os.mkdir)), r"cannot be loaded \(it refers to"),
         (2.0, edited(sha256=None), "is damaged"),
         (2.0, b"another" + path.read_bytes(), "is no program that `trm compile-pod --save` wrote"),
         (2.0, None, r"cannot be read \(No such file or directory\); write it with trm compile-pod"),
@@ -101,10 +80,9 @@ def test_a_program_comes_back_and_nothing_else_is_loaded(lowered, tmp_path):
         other.unlink(missing_ok=True) if what is None else other.write_bytes(what)
         with pytest.raises(UserError, match=rf"^{other} {reason}"):
             load_program(other, lowered(expected), devices)
-    assert not (tmp_path / "harmed").exists()
 
 
-def test_a_run_finds_what_was_shipped_or_says_how_it_differs(lowered, tmp_path):
+def test_a_run_finds_what_was_shipped_or_says_how_it_differs(tmp_path):
     """The cache is at another path. A changed program with the same `ProgramKey` has no entry under its own name."""
     devices, shipped = jax.local_devices()[:1], tmp_path / "shipped"
     with entries_apart() as entries:
@@ -127,20 +105,16 @@ def test_a_run_finds_what_was_shipped_or_says_how_it_differs(lowered, tmp_path):
     assert source(2.0, other="") == f"{missed}XLA flags, numbers of devices or topology, which are in JAX's key"
     with entries_apart():
         assert compile_lowered(lowered(4.0), devices)[1] == "into the compilation cache", "nothing was shipped"
-
-
-def test_a_program_without_an_entry_is_refused(lowered, tmp_path):
     with pytest.raises(UserError, match="JAX wrote no entry of its compilation cache for this program; leave out --fi"):
-        ship(tmp_path, tmp_path / "shipped", lowered(2.0), jax.local_devices()[:1])
-    assert not (tmp_path / "shipped").exists()
+        ship(tmp_path, tmp_path / "none", lowered(2.0), devices)
+    assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("runner", "devices"), [("pmap", 4), ("shard_map", 1)])
-def test_a_normal_run_begins_with_the_program_of_compile_pod(data_dir, tmp_path, monkeypatch, runner, devices):
+@pytest.mark.parametrize("runner", slow_or_campaign(["pmap"], ["shard_map"]))
+def test_a_normal_run_begins_with_the_program_of_compile_pod(data_dir, tmp_path, monkeypatch, runner):
     """Here for virtual devices of a CPU in the place of a TPU's; the same run with another field compiles."""
     programs, fields = tmp_path / "programs", ["--data-dir", data_dir, "--compute.runner", runner, "--steps", "4"]
-    monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     run_script("shipped_programs", "tiny", *fields, "--fill-cache", programs)
     assert len(list(programs.iterdir())) == 2
@@ -157,13 +131,63 @@ def test_a_normal_run_begins_with_the_program_of_compile_pod(data_dir, tmp_path,
     assert how("other", "--optim.beta2", "0.9") == missed
 
 
-@pytest.mark.parametrize("fields", [[], ["--compute.runner", "shard_map", "--step", "evaluate"]])
-def test_only_a_train_step_under_shard_map_is_saved(fields, capsys, tmp_path):
-    assert main(["compile-pod", "tiny", "--save", str(tmp_path / "step"), *fields]) == 2
-    assert "use --compute.runner shard_map, and leave out --step" in capsys.readouterr().err
+# ---- the step of a run, exported
+
+BEFORE = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "torchax", "bridge", "models_torch", "train_jax", "optax"))  # an import raises
+import numpy as np
+given = np.load("batches.npz")
+batches = [{name: given[name][number] for name in given.files} for number in range(20)]
+"""
+AFTER = """
+after = {**arrays, **{f"metrics.{name}": x for name, x in metrics.items()}}
+np.savez("after.npz", **{name: np.asarray(x) for name, x in after.items()})
+assert not [name for name, module in sys.modules.items() if name.startswith("torch") and module]
+"""
 
 
-def test_pmap_loads_no_program(data_dir):
-    config = with_fields(preset("tiny"), {"data_dir": str(data_dir), "load": "step", "runner": "pmap"})
-    with pytest.raises(UserError, match=r"--compute\.load step needs --compute\.runner shard_map"):
-        start(config, devices=Devices(1))
+def elsewhere(folder):
+    """Returns the code of docs/jax.md that takes steps, adapted to the step in a folder."""
+    page = (ROOT / "docs" / "jax.md").read_text()
+    (code,) = re.findall(r"<!-- not run: needs an exported step;.*?```python\n(.*?)```", page, re.DOTALL)
+    assert code.count("runs/mine/train-step") == 1
+    return BEFORE + code.replace("runs/mine/train-step", folder) + AFTER
+
+
+@pytest.mark.parametrize("devices", slow_or_campaign([2], [1]))
+def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices):
+    """State, carry and metrics are those of its jitted step bit for bit."""
+    run_script("exported_steps", data_dir, tmp_path, devices)
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {"PATH": os.environ["PATH"], "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", elsewhere("step")], check=True, env=environment, cwd=tmp_path)
+    before, after, expected = (np.load(tmp_path / name) for name in ("step/state.npz", "after.npz", "expected.npz"))
+    assert set(after.files) == set(expected.files)
+    assert [name for name in expected.files if after[name].tobytes() != expected[name].tobytes()] == []
+    names = [name for name in before.files if name.startswith(("state.params.", "state.ema.", "state.opt_state."))]
+    assert {name.removeprefix("state.params.") for name in names} >= {"model.inner.lm_head.weight"}
+    assert all(before[name].tobytes() != after[name].tobytes() for name in names if name.endswith("lm_head.weight"))
+    convention = json.loads((tmp_path / "step/convention.json").read_text())
+    assert (convention["step"], convention["devices"], convention["platforms"]) == (3, devices, [*PLATFORMS])
+    assert {path.name for path in (tmp_path / "step").glob("*.program")} == {f"step.{p}.program" for p in PLATFORMS}
+    assert set(convention["arrays"]) | {"key"} == set(before.files)
+
+
+@pytest.mark.parametrize(
+    ("platform", "fields", "platforms"),
+    [
+        ("cpu", {}, PLATFORMS),
+        ("tpu", {}, PLATFORMS),
+        ("gpu", {}, ("cuda",)),
+        ("tpu", {"mlp": "fused"}, ("tpu",)),
+        ("cpu", {"attention": "fused"}, PLATFORMS),  # there are no such kernels on a CPU
+        ("cpu", {"choices": "cpu/trm::mix_positions=joined"}, ("cpu",)),
+        ("cpu", {"choices": "tpu/trm::mix_positions=fused"}, PLATFORMS),
+    ],
+)
+def test_a_step_with_kernels_is_for_their_platform(platform, fields, platforms, monkeypatch):
+    """The same holds for a step traced on a GPU, where attention in half precision may be cuDNN's."""
+    own = {"gpu": "cuda"}.get(platform, platform)
+    monkeypatch.setattr("jax.export.default_export_platform", lambda: own)
+    assert platforms_for(ComputeConfig(**fields), platform) == platforms

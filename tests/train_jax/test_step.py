@@ -1,22 +1,30 @@
-"""The training step on eight virtual devices against PyTorch on the whole batch, with a bad batch in the middle."""
+"""The training step on eight virtual devices against PyTorch on the whole batch, with a bad batch in the middle;
+skipped steps, and the loss scale of float16."""
 
+import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from support import torch_optimizers, toy_training
 from support.markers import slow_unless
 from support.scripts import run_script
 from support.toy_training import ALL_GOOD, BAD, BATCH, CASES, STEPS, TABLE
 
-from train_jax.core.metrics import parameter_groups
+from benchmarks.example_puzzles import ExamplePuzzles, example_run
+from models_torch.registry import ARCHITECTURES
+from train_jax.core.guard import FIRST_SCALE, LARGEST_SCALE, check_finite, new_guard
+from train_jax.core.metrics import optimizer_figures, parameter_groups, window_sums
+from train_jax.optim.config import OptimConfig
+from train_jax.runtime.devices import Devices
+from train_jax.start import start
+from train_jax.tasks.puzzles.metrics import means
 
 DENSE = tuple(torch_optimizers.SHAPES)
 BY_DEFAULT = ("adamw", ALL_GOOD)
-every_case = pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, CASES))
-every_case_with_nan = pytest.mark.parametrize(
-    "case", slow_unless(BY_DEFAULT.__contains__, [case for case in CASES if case != ALL_GOOD])
-)
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +55,11 @@ def initial_arrays():
     return params, module.puzzle_emb.weights.numpy().copy()
 
 
-@every_case
+@pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, CASES))
 def test_parameters_ema_and_table_rows_equal_pytorch(results_of, case):
     """PyTorch does not get the bad batch: it must leave no trace, not even in the schedule."""
-    results = results_of(case)
-    config = CASES[case]
+    results, config = results_of(case), CASES[case]
+    assert results[f"{case}/compiled"] == 0, "compiled again after the first step"
     params, table = initial_arrays()
     gradients = [{n: b[n].sum(0) / BATCH for n in DENSE} for b in toy_training.batches()]
     trajectory = torch_optimizers.trajectory(config, params, gradients, peak=config.lr, total_steps=STEPS)
@@ -80,13 +88,7 @@ def test_buffers_are_those_of_the_whole_batch(results_of):
         assert buffers["largest_id"] == largest
 
 
-@every_case
-def test_compiles_once(results_of, case):
-    results = results_of(case)
-    assert results[f"{case}/compiled"] == 0
-
-
-@every_case_with_nan
+@pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, [case for case in CASES if case != ALL_GOOD]))
 def test_a_batch_with_nan_changes_no_bit_of_the_state_and_is_counted(results_of, case):
     results = results_of(case)
     before, after = part(results, f"{case}/before"), part(results, f"{case}/bad/0")
@@ -98,13 +100,8 @@ def test_a_batch_with_nan_changes_no_bit_of_the_state_and_is_counted(results_of,
     assert (after["guard/skipped_steps"], after["guard/consecutive_skipped"]) == (1, 1)
     metrics = part(results, f"{case}/bad/2")
     assert (metrics["skipped_steps"], metrics["count"], metrics["lm_loss"]) == (1, 0, 0)
-
-
-@every_case_with_nan
-def test_after_a_batch_with_nan_training_continues_with_new_examples(results_of, case):
-    results = results_of(case)
     carry = part(results, f"{case}/bad/1")
-    assert carry["halted"].all() and not carry["steps"].any()
+    assert carry["halted"].all() and not carry["steps"].any(), "training continues with new examples"
     assert not part(results, f"{case}/{BAD - 1}/1")["halted"].all()
     after, last = part(results, f"{case}/{BAD}/0"), part(results, f"{case}/{STEPS - 1}/0")
     assert (after["guard/skipped_steps"], after["guard/consecutive_skipped"]) == (1, 0)
@@ -112,43 +109,152 @@ def test_after_a_batch_with_nan_training_continues_with_new_examples(results_of,
 
 
 def test_the_step_after_a_skipped_one_draws_other_random_numbers(results_of):
-    drawn = {
-        case: [float(results_of(case)[f"{case}/{n}/2/drawn"]) for n in range(STEPS)] for case in ("adamw", ALL_GOOD)
-    }
+    drawn = {case: [float(results_of(case)[f"{case}/{n}/2/drawn"]) for n in range(STEPS)] for case in BY_DEFAULT}
     assert len(set(drawn[ALL_GOOD])) == STEPS
     assert drawn["adamw"][:BAD] == drawn[ALL_GOOD][:BAD]
     assert drawn["adamw"][BAD:-1] == drawn[ALL_GOOD][BAD + 1 :]
 
 
-def test_norms_by_group(results_of):
-    results = results_of("adamw")
-    groups = parameter_groups(DENSE)
+def test_the_metrics_of_a_step(results_of):
+    """Norms by group, the learning rate, and the histogram of halting."""
+    results, groups = results_of("adamw"), parameter_groups(DENSE)
     assert list(groups) == ["embed_tokens", "lm_head", "q_head", "L_level"]
     for number, batch in enumerate(toy_training.batches()):
-        metrics = part(results, f"adamw/{number}/2")
+        carry, metrics = part(results, f"adamw/{number}/1"), part(results, f"adamw/{number}/2")
         norms = [np.sqrt(sum(np.sum((batch[n].sum(0) / BATCH) ** 2) for n in names)) for names in groups.values()]
         np.testing.assert_allclose(metrics["grad_norm"], norms, rtol=1e-5)
         rows = [batch["rows"][batch["ids"] == row].sum(0) for row in set(batch["ids"])]
         np.testing.assert_allclose(metrics["sparse_grad_norm"], np.linalg.norm(rows) / BATCH, rtol=1e-5)
         if number and number != BAD:
-            was, now = (part(results, f"adamw/{n}/0") for n in (number - 1, number))
-            norms = [
-                np.sqrt(sum(np.sum((now[f"params/{n}"] - was[f"params/{n}"]) ** 2) for n in names))
-                for names in groups.values()
-            ]
+            was, now = (part(results, f"adamw/{n}/0/params") for n in (number - 1, number))
+            norms = [np.sqrt(sum(np.sum((now[n] - was[n]) ** 2) for n in names)) for names in groups.values()]
             np.testing.assert_allclose(metrics["update_norm"], norms, rtol=1e-3)  # a difference of nearly equal numbers
-
-
-def test_the_learning_rate_is_that_of_the_step(results_of):
-    for number in range(STEPS):
         rate = torch_optimizers.rate(number + 1, CASES["adamw"].lr, CASES["adamw"], STEPS)
-        np.testing.assert_allclose(part(results_of("adamw"), f"adamw/{number}/2")["lr"], [rate], rtol=1e-5)
-
-
-def test_halting_histogram(results_of):
-    results = results_of("adamw")
-    for number in range(STEPS):
-        carry, metrics = part(results, f"adamw/{number}/1"), part(results, f"adamw/{number}/2")
+        np.testing.assert_allclose(metrics["lr"], [rate], rtol=1e-5)
         halted_at = carry["steps"][carry["halted"]]
         np.testing.assert_array_equal(metrics["halted_at"], [np.sum(halted_at == 1), np.sum(halted_at == 2)])
         assert 0 < metrics["halted_at"].sum() <= BATCH
+
+
+# ---- skipped steps and the loss scale of float16
+
+OVERFLOW = [*"...!.......!!.....!...!!!!..........."]
+"""A run with overflows (!) and good steps (.)."""
+
+
+@jax.jit
+def check(guard, good):
+    return check_finite(guard, jnp.float32(1.0), [jnp.where(good, 1.0, jnp.inf)], growth_steps=3)
+
+
+def test_the_loss_scale_equals_that_of_grad_scaler_within_bounds():
+    scaler = torch.amp.GradScaler("cpu", init_scale=FIRST_SCALE, growth_interval=3)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    guard = new_guard(scales_loss=True)
+    in_a_row = 0
+    for step in OVERFLOW:
+        assert float(guard.loss_scale) == scaler.get_scale()
+        parameter.grad = scaler.scale(torch.tensor([torch.inf if step == "!" else 1.0]))
+        scaler.step(optimizer)
+        scaler.update()
+        guard = check(guard, jnp.array(step == ".")).guard
+        in_a_row = in_a_row + 1 if step == "!" else 0
+        assert int(guard.consecutive_skipped) == in_a_row
+    assert int(guard.skipped_steps) == OVERFLOW.count("!")
+    low = high = new_guard(scales_loss=True)
+    for _ in range(40):
+        low, high = check(low, jnp.array(False)).guard, check(high, jnp.array(True)).guard
+    assert (float(low.loss_scale), float(high.loss_scale)) == (1.0, LARGEST_SCALE)
+    assert (int(low.consecutive_skipped), int(high.consecutive_skipped)) == (40, 0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "scale", "good", "carry_good"),
+    [(1, 1, 8, True, True), (1, np.inf, 8, False, True), (1, np.nan, 1, False, False), (np.nan, 1, 8, False, False)],
+)
+def test_the_carry_is_kept_if_only_the_loss_scale_was_too_large(loss, norm, scale, good, carry_good):
+    guard = new_guard(scales_loss=True)._replace(loss_scale=jnp.float32(scale))
+    result = check_finite(guard, jnp.float32(loss), [jnp.array([1.0, norm])], growth_steps=5)
+    assert (bool(result.good), bool(result.carry_good)) == (good, carry_good)
+
+
+@pytest.mark.parametrize("growth_steps", [None, 2])
+@pytest.mark.parametrize("norm", [1.0, np.nan])
+def test_a_step_without_targets_is_not_applied_and_leaves_the_guard(growth_steps, norm):
+    """Such a step in the middle of skipped steps neither ends nor continues their row."""
+    guard = new_guard(scales_loss=True)._replace(consecutive_skipped=jnp.int32(3), steps_at_scale=jnp.int32(1))
+    result = check_finite(guard, jnp.float32(0), [jnp.array(norm)], growth_steps, counted=jnp.float32(0))
+    assert not result.good and result.guard == guard
+    assert result.metrics["empty_steps"] and not result.metrics["skipped_steps"]
+    assert result.metrics["consecutive_skipped"] == 3
+    full = check_finite(guard, jnp.float32(0), [jnp.array(norm)], growth_steps, counted=jnp.float32(2))
+    without = check_finite(guard, jnp.float32(0), [jnp.array(norm)], growth_steps)
+    assert full.good == without.good and full.guard == without.guard
+    assert not full.metrics["empty_steps"] and "empty_steps" not in without.metrics
+
+
+@pytest.mark.slow
+def test_trm_in_float16_adapts_its_loss_scale_and_learns():
+    arch = dataclasses.replace(ARCHITECTURES["trm"].tiny_config, forward_dtype="float16", mlp_t=True, L_layers=1)
+    optim = OptimConfig(lr=3e-3, warmup_steps=0, weight_decay=0.0, loss_scale_growth_steps=4)
+    config = example_run("trm", arch, optim=optim, steps=100)
+    devices = Devices(1)
+    training = start(config, ExamplePuzzles(config), devices)
+    step, batch = training.parallel_step(), training.batches.at(0)
+    state = training.initial_state()
+    assert float(state.guard.loss_scale) == FIRST_SCALE
+    carry = training.initial_carry(state, batch)
+    state = state._replace(guard=state.guard._replace(loss_scale=jnp.float32(LARGEST_SCALE)))
+    state, carry = devices.replicate(state), devices.shard(carry)
+
+    losses, scales, skipped = [], [], []
+    for _ in range(40):
+        before = jax.tree.map(np.asarray, state._replace(guard=None))
+        state, carry, metrics = step(state, carry, batch, devices.random_key(0))
+        skipped.append(bool(metrics["skipped_steps"]))
+        scales.append(float(metrics["loss_scale"]))
+        if skipped[-1]:
+            jax.tree.map(np.testing.assert_array_equal, before, state._replace(guard=None))
+            assert np.asarray(carry.steps).all(), "the carry was reset though only the loss scale was too large"
+        else:
+            losses.append(float(metrics["lm_loss"]))
+            assert 0.1 < float(np.linalg.norm(metrics["grad_norm"])) < 100, "gradients contain the loss scale"
+    overflows = skipped.index(False)
+    assert overflows > 0 and scales[: overflows + 1] == [LARGEST_SCALE / 2**n for n in range(overflows + 1)]
+    grown = [i for i in range(len(scales) - 4) if not any(skipped[i : i + 4]) and len({*scales[i : i + 4]}) == 1]
+    assert grown and all(scales[i + 4] == 2 * scales[i] for i in grown), "no growth after four good steps"
+    assert losses[-1] < 0.8 * losses[0]
+    assert {array.dtype for array in state.params.values()} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (["model.a.w", "model.a.b", "model.b.w"], {"a": ("model.a.w", "model.a.b"), "b": ("model.b.w",)}),
+        (["net.weight", "net.bias"], {"weight": ("net.weight",), "bias": ("net.bias",)}),
+        (["net.weight"], {"weight": ("net.weight",)}),
+        (["scale", "net.weight"], {"scale": ("scale",), "net": ("net.weight",)}),
+        ([], {}),
+    ],
+)
+def test_parameter_groups_are_the_first_part_of_the_names_that_differs(names, groups):
+    assert parameter_groups(names) == groups
+
+
+def test_skipped_steps_do_not_count_in_a_window():
+    step = {"count": 2, "lm_loss": 8.0, "exact_accuracy": 1, "halted_at": np.array([1, 1]), "skipped_steps": False}
+    step |= {"lr": np.array([0.1, 0.2]), "grad_norm": np.array([3.0, 4.0]), "update_norm": np.array([0.0, 1.0])}
+    skipped = step | {"count": 0, "lm_loss": 0.0, "exact_accuracy": 0, "halted_at": np.zeros(2), "skipped_steps": True}
+    sums = window_sums([step, skipped, step])
+    assert sums.pop("skipped_steps") == 1
+    config = example_run("trm", ARCHITECTURES["trm"].tiny_config)
+    assert ExamplePuzzles(config).figures(sums, examples=2 * 4) == {
+        "count": 4, "lm_loss": 2.0, "exact_accuracy": 0.5, "halted_at/1": 0.5, "halted_at/2": 0.5,
+    }  # fmt: skip
+    assert optimizer_figures(step, {"a": ("x",), "b": ("y",)}, ["default", "group_0"]) == {
+        "lr/default": 0.1, "lr/group_0": 0.2, "grad_norm": 5.0, "grad_norm/a": 3.0, "grad_norm/b": 4.0,
+        "update_norm": 1.0, "update_norm/a": 0.0, "update_norm/b": 1.0,
+    }  # fmt: skip
+    assert means({"count": 0, "accuracy": 0.0, "lm_loss": 0.0}, 0) == {"count": 0}
+    assert means({"count": 0, "accuracy": 0.0, "lm_loss": 3.0}, 2) == {"count": 0, "lm_loss": 1.5}

@@ -1,8 +1,11 @@
-"""Files on disks and in storage are whole or absent; requests are repeated up to a limit; an error is one line."""
+"""Files on disks and in storage are whole or absent; requests are repeated up to a limit; an error is one line; one
+process has the right to write a run in storage."""
 
 import contextlib
 import itertools
+import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from google.api_core.exceptions import Forbidden
@@ -10,18 +13,16 @@ from google.auth.exceptions import DefaultCredentialsError
 
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError
-from train_jax.run import cache, storage
+from train_jax.run import cache, lease, storage
 from train_jax.run.files import (
     append_text,
     local_copy,
     move_folder,
     remove_folder,
-    upload_folder,
     whole_file,
-    write_bytes,
     write_text,
 )
-from train_jax.run.storage import is_remote, path_of
+from train_jax.run.storage import is_remote, path_of, read_generation, write_generation
 
 
 def failing_twice(fault, requests=lambda method, path: True):
@@ -50,8 +51,9 @@ def test_a_file_is_written_whole_or_not_at_all(anywhere):
         scratch.write_text("half")
         _ = 1 / 0
     assert file.read_text() == "one two" and [path.name for path in file.parent.iterdir()] == ["file.txt"]
-    with whole_file(file) as scratch:
-        scratch.write_bytes(b"whole")
+    with whole_file(file) as first, whole_file(file) as second:  # two writers: the one that finishes last wins
+        first.write_bytes(b"whole")
+        second.write_bytes(b"other")
     with local_copy(file) as local:
         assert local.read_bytes() == b"whole" and file.stat().st_size == 5 and file.is_file()
     file.unlink()
@@ -87,25 +89,6 @@ def test_files_that_grow_are_written_where_lines_can_be_added(anywhere):
     assert place == folder if not is_remote(run) else place.is_dir() and place.is_relative_to(cache.cache_folder())
 
 
-def test_two_writers_of_one_file(anywhere):
-    """Two sweepers plan the same runs; the one that finishes last wins."""
-    with whole_file(anywhere / "file") as first, whole_file(anywhere / "file") as second:
-        first.write_bytes(b"first\r")
-        second.write_bytes(b"second")
-    assert (anywhere / "file").read_bytes() == b"first\r" and [path.name for path in anywhere.iterdir()] == ["file"]
-
-
-@pytest.mark.slow
-def test_large_objects_come_in_parts(remote, tmp_path):
-    content = bytes(range(256)) * 2**12 * 60
-    write_bytes(path_of(remote) / "large", content)
-    (tmp_path / "file").write_bytes(content)
-    upload_folder(tmp_path, path_of(remote), last=[])
-    for name in ("large", "file"):
-        with local_copy(path_of(remote) / name) as local:
-            assert local.read_bytes() == content
-
-
 @pytest.mark.parametrize("fault", ["503", "429", "reset", "lost"])
 def test_every_request_is_repeated(remote, emulator, monkeypatch, fault):
     monkeypatch.setattr("train_jax.run.requests.FIRST_PAUSE_SECONDS", 0.01)
@@ -119,7 +102,7 @@ def test_every_request_is_repeated(remote, emulator, monkeypatch, fault):
         lambda: [path.name for path in folder.iterdir()] == ["file"],
         lambda: list(folder.files()) == ["file"],
         lambda: file.copy_to(folder / "copy"),
-        lambda: storage.write_generation(folder / "new", b"x", 0) == storage.read_generation(folder / "new")[1],
+        lambda: write_generation(folder / "new", b"x", 0) == read_generation(folder / "new")[1],
         lambda: remove_folder(folder),
     ):
         with emulator.failing(failing_twice(fault)):
@@ -127,25 +110,20 @@ def test_every_request_is_repeated(remote, emulator, monkeypatch, fault):
     assert not emulator.names(folder.name)
 
 
-def test_the_limit_is_one_line_and_a_status(remote, emulator, impatient, capsys):
+@pytest.mark.parametrize(
+    ("answer", "status", "messages"),
+    [
+        ("503", StorageError.STATUS, ("/config.json cannot be reached (", "tried for 0 s; the same command")),
+        ("401", 2, ("there are no credentials; run `gcloud auth application-default login`, or set GOOGLE_APPLICA",)),
+        ("403", 2, ("needs the roles Storage Object Admin and Storage Legacy Bucket Reader on gs://tests",)),
+    ],
+)
+def test_a_request_that_fails_for_good_is_one_line(remote, emulator, impatient, capsys, answer, status, messages):
     write_text(path_of(remote) / "config.json", "{}")
-    with emulator.failing(lambda method, path: "503"):
-        assert main(["summary", remote]) == StorageError.STATUS == 74
+    with emulator.failing(lambda method, path: answer):
+        assert main(["summary", remote]) == status
     (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        line.startswith(f"trm: {remote}/config.json cannot be reached (") and "tried for 0 s; the same command" in line
-    )
-
-
-def test_a_refused_request_names_the_remedy(remote, emulator, impatient, capsys):
-    write_text(path_of(remote) / "x", "")
-    for status, message in (
-        ("401", "there are no credentials; run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_"),
-        ("403", "the account needs the roles Storage Object Admin and Storage Legacy Bucket Reader on gs://tests"),
-    ):
-        with emulator.failing(lambda method, path, status=status: status):
-            assert main(["summary", remote]) == 2
-        assert message in capsys.readouterr().err
+    assert line.startswith("trm: ") and all(message in line for message in messages)
 
 
 @pytest.mark.parametrize(
@@ -157,21 +135,15 @@ def test_a_refused_request_names_the_remedy(remote, emulator, impatient, capsys)
     ],
 )
 def test_missing_credentials_permissions_and_projects_are_named(emulator, monkeypatch, raised, message):
-    def client():
-        raise raised
-
-    monkeypatch.setattr(storage, "_client", client)
+    monkeypatch.setattr(storage, "_client", MagicMock(side_effect=raised))
     with pytest.raises(UserError, match=message) as error:
         path_of("gs://other/run").exists()
     assert not isinstance(error.value, StorageError)
 
 
-def test_a_bucket_that_does_not_exist(emulator, capsys):
+def test_without_the_bucket_or_the_package(emulator, monkeypatch, capsys):
     assert main(["summary", "gs://nowhere/run"]) == 2
     assert "the bucket gs://nowhere does not exist; create it with `gcloud storage" in capsys.readouterr().err
-
-
-def test_without_the_package(monkeypatch, capsys):
     storage._prepare_client.cache_clear()
     monkeypatch.setattr(storage.importlib.util, "find_spec", lambda name: None)
     assert main(["summary", "gs://tests/run"]) == 2
@@ -195,3 +167,52 @@ def test_a_folder_that_is_moved_keeps_its_marker_only_while_it_is_complete(remot
         if (target / "done").exists():
             assert sorted(target.files()) == names
     assert count > 7 and not source.exists() and sorted(target.files()) == names
+
+
+# ---- the lease of a run
+
+ELSEWHERE = b"process 7 on other\nx 1\n"
+
+
+@pytest.fixture
+def folder(remote, monkeypatch):
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
+    return path_of(remote)
+
+
+def write(folder, content, generation=0):
+    return write_generation(folder / "lock", content, generation)
+
+
+def test_a_second_writer_is_refused_while_the_first_one_is_alive(folder, emulator):
+    with lease.sole_writer(folder):
+        time.sleep(0.3)
+        with pytest.raises(UserError, match=rf"{folder} is being written by process \d+ on .*; wait until it ends"):
+            lease.sole_writer(folder).__enter__()
+        lease.check_writer(folder)
+    start = time.monotonic()
+    with lease.sole_writer(folder):
+        assert time.monotonic() - start < 0.5, "a lease that was released is free at once"
+    write(folder, ELSEWHERE, emulator.generation(f"{folder.name}/lock"))
+    start = time.monotonic()
+    with lease.sole_writer(folder):
+        assert time.monotonic() - start > 0.5, "that of a silent owner is taken over"
+        lease.check_writer(folder)
+
+
+def test_who_lost_the_lease_writes_nothing_more(folder, emulator):
+    with lease.sole_writer(folder):
+        write(folder, ELSEWHERE, emulator.generation(f"{folder.name}/lock"))
+        for _ in range(2):
+            with pytest.raises(StorageError, match="was taken over by process 7 on other, because this process was"):
+                lease.check_writer(folder)
+    assert emulator.read(f"{folder.name}/lock") == ELSEWHERE
+
+
+def test_a_lost_answer_is_not_taken_for_another_writer(folder, emulator):
+    lost = iter(["", "", "lost"])
+    fault = lambda method, path: next(lost, "") if method == "POST" else ""  # noqa: E731
+    with emulator.failing(fault), lease.sole_writer(folder):
+        for _ in range(4):
+            lease.check_writer(folder)

@@ -1,27 +1,35 @@
-"""The state of a run as its folder has it: `trm status`, goodput, events and metrics that survive kills."""
+"""The state of a run as its folder has it: `trm status`, goodput, events and metrics that survive kills; the metrics of
+a window of steps: rates by parameter group, speed in the unit of the task, utilization."""
 
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
-from functools import partial
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from support.scripts import ENVIRONMENT, ROOT
 
+from train_jax import hooks
 from train_jax.__main__ import main
 from train_jax.errors import PreemptedError, UserError
+from train_jax.optim.config import ParameterGroup
 from train_jax.report.status_table import status_table
-from train_jax.run.events import DOWN, LOST, Events, goodput_of, read_events, read_goodput
+from train_jax.run import performance
+from train_jax.run.events import DOWN, LOST, Events, goodput_of, read_events, read_goodput, read_heartbeat
 from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.lease import sole_writer
 from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.presets import preset
 from train_jax.run.status import RunStatus, find_runs, read_status
-from train_jax.run.tracking import Tracker, read_metrics
+from train_jax.run.storage import path_of
 from train_jax.runtime.clock import Clock, process_start
+from train_jax.session import Session
+from train_jax.task import OneVariant, Task
 
 
 class FakeTime:
@@ -32,10 +40,12 @@ class FakeTime:
         return self.time
 
 
+CONFIG = json.dumps({"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}})
+
+
 @pytest.fixture
 def folder(tmp_path):
-    fields = {"steps": 100, "global_batch_size": 16, "optim": {"ema_decay": 0.9}}
-    write_text(tmp_path / "config.json", json.dumps(fields))
+    write_text(tmp_path / "config.json", CONFIG)
     return RunFolder(tmp_path)
 
 
@@ -54,19 +64,6 @@ def test_a_torn_line_is_left_out_and_takes_no_other_with_it(tmp_path):
     assert path.read_bytes().startswith(b'{"step": 1}\n{"step": 2, "lo\n'), "the file was written again"
     path.write_bytes(b"\0\0\0\n[1]\n" + b'{"step": 5}')
     assert read_lines(path) == [{"step": 5}], "a whole line that only lacks its end"
-
-
-def test_metrics_have_every_step_once_after_a_kill(folder):
-    """The kill tears a line; the run continues from step 20, so that later lines come again."""
-    lines = [json.dumps({"step": step, "train/lm_loss": 1 / step}) for step in (10, 20, 30)]
-    folder.metrics.write_text("\n".join([*lines, '{"step": 40, "train/lm_l']))
-    config = dataclasses.replace(preset("tiny"), wandb="disabled")
-    for _ in range(2):
-        tracker = Tracker(config, folder, start_step=20, total_steps=40)
-        tracker.log(30, {"train/lm_loss": 0.5})
-        tracker.close()
-    assert [(r["step"], r["train/lm_loss"]) for r in read_metrics(folder)] == [(10, 0.1), (20, 0.05), (30, 0.5)]
-    assert len(folder.metrics.read_text().splitlines()) == 3
 
 
 # ---- goodput
@@ -128,6 +125,9 @@ def test_goodput_of_a_run_that_was_killed():
     shares = "down 17.2 %, compile 15.5 %, start 14.7 %, lost steps 14.2"
     assert goodput.line().startswith(f"goodput 34.5 % of 116 s: {shares}")
     assert goodput_of([]) is None
+    end = {"event": "end", "time": 50.0, "step": 1, "seconds": {}, "reason": "finished"}
+    clock_set_back = goodput_of(session(1, 100.0, end))
+    assert clock_set_back is not None and clock_set_back.wall_seconds == 50
 
 
 def test_a_killed_session_is_completed_from_its_heartbeat(folder):
@@ -151,13 +151,9 @@ def test_a_killed_session_is_completed_from_its_heartbeat(folder):
     kinds = [event["event"] for event in read_events(folder)]
     assert kinds == ["start", "continue", "killed", "start", "end", "start", "end"]
     assert read_goodput(folder).seconds == {"start": 1, "steps": 4, DOWN: 6}
-
-
-def test_a_process_that_writes_no_files_records_nothing(tmp_path):
-    with Events(None, Clock(), total_steps=3).recorded() as events:
+    with Events(None, Clock(), total_steps=3).recorded() as events:  # of a process that writes no files
         events.continues(0)
         events.progress()
-    assert not list(tmp_path.iterdir())
 
 
 # ---- status
@@ -175,6 +171,7 @@ def beat(time, kind="steps", step_time=None):
         (None, beat(1085.0), "running", ""),
         (None, beat(1085.0, "compile", 100.0), "running", "compile"),
         *((None, beat(1085.0, kind, 700.0), "stalled", "no step for 6:30") for kind in ("steps", "data")),
+        (None, beat(9999.0), "silent", "in the future"),
         ("preempted", None, "preempted", ""),
         ("error: 7 consecutive steps", None, "stopped", "7 consecutive steps"),
         ("interrupted", None, "stopped", "interrupted"),
@@ -242,29 +239,131 @@ print({{'torch', 'jax', 'numpy', 'orbax', 'wandb'}} & set(sys.modules))"""
     assert output.splitlines()[-1] == "set()" and "finished" in output
 
 
-@pytest.mark.slow
-def test_goodput_adds_up_over_a_run_that_is_killed(tmp_path, data_dir):
-    """The sum is within 1 % of the wall time from the first start to the last line, measured outside of the run."""
-    fields = {"--data-dir": data_dir, "--run-dir": tmp_path / "run", "--steps": 2000, "--eval-batch-size": 8,
-              "--eval-every-steps": 500, "--checkpoint-every-steps": 50, "--log-every-steps": 10,
-              "--wandb": "disabled"}  # fmt: skip
-    words = [str(word) for pair in fields.items() for word in pair]
-    command = [sys.executable, "-m", "train_jax", "train", "tiny", *words]
-    options = {"cwd": ROOT, "env": os.environ | ENVIRONMENT, "stdout": subprocess.PIPE, "text": True}
-    start = partial(subprocess.Popen, command, **options)
-    folder, first = RunFolder(tmp_path / "run"), time.time()
-    with start() as killed:
-        while max((record["step"] for record in read_metrics(folder)), default=0) < 60:
-            assert killed.poll() is None
-            time.sleep(0.05)
-        killed.kill()
-    with start() as process:
-        next(line for line in process.stdout if line.startswith("goodput"))
-        wall = time.time() - first
+# ---- in storage
+
+
+def test_the_events_in_storage_are_as_new_as_the_heartbeat(remote, monkeypatch):
+    """The time before the last upload is not missing after a kill."""
+    monkeypatch.setattr("train_jax.run.events.REMOTE_HEARTBEAT_SECONDS", 0.02)
+    folder, clock = RunFolder(path_of(remote)), FakeTime()
+    killed = Events(folder, Clock(999.0, clock), total_steps=100)
+    killed.clock.switch("steps")
+    for step in (5, 10):
+        clock.time += 4
+        killed.clock.dispatched(step)
+        killed.progress()
+    clock.time += 1
+    while (read_heartbeat(folder) or {"time": 0})["time"] < clock.time:
+        time.sleep(0.01)
+    killed._ended.set()  # SIGKILL: no further event
+    killed._thread.join()
     goodput = read_goodput(folder)
-    assert goodput.sessions == 2 and goodput.lost_steps > 0 and goodput.seconds[LOST] > 0
-    assert sum(goodput.seconds.values()) == pytest.approx(goodput.wall_seconds, rel=0.01)
-    assert goodput.wall_seconds == pytest.approx(wall, rel=0.01)
-    assert goodput.seconds[DOWN] < 1.5, "a heartbeat is a second old at most"
-    steps = [(record["step"], "eval/count" in record) for record in read_metrics(folder)]
-    assert len(steps) == len(set(steps)) and steps == sorted(steps, key=lambda each: each[0])
+    assert goodput.seconds == {"start": 1, "steps": 9} and goodput.wall_seconds == 10
+
+
+def test_a_run_that_lost_its_lease_uploads_no_heartbeat(remote, emulator, monkeypatch):
+    monkeypatch.setattr("train_jax.run.events.REMOTE_HEARTBEAT_SECONDS", 0.02)
+    with sole_writer(path_of(remote)):
+        (path_of(remote) / "lock").write_text(json.dumps({"owner": "process 7 on other"}))
+        events, before = Events(RunFolder(path_of(remote)), Clock(), total_steps=100), len(emulator.requests)
+        while len(emulator.requests) < before + 20:
+            time.sleep(0.01)
+        events._ended.set()
+        events._thread.join()
+    assert [name.rpartition("/")[2] for name in emulator.names(path_of(remote).name + "/")] == ["lock"]
+
+
+def test_status_counts_complete_checkpoints_only(remote):
+    folder = RunFolder(path_of(remote))
+    write_text(folder.config, CONFIG)
+    for name in ("10/_CHECKPOINT_METADATA", "10/commit_success.txt", "20/_CHECKPOINT_METADATA"):
+        write_text(folder.checkpoints / name, "{}")
+    assert read_status(folder).checkpoint_step == 10
+
+
+# ---- the metrics of a window of steps
+
+STEP = {"loss": 2.0, "skipped_steps": 0, "consecutive_skipped": 0, "param_norm": 1.0, "sparse_grad_norm": 0.0}
+STEP |= {"grad_norm": np.ones(2), "update_norm": np.ones(2)}
+ONE = STEP | {"lr": np.array([0.1])}
+GROUPS = {"a": ("a.w",), "b": ("b.w",)}
+
+
+def logged(task=None, step=ONE, **fields):
+    """Returns the metrics of a window of two steps of one second and 16 examples each, and the speed on the console."""
+    config = dataclasses.replace(preset("tiny"), global_batch_size=16, **fields)
+    attributes = {"console": {}, "figures": lambda sums, examples: sums, "variants": lambda _: OneVariant()}
+    task = SimpleNamespace(**attributes | {"unit": Task.unit} | (task or {}))
+    now, console = [0.0], MagicMock()
+    devices = SimpleNamespace(to_host=lambda metrics: metrics, count=1)
+    training = SimpleNamespace(config=config, task=task, devices=devices, groups=GROUPS, total_steps=10)
+    clock = Clock(now=lambda: now[0])
+    clock.switch("steps")
+    session = MagicMock(training=training, tracker=console, clock=clock)
+    session.programs.flops.return_value = 3e12
+    logging = hooks.Logging(training)
+    for number in (1, 2):
+        session.step = number
+        logging.after(session, step)
+    now[0] += 2
+    logging.flush(session)
+    return console.log.call_args.args[1], console.progress.call_args.kwargs["speed"]
+
+
+def test_rates_have_the_names_of_their_groups_and_a_run_that_diverges_needs_lower_ones():
+    def groups_of(**fields):
+        return {"optim": dataclasses.replace(preset("tiny").optim, groups=(ParameterGroup("b.*", **fields),))}
+
+    two = STEP | {"lr": np.array([0.1, 0.2])}
+    metrics, _ = logged(step=two, **groups_of(lr=0.2))
+    assert (metrics["train/lr/default"], metrics["train/lr/group_0"]) == (0.1, 0.2) and "train/lr" not in metrics
+    assert logged(**groups_of(beta1=0.5))[0]["train/lr"] == 0.1
+    for step, fields, text in ((two, groups_of(lr=0.2), ", and lower ones in --optim.groups"), (ONE, {}, "")):
+        with pytest.raises(UserError, match=f"lower --optim.lr than 0.001{text}, with"):
+            logged(step=step | {"consecutive_skipped": 99}, **fields)
+
+
+def test_steps_without_targets_and_the_unit_of_the_task():
+    seen = []
+    figures = {"figures": lambda sums, examples: seen.append(examples) or sums}
+    metrics, speed = logged(figures, step=ONE | {"empty_steps": np.array(True)})
+    assert metrics["train/empty_steps"] == 2 and metrics["train/skipped_steps"] == 0 and seen == [32]
+    assert speed == "16 examples/s" and metrics["perf/examples_per_s"] == 16 and "perf/mfu" not in metrics
+    metrics, speed = logged({"unit": ("tokens", 256)})
+    assert speed == "4,096 tokens/s" and "train/empty_steps" not in metrics
+    assert (metrics["perf/examples_per_s"], metrics["perf/tokens_per_s"]) == (16, 4096)
+
+
+def test_utilization_of_the_hardware_counts_recomputation_and_of_the_model_does_not(monkeypatch):
+    for module in (hooks, performance):
+        monkeypatch.setattr(module, "peak_flops", lambda: 1e13)
+    monkeypatch.setattr(hooks, "model_flops", lambda *_: 2e12)
+    metrics, _ = logged()
+    assert (metrics["perf/hfu"], metrics["perf/mfu"]) == pytest.approx((0.3, 0.2))
+    compute = dataclasses.replace(preset("tiny").compute, accumulation_steps=2)
+    metrics, _ = logged(compute=compute)  # XLA counts one of the two parts
+    assert "perf/hfu" not in metrics and metrics["perf/mfu"] == pytest.approx(0.2)
+    changing = SimpleNamespace(after=lambda step: "another")
+    assert "perf/mfu" not in logged({"variants": lambda _: changing})[0]
+
+
+def test_a_pause_counts_neither_as_training_nor_as_a_step():
+    now = [100.0]
+    clock = Clock(now=lambda: now[0])
+    clock.earlier_train_seconds = 50.0
+    now[0] += 6
+    assert clock.train_seconds == 50, "the start"
+    clock.switch("steps")
+    now[0] += 5
+    with clock.doing("data"):
+        now[0] += 1
+    assert clock.train_seconds == 56 and clock.lap() == {"steps": 5, "compile": 0, "data": 1}
+    now[0] += 4
+    session = Session(*[SimpleNamespace(clock=clock)] * 6, state=jnp.zeros(()), carry=(), dispatch=range(3))
+    session.clock = clock
+    with session.pausing("evaluation"):
+        now[0] += 1000
+        assert clock.train_seconds == 60
+    now[0] += 4
+    assert clock.train_seconds == 64 and clock.lap() == {"steps": 8, "compile": 0, "data": 0}
+    assert clock.spent()[2] == {"steps": 13, "start": 6, "data": 1, "evaluation": 1000}

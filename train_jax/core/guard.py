@@ -45,11 +45,7 @@ class FiniteCheck(NamedTuple):
 
 
 def check_finite(
-    guard: Guard,
-    loss: Float[Array, ""],
-    norms: list[Array],
-    growth_steps: int | None,
-    counted: Array | None = None,
+    guard: Guard, loss: Float[Array, ""], norms: list[Array], growth_steps: int | None, counted: Array | None = None
 ) -> FiniteCheck:
     """Decides whether a step is applied, from its summed loss and gradient norms, which are equal on every device.
 

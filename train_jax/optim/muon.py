@@ -117,9 +117,7 @@ def scale_by_muon_2026(momentum: ArrayLike, beta2: float, dtype: str) -> optax.G
 
     def polar(matrix: Any, _: Any) -> Matrix:
         x = orthogonalize(
-            equal_row_norms(matrix.astype(dtype)),
-            POLAR_EXPRESS,
-            lambda x: x / (1.01 * norm(x) + 1e-6).astype(x.dtype),
+            equal_row_norms(matrix.astype(dtype)), POLAR_EXPRESS, lambda x: x / (1.01 * norm(x) + 1e-6).astype(x.dtype)
         ).astype(matrix.dtype)
         # The norm of a matrix whose singular values are all 1.
         return x * (math.sqrt(min(x.shape)) / jnp.maximum(norm(x), 1e-6)).astype(x.dtype)

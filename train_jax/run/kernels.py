@@ -35,10 +35,7 @@ for _operation, _lowering in (
 ):
     bridge.LOWERINGS[_operation] = _lowering
     METAS[_operation] = lambda x, *_: torch.empty_like(x)
-_JOINED = {
-    _NORMED_MLP.name(): {"joined": joined_normed_mlp},
-    _MIX_POSITIONS.name(): {"joined": joined_mix_positions},
-}
+_JOINED = {_NORMED_MLP.name(): {"joined": joined_normed_mlp}, _MIX_POSITIONS.name(): {"joined": joined_mix_positions}}
 ATTENTION = "aten::scaled_dot_product_attention"
 CANDIDATES: dict[str, dict[str, dict[str, Callable]]] = {
     "tpu": {

@@ -174,11 +174,7 @@ def restore(
         if whole_state:
             optimizer = dense_optimizer(config.optim, 1)
             like = new_state(
-                params,
-                objective.buffers,
-                optimizer,
-                trainable=trainable(params, config.optim),
-                keeps_ema=averaged,
+                params, objective.buffers, optimizer, trainable=trainable(params, config.optim), keeps_ema=averaged
             )
             state = checkpoints.restore_state(steps[-1], like)
         else:

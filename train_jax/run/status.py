@@ -136,10 +136,7 @@ def _health(
     if silent is None:
         return ("silent", "no events, as of older versions") if folder.metrics.is_file() else ("not started", "")
     if silent < -SILENT_SECONDS:
-        return (
-            "silent",
-            f"last sign of life {duration(-silent)} in the future: compare the clocks of the machines",
-        )
+        return ("silent", f"last sign of life {duration(-silent)} in the future: compare the clocks of the machines")
     if silent > SILENT_SECONDS:
         return "silent", f"not written for {duration(silent)}: killed, frozen, or its storage cannot be reached"
     waits = now - beat["step_time"] if beat is not None and beat["kind"] in ("steps", "data") else 0.0

@@ -9,7 +9,6 @@ import tyro
 from train_jax.analysis.law import METRIC, law
 from train_jax.analysis.page import sections_of, write_report, write_tables
 from train_jax.analysis.records import read_study
-from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.files import write_text
 from train_jax.run.storage import path_of
@@ -54,7 +53,3 @@ def main(config: Analyze) -> None:
     for problem in study.problems:
         print(f"not analysed: {problem}")
     print(f"report: {folder / 'index.html'}, {folder / 'analysis.md'}; tables: results.csv, curves.csv in {folder}")
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Analyze, argv, prog="trm analyze"))

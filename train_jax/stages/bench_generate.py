@@ -11,7 +11,6 @@ import tyro
 
 from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.core.objective import Objective
 from train_jax.errors import UserError
 from train_jax.run.model import build_objective
@@ -115,7 +114,3 @@ def _measured(options: BenchGenerate, objective: Objective, devices: Devices, ro
         "bytes_per_token_step": int(traffic),
         "share_of_peak_bandwidth": share,
     }
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(BenchGenerate, argv, prog="trm bench-generate"))

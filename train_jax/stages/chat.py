@@ -11,7 +11,6 @@ from typing import Annotated
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.errors import UserError, brief
 from train_jax.run.restore import restore
 from train_jax.runtime.backend import Platform
@@ -158,7 +157,3 @@ def _print_answer(session: Session, text: str) -> None:
         print(flush=True)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Chat, argv, prog="trm chat"))

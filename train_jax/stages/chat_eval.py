@@ -9,7 +9,6 @@ from typing import Annotated
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.files import write_text
 from train_jax.run.restore import NEWEST, Restored, restore
@@ -152,7 +151,3 @@ def _scores(
     )
     for name, problems in chosen.items():
         yield name, categorical_score(scorer, model.tokenizer, problems, list(letters), positions=positions)
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(ChatEval, argv, prog="trm chat-eval"))

@@ -8,7 +8,6 @@ from typing import Annotated
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.files import write_text
 from train_jax.run.restore import NEWEST, restore
@@ -53,7 +52,3 @@ def main(config: Core) -> None:
         write_text(path_of(config.results), json.dumps(figures | {"step": run.step}, indent=1))
     if not config.max_per_task:
         save_scores(run, figures)
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Core, argv, prog="trm core"))

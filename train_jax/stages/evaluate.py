@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from train_jax.command_line import HelpPage, parse
+from train_jax.command_line import HelpPage
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
 from train_jax.run.restore import NEWEST, restore
@@ -34,7 +34,3 @@ def main(config: Evaluate) -> None:
         devices = Devices()
         run = restore(config.run_dir, step=config.step)
         commands_of(run.config.task).evaluate(config, run, devices, Console(print, progress))
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Evaluate, argv, prog="trm evaluate"))

@@ -9,7 +9,6 @@ import tyro
 
 import bridge
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
 from train_jax.run.files import local_copy, whole_file, write_text
@@ -111,7 +110,3 @@ def _steps(text: str) -> tuple[int, ...]:
         return tuple(int(step) for step in text.split(",") if step)
     except ValueError:
         raise UserError(f"--average {text} is not a list of steps; write it as 10,20,30") from None
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Export, argv, prog="trm export"))

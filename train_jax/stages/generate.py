@@ -7,7 +7,6 @@ from typing import Annotated
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.run.restore import restore
 from train_jax.runtime.backend import Platform
@@ -101,7 +100,3 @@ def _print_samples(config: Generate, model: TextModel, prompts: list[str], reque
         else:
             place = f"--- prompt {number // config.num_samples + 1}, sample {row.request.sample + 1}"
             print(f"{place}\n{prompt}{_between(model)}{text}", flush=True)
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Generate, argv, prog="trm generate"))

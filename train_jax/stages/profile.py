@@ -9,7 +9,6 @@ from typing import Annotated
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.pod.yardsticks import Measured, read_profile, tables
 from train_jax.run.cache import local_folder
@@ -57,7 +56,3 @@ def _lines(figures: Measured, config: Profile) -> Iterator[str]:
             where = ", ".join(filter(None, (each.kind, each.module, each.source.rpartition("/")[2])))
             share = each.milliseconds / figures.busy
             yield f"  {each.milliseconds:10.3f} {share:6.1%} {each.runs:6g}  {each.name}: {where}"
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Profile, argv, prog="trm profile"))

@@ -7,7 +7,6 @@ from typing import Annotated
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.phase_scores import markdown_path
 from train_jax.report.run_page import read_run_files
@@ -53,7 +52,3 @@ def main(config: Report) -> None:
     if config.picture is not None and drawing is not None:
         write_text(config.picture, drawing)
         print(f"picture: {config.picture}")
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Report, argv, prog="trm report"))

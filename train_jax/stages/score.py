@@ -1,12 +1,10 @@
 """`trm score DATA_DIR FILE …`: counts the votes in files of predictions for an ARC data set."""
 
 import dataclasses
-import sys
 from typing import Annotated
 
 import tyro
 
-from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.voting import score, write_submission
 
@@ -42,11 +40,3 @@ def main(config: Score) -> None:
     if config.submission is not None:
         write_submission(config.submission, scores)
         print(f"  {config.submission}: two attempts for every test input")
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Score, argv, prog="trm score"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

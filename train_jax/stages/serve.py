@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.core.state import Arrays
 from train_jax.errors import UserError
 from train_jax.run.folder import complete_steps
@@ -147,7 +146,3 @@ def _model(config: Serve, name: str, run_dir: str, run: Restored) -> Any:
 def _weights(run_dir: str, step: int) -> tuple[Arrays, Arrays]:
     run = restore(run_dir, step=step)
     return weights_of(run.objective, run.state)
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Serve, argv, prog="trm serve"))

@@ -10,7 +10,6 @@ from typing import Annotated
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.report.terminal import trace_text, verdict
 from train_jax.run.restore import Restored, restore
@@ -92,11 +91,3 @@ def _identifier_in_run(puzzle: PuzzleInput, config: Solve, run: Restored) -> int
         return puzzle.puzzle_identifier
     part = load_part(run.config.data_dir, "test", config.data_dir or names[0])
     return puzzle.puzzle_identifier + part.first_identifiers[0]
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Solve, argv, prog="trm solve"))
-
-
-if __name__ == "__main__":
-    cli(sys.argv[1:])

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from train_jax.command_line import parse
 from train_jax.report.status_table import status_table
 from train_jax.run.status import find_runs, read_status
 
@@ -35,7 +34,3 @@ def main(config: Status) -> None:
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields with null for NaN and infinities, which JSON does not have."""
     return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in fields.items()}
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Status, argv, prog="trm status"))

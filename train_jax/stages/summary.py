@@ -7,7 +7,6 @@ from typing import Annotated
 
 import tyro
 
-from train_jax.command_line import parse
 from train_jax.run.folder import find_run, read_fields
 from train_jax.run.tracking import duration, read_metrics
 from train_jax.task import commands_of
@@ -43,7 +42,3 @@ def main(config: Summary) -> None:
 def relative(path: Path) -> Path:
     """Returns the path relative to the current folder if it is inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def cli(argv: list[str]) -> None:
-    main(parse(Summary, argv, prog="trm summary"))

@@ -58,10 +58,10 @@ def cli(argv: list[str]) -> None:
         [word for word in argv if word not in ("--dry-run", "--no-verify")],
         prog="trm train",
         description=f"Train a model from a preset ({presets}) or an experiment (`trm sweep list`; "
-        "`--preset NAME` applies its changes to another preset). `--depth 12 --nanochat 2026 --tokens-per-parameter 8` "
-        "is d12-2026-r8; `--phase mid|sft|rl --init-from RUN` inherits from a run. `--dry-run` prints the plan alone. "
-        "`--restarts N` restarts after a crash. `--model NAME` selects the --arch fields, `--task NAME` those of the "
-        "task. `--no-verify` does not compare your own module with PyTorch.",
+        "`--preset NAME` applies its changes to another preset). d12-2026-r8 is nanochat's model of 2026 with 12 "
+        "layers and 8 tokens per parameter. `--phase mid|sft|rl --init-from RUN` inherits from a run. `--dry-run` "
+        "prints the plan, `--restarts N` restarts after a crash. `--model NAME` selects the --arch fields, `--task "
+        "NAME` those of the task. `--no-verify` does not compare your own module with PyTorch.",
     )
     heading = _derived(name, config)
     if "--dry-run" in argv and heading:

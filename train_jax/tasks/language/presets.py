@@ -51,7 +51,7 @@ def arch_2025(depth: int) -> GPTConfig:
     if width % (2 * heads):
         raise UserError(
             f"the rule of 2025 has no depth {depth}: {width} channels do not divide into {heads} heads; use "
-            f"{depth - 1} or {depth + 1}, or --nanochat 2026"
+            f"{depth - 1} or {depth + 1}, or d{depth}-2026"
         )
     return GPTConfig(seq_len=2048, vocab_size=65536, n_layer=depth, n_head=heads, n_kv_head=heads, n_embd=width)
 
