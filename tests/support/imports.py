@@ -50,37 +50,29 @@ class ImportGraph:
 
     def __init__(self, root: Path, package: str):
         self._paths = {dotted(root, path): path for path in (root / package).rglob("*.py")}
-        self._imported: dict[tuple[str, bool], list[tuple[str, bool]]] = {}
 
     def chain(self, module: str, target: str) -> list[str]:
         """Returns the shortest chain of imports from `module` to `target` or a submodule; empty if there is none."""
-        start = module, True
-        previous: dict[tuple[str, bool], tuple[str, bool] | None] = {start: None}
-        queue = [start]
+        chains = {(module, True): [module]}
+        queue = [*chains]
         for current in queue:
-            if current[0] == target or current[0].startswith(f"{target}."):
-                names, place = [], current
-                while place is not None:
-                    names.append(place[0])
-                    place = previous[place]
-                return names[::-1]
+            if f"{current[0]}.".startswith(f"{target}."):
+                return chains[current]
             for following in self._imported_by(*current):
-                if following not in previous:
-                    previous[following] = current
+                if following not in chains:
+                    chains[following] = [*chains[current], following[0]]
                     queue.append(following)
         return []
 
+    @functools.cache  # noqa: B019 (there is one graph in a process)
     def _imported_by(self, module: str, in_functions: bool) -> list[tuple[str, bool]]:
         """Returns imported modules of the package, and whether their functions may be called."""
-        key = module, in_functions
-        if key not in self._imported:
-            modules = set()
-            for name in direct_imports(self._paths[module], in_functions=in_functions):
-                around = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]
-                known = [each for each in around if each in self._paths]
-                modules |= {(each, each == known[0]) for each in known}
-            self._imported[key] = sorted(modules)
-        return self._imported[key]
+        modules = set()
+        for name in direct_imports(self._paths[module], in_functions=in_functions):
+            around = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]
+            known = [each for each in around if each in self._paths]
+            modules |= {(each, each == known[0]) for each in known}
+        return sorted(modules)
 
 
 def dotted(root: Path, path: Path) -> str:
