@@ -26,7 +26,6 @@ from models_torch.registry import LANGUAGE_MODELS
 TINY = LANGUAGE_MODELS["gpt"].tiny_config
 EITHER = pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
 HEADS = pytest.mark.parametrize("n_kv_head", [1, 2, 4])
-SLOW_HEADS = pytest.mark.parametrize("n_kv_head", slow_unless((2).__eq__, [1, 2, 4]))
 
 
 def model(name="gpt_2026", **changes):
@@ -40,7 +39,7 @@ def tokens(name="gpt", low=0):
     return torch.randint(low, 61, shape, generator=torch.Generator().manual_seed(1), dtype=torch.int32)
 
 
-@SLOW_HEADS
+@pytest.mark.parametrize("n_kv_head", slow_unless((2).__eq__, [2, 4]))  # 4 query heads: shared keys and own ones
 @EITHER
 def test_verify_in_float32(name, n_kv_head):
     module = model(name, n_kv_head=n_kv_head, **({"n_layer": 2} if n_kv_head == 2 else {}))
@@ -146,10 +145,9 @@ def test_attention_with_a_cache_is_that_of_the_whole_rows():
         attention_with_cache(new[0], *buffers, *new[1:], cache_seqlens=lengths)
 
 
-@SLOW_HEADS
 @EITHER
-def test_cached_logits_are_those_of_the_whole_sequence(name, n_kv_head):
-    module = model(name, n_kv_head=n_kv_head)
+def test_cached_logits_are_those_of_the_whole_sequence(name):
+    module = model(name)
     row = tokens("gpt_2026")[0].tolist()
     prompt, generated = (row[:5], row[5:12]) if name == "gpt" else (row[:130], row[130:140])
     expected = uncached_logits(module, prompt, generated)

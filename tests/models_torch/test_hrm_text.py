@@ -16,8 +16,8 @@ LENGTHS = ((3, 5), (1, 1), (2, 0))
 DESIGNS = {
     "hrm": {},
     "trm": {"L_cycles": 1, "bp_steps": 2},
-    "ut": {"L_cycles": 4, "bp_steps": 2},
-    "rins": {"L_cycles": 7, "bp_steps": 4},
+    "ut": {"L_cycles": 3, "bp_steps": 2},
+    "rins": {"L_cycles": 4, "bp_steps": 2},
     "transformer": {},
 }
 
