@@ -1,6 +1,5 @@
 """The benchmarks: comparisons, bundles of a schedule, good and bad ends of a soak, sides that compute the same."""
 
-import dataclasses
 import json
 import re
 import subprocess
@@ -15,8 +14,7 @@ from support.compiled_program import PROGRAM
 from benchmarks import compile as compilation
 from benchmarks import tables, trm_jnp, trm_tuned
 from benchmarks.bundles import bundles_of, read_schedules
-from benchmarks.soak import Disturbed, judge, read
-from benchmarks.soak import tables as soak_tables
+from benchmarks.soak import Disturbed, judge
 from benchmarks.step import Result, check_losses
 from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
@@ -163,17 +161,6 @@ def test_how_the_hosts_may_end(kind, statuses, problems):
     fault = Disturbed("fault 0", "training", 3, 1, kind, statuses)
     judge(fault)
     assert fault.problems == problems
-
-
-def test_only_a_finished_equal_run_counts_as_exact(tmp_path):
-    rows = [Disturbed(f"fault {n}", "saving", 8, 0, "SIGKILL", run=n, stop_seconds=n, lost_steps=n) for n in range(4)]
-    rows[1].problems = ["hosts [0] had not ended after 180 s"]
-    last = soak_tables(rows, [[], [], ["other"]], ["1 of 8 aborted"]).splitlines()[-1]
-    assert last.startswith("1 of 4 faults; 2 of 3 finished runs bit for bit; 1 ends without a fault")
-    lines = [dataclasses.asdict(rows[0]), {"finished": 0, "problems": []}, {"ended": 1, "ending": "1 of 8 aborted"}]
-    (tmp_path / "soak.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read(tmp_path / "soak.jsonl") == (rows[:1], [[]], ["1 of 8 aborted"])
-    assert read(tmp_path / "absent") == ([], [], [])
 
 
 def test_a_side_that_computes_something_else_is_named():
