@@ -182,7 +182,7 @@ def test_bfloat16_is_no_further_from_float32_than_pytorch_s():
 
     A gradient of one number has one rounding error a batch, so that equal arithmetic differs by up to a factor of two.
     """
-    wide, narrow = model(n_kv_head=2), model(n_kv_head=2, forward_dtype="bfloat16")
+    wide, narrow = model(n_layer=3), model(n_layer=3, forward_dtype="bfloat16")
     narrow.load_state_dict(wide.state_dict())
     data = torch.randint(-1, 61, (16, 2, 4, 150), generator=torch.Generator().manual_seed(1))
     data[:, 0].clamp_(min=0)

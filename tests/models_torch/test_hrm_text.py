@@ -10,6 +10,7 @@ import bridge
 from models_torch.gpt import IGNORED_TARGET
 from models_torch.hrm_text import HRMText, HRMTextConfig, from_transformers, to_transformers
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 TINY = {"seq_len": 12, "vocab_size": 37, "n_layers": 2, "hidden_size": 32, "num_heads": 2, "forward_dtype": "float32"}
 LENGTHS = ((3, 5), (1, 1), (2, 0))
 """Instruction and response of the samples of a row of 12 positions."""
