@@ -183,7 +183,7 @@ ROWS = (
         "results are analysed by a command, and runs are watched while they train",
         ("train_jax/test_analysis.py", "train_jax/test_watching.py"),
     ),
-    Row("the documentation is one set of pages, and true", ("test_docs.py", "test_troubleshooting.py")),
+    Row("the documentation is one set of pages, and true", ("test_docs.py",)),
 )
 
 

@@ -56,6 +56,17 @@ def nanochat(monkeypatch):
         del sys.modules[name]
 
 
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """Also in slow tests, without LLVM's expensive passes: for tests that compile programs only to compare once."""
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
     """`made_once(name, make)`: the folder that `make(folder)` filled, by whichever process came first.

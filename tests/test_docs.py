@@ -1,4 +1,6 @@
-"""The documentation is true: every page is reachable, every code block is run or parsed, every path named in it exists.
+"""The documentation is true: every page is reachable, every code block is run or parsed, every path in it exists.
+
+`mkdocs build --strict` checks that every page is in the navigation.
 
 How a block is checked follows from its language:
 
@@ -10,7 +12,10 @@ How a block is checked follows from its language:
 A block with `<!-- not run: REASON -->` on the line above is not checked. Pages in `RUN_ELSEWHERE` have their own test.
 """
 
+import ast
 import importlib
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -20,11 +25,14 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-import yaml
 from torch import nn
 
+from benchmarks.readiness import ROWS, Outcome, Row, outcomes, page, state
+from train_jax import errors
 from train_jax.__main__ import STAGES
 from train_jax.command_line import run_stage
+from train_jax.pod.prove.parts import PARTS
+from train_jax.pod.prove.runs import RUNS
 
 pytestmark = pytest.mark.docs
 
@@ -57,48 +65,24 @@ class Block(NamedTuple):
 
 def blocks_of(page, text):
     lines = text.splitlines()
-    opened = None
-    for number, line in enumerate(lines):
-        if not line.lstrip().startswith("```"):
-            continue
-        if opened is None:
-            opened = number
-            continue
-        above = lines[opened - 1] if opened else ""
-        code = "\n".join(lines[opened + 1 : number]) + "\n"
-        yield Block(page, opened + 1, lines[opened].strip("` "), bool(NOT_RUN.fullmatch(above.strip())), code)
-        opened = None
-    assert opened is None, f"{page}: the block at line {opened + 1} has no end"
+    fences = [number for number, line in enumerate(lines) if line.lstrip().startswith("```")]
+    assert len(fences) % 2 == 0, f"{page}: the block at line {fences[-1] + 1} has no end"
+    for opened, closed in zip(fences[::2], fences[1::2], strict=True):
+        marked = bool(NOT_RUN.fullmatch(lines[opened - 1].strip())) if opened else False
+        code = "\n".join(lines[opened + 1 : closed]) + "\n"
+        yield Block(page, opened + 1, lines[opened].strip("` "), marked, code)
 
 
 def relative(path):
     return str(path.relative_to(ROOT))
 
 
-BLOCKS = [
-    block
-    for path in PAGES
-    for block in blocks_of(relative(path), path.read_text())
-    if not block.marked and block.page not in RUN_ELSEWHERE
-]
+BLOCKS = [b for path in PAGES for b in blocks_of(relative(path), path.read_text()) if not b.marked]
+BLOCKS = [b for b in BLOCKS if b.page not in RUN_ELSEWHERE]
 
 
 def in_language(language):
     return pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == language], ids=str)
-
-
-# ---- pages
-
-
-def test_every_page_is_in_the_navigation():
-    def leaves(entry):
-        children = entry.values() if isinstance(entry, dict) else entry
-        return [entry] if isinstance(entry, str) else [leaf for child in children for leaf in leaves(child)]
-
-    linked = set(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    from_root = {"index.md"} | {path.name.lower() for path in ROOT.glob("*.md") if path.name != "README.md"}
-    assert linked == written | from_root
 
 
 def links(page):
@@ -110,26 +94,6 @@ def test_every_page_is_two_clicks_from_the_readme():
     first = links(ROOT / "README.md")
     second = {target for page in first if page.suffix == ".md" for target in links(page)}
     assert not [relative(page) for page in PAGES if page not in first | second | {ROOT / "README.md"}]
-
-
-def test_the_readme_is_short_and_users_have_few_pages():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
-    assert len(list((ROOT / "docs").glob("*.md"))) <= 24, "what authors alone read is in docs/dev"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_code_is_fenced(page):
-    """An indented block has no language, so nothing could check it."""
-    outside = re.sub(r"^( *)```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert not re.findall(r"(?<=\n\n)    (?![-*]|\s).*", outside)
-
-
-def test_pages_that_are_run_elsewhere_are():
-    for page, test in RUN_ELSEWHERE.items():
-        assert Path(page).name in (ROOT / test).read_text()
-
-
-# ---- paths
 
 
 PATH = re.compile(r"(?:bridge|models_torch|train_jax|tests|benchmarks|docs|\.ci)/[\w./-]*\w|\w+\.sh")
@@ -160,9 +124,6 @@ def test_the_map_names_every_module_once():
     assert not [name for name in modules.difference(listed) if not name.startswith(folders)]
 
 
-# ---- blocks
-
-
 def test_every_block_has_a_known_language():
     assert not [str(b) for b in BLOCKS if b.language not in ("python", "bash", "diff", "text")]
 
@@ -182,9 +143,7 @@ def test_diffs_apply(block):
 
 @in_language("bash")
 def test_commands_are_accepted(block, monkeypatch):
-    commands = list(commands_of(block.code))
-    assert commands
-    for words in commands:
+    for words in commands_of(block.code):
         check_command(words, monkeypatch)
 
 
@@ -265,27 +224,131 @@ def check_benchmark(module, arguments):
         assert option in source or option.removeprefix("--").replace("-", "_") in source, option
 
 
-# ---- the checks themselves
+# ---- docs/dev/readiness.md: a row is shown only if its tests were run and passed
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.train_jax.test_one" name="test_a[1]"/>
+<testcase classname="tests.train_jax.test_one" name="test_a[2]"><failure/></testcase>
+<testcase classname="tests.train_jax.test_one" name="test_b"><skipped/></testcase>
+<testcase classname="tests.test_two" name="test_c"/>
+</testsuite></testsuites>"""
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("tests", "expected", "words"),
     [
-        "trm trian tiny",
-        "trm train tiny --stpes 3",
-        "python -m benchmarks.gradient_trap --nonsense",
-        "python -m pytest tests/test_none.py",
-        "rm -r data",
+        (("test_two.py", "train_jax/test_one.py::test_b"), Outcome(1, 0, 1), "shown, 1 skipped"),
+        (("train_jax/test_one.py::test_a[1]",), Outcome(1, 0, 0), "shown"),
+        (("train_jax/test_one.py::test_a",), Outcome(1, 1, 0), "**1 failed**"),
+        (("test_three.py",), Outcome(), "**not run**"),
     ],
 )
-def test_a_wrong_command_is_noticed(command, monkeypatch):
-    with pytest.raises((Exception, pytest.fail.Exception)):
-        check_command(shlex.split(command), monkeypatch)
+def test_a_row_is_shown_only_by_tests_that_passed(tests, expected, words):
+    row = Row("it works", tests)
+    (result,) = outcomes([REPORT], [row])
+    assert (result, state(row, result)) == (expected, words)
+    assert any(f"| it works | {words} |" in line for line in page([row], [result], {"date": "today", "commit": "abc"}))
 
 
-def test_marks_and_fences_are_read():
-    text = "a\n\n<!-- not run: needs a TPU -->\n```bash\nx\n```\n\n```python\ny\n```\n"
-    assert [(b.line, b.language, b.marked, b.code) for b in blocks_of("p", text)] == [
-        (4, "bash", True, "x\n"),
-        (8, "python", False, "y\n"),
-    ]
+@pytest.mark.parametrize("test", sorted({test for row in ROWS for test in row.tests}))
+def test_every_test_of_a_row_exists(test):
+    path, _, name = test.partition("::")
+    name, _, case = name.partition("[")
+    text = (ROOT / "tests" / path).read_text()
+    functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    assert name in functions or not name
+    if case:
+        words = [node for each in functions[name].decorator_list for node in ast.walk(each)]
+        assert case.removesuffix("]") in {word.value for word in words if isinstance(word, ast.Constant)}
+
+
+def test_every_part_and_row_of_a_proof_exists():
+    """A row by the beginning of its name, which is written in the code of its part."""
+    pod = ROOT / "train_jax" / "pod"
+    code = "".join(path.read_text() for path in (*pod.glob("prove/*.py"), *pod.glob("preflight/*.py")))
+    parts = {part.name for part in PARTS} | {*RUNS}
+    for each in [each for row in ROWS for each in row.proved_by.split("; ") if each]:
+        part, _, name = each.partition(" / ")
+        assert part in parts, each
+        assert all(f'"{word}' in code for word in name.split(", ")), each
+
+
+# ---- docs/troubleshooting.md quotes what the code says
+
+TROUBLES = (ROOT / "docs" / "troubleshooting.md").read_text()
+QUOTES = [
+    (quote := re.match(r"\| (``?)(.*?)\1 \|", line)) and quote[2].strip()
+    for line in TROUBLES.splitlines()
+    if line.startswith("| `")
+]
+
+
+def texts(node):
+    """Returns the text of a string or f-string, with `…` for its values."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """All strings of the code, one a line; parts of one message are joined."""
+    trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "train_jax").rglob("*.py"))]
+    return "\n".join(text for tree in trees for node in ast.walk(tree) if (text := texts(node)))
+
+
+@pytest.mark.parametrize("quote", QUOTES)
+def test_the_page_quotes_the_code(everything, quote):
+    """Every part between two `…` is in one text of the code, in that order."""
+    parts = [re.escape(part) for part in quote.split("…")]
+    assert re.search(".*?".join(parts), everything), quote
+
+
+def test_the_page_has_every_exit_status():
+    rows = {int(number) for number in re.findall(r"^\| (\d+) \|", TROUBLES, re.MULTILINE)}
+    statuses = {each.STATUS for each in vars(errors).values() if isinstance(each, type) and hasattr(each, "STATUS")}
+    assert statuses <= rows
+
+
+# ---- the notebook for Colab and Kaggle: its code cells run on a CPU, in one process, as a kernel would run them
+
+KERNEL = '''
+import json, subprocess, sys
+
+def shell(command):
+    """Runs the command as `!command` does, but a failure ends the notebook."""
+    done = subprocess.run(command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(done.stdout)
+    assert done.returncode == 0, command
+
+names = {"shell": shell}
+for cell in json.load(sys.stdin):
+    exec(compile(cell, "cell", "exec"), names)
+'''
+
+
+def as_python(cell):
+    """Returns the cell with each `!command {name}` as a call, as IPython runs it."""
+    return re.sub(r"^(\s*)!(.*)$", lambda line: f"{line[1]}shell(f{line[2]!r})", cell, flags=re.MULTILINE)
+
+
+def test_the_cells_of_the_notebook_run(tmp_path):
+    """The cells run in a folder with the files that the installation looks for; the packages are installed already."""
+    notebook = json.loads((ROOT / "docs" / "notebooks" / "first-run.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook)
+    (tmp_path / "constraints.txt").touch()
+    (tmp_path / "bin").mkdir()
+    trm = tmp_path / "bin" / "trm"
+    trm.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m train_jax "$@"\n')
+    trm.chmod(0o755)
+    paths = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment |= {"MPLBACKEND": "agg", "STEPS": "60"}
+    code = json.dumps([as_python("".join(cell["source"])) for cell in notebook if cell["cell_type"] == "code"])
+    command = [sys.executable, "-c", KERNEL]
+    done = subprocess.run(command, input=code, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for expected in ("CpuDevice", "held-out exact accuracy", "the last of step 60", "PyTorch agrees", "_proj.weight"):
+        assert expected in done.stdout, done.stdout

@@ -1,5 +1,6 @@
-"""`trm --version` and `trm --help` without torch or jax; the contents of a wheel and an sdist."""
+"""`trm --version` and `trm --help` without torch or jax, errors of one line; the contents of a wheel and an sdist."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -8,10 +9,11 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import jax
 import pytest
 
-from train_jax import version
-from train_jax.__main__ import STAGES, main, usage
+from train_jax import __main__, version
+from train_jax.__main__ import STAGES, main
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("bridge", "models_torch", "train_jax")
@@ -25,11 +27,8 @@ def test_neither_torch_nor_jax_is_loaded(argument):
     )
     shown = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (shown.returncode, shown.stderr) == (0, "[]\n")
-
-
-def test_help_has_every_stage_once():
-    lines = usage().splitlines()
-    assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == list(STAGES)
+    if argument == "--help":
+        assert re.findall(r"^  (\S+)", shown.stdout, re.MULTILINE) == list(STAGES)
 
 
 @pytest.mark.parametrize("argument", ["--help", "nonsense"])
@@ -44,6 +43,21 @@ def test_a_closed_pipe_is_no_traceback(argument):
     assert len(shown.splitlines()) == (argument == "nonsense")
 
 
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, RuntimeError])
+def test_a_device_out_of_memory_is_one_line(monkeypatch, capsys, kind):
+    def fail(argv):
+        raise kind("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nmore")
+
+    monkeypatch.setattr(__main__, "_run", fail)
+    if kind is RuntimeError:  # an error of another kind is a mistake in the code
+        with pytest.raises(RuntimeError):
+            main(["train"])
+        return
+    assert main(["train"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a device is out of memory (RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.); use" in line
+
+
 def test_version_names_the_pinned_packages(capsys):
     assert main(["--version"]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -51,17 +65,14 @@ def test_version_names_the_pinned_packages(capsys):
     assert shown["torch"] == metadata.version("torch") and shown["jax"] == metadata.version("jax")
 
 
-@pytest.mark.parametrize(
-    ("recorded", "commit"),
-    [
-        ("0.1.0.dev117+g6fa496561", "6fa496561 (recorded at build)"),
-        ("0.1.0.dev117+g6fa496561.d20261121", "6fa496561-dirty (recorded at build)"),
-        ("0.1.0", "not recorded"),
-        (None, "not recorded"),
-    ],
-)
-def test_commit_outside_a_checkout(recorded, commit, tmp_path):
-    assert version.commit(recorded, tmp_path) == commit
+def test_commit_outside_a_checkout(tmp_path):
+    commits = {
+        "0.1.0.dev117+g6fa496561": "6fa496561 (recorded at build)",
+        "0.1.0.dev117+g6fa496561.d20261121": "6fa496561-dirty (recorded at build)",
+        "0.1.0": "not recorded",
+        None: "not recorded",
+    }
+    assert {recorded: version.commit(recorded, tmp_path) for recorded in commits} == commits
 
 
 def test_commit_in_a_checkout(tmp_path):
@@ -79,10 +90,10 @@ def test_commit_in_a_checkout(tmp_path):
     assert version.commit("0.1.0", tmp_path) == "v9.8.7-dirty (checkout)"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A wheel and an sdist, built without network from a copy of the files that an archive of the project has."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+@pytest.mark.slow
+def test_wheel_and_sdist_hold_the_packages_and_what_they_are_built_and_tested_with(tmp_path):
+    """Both are built without network from a copy of the files that an archive of the project has."""
+    source, out = tmp_path / "source", tmp_path / "dist"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in (*PACKAGES, "docs", "tests", "benchmarks"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
@@ -92,31 +103,19 @@ def built(tmp_path_factory):
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    return out
 
-
-@pytest.mark.slow
-def test_the_wheel_holds_the_packages_and_nothing_else(built):
-    (wheel,) = built.glob("*.whl")
+    (wheel,) = out.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {
-        str(path.relative_to(ROOT))
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]
+    expected = {str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts}
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
-
-@pytest.mark.slow
-def test_the_sdist_holds_what_the_project_is_built_and_tested_with(built):
-    (sdist,) = built.glob("*.tar.gz")
+    (sdist,) = out.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {"README.md", "LICENSE", "SECURITY.md", "CITATION.cff", "CONTRIBUTING.md", "CHANGELOG.md"}
-    wanted |= {"pyproject.toml", "constraints.txt", "environment.sh", "speedrun_tpu.sh", "mkdocs.yml"}
-    wanted |= {"tests/run.sh", "docs/bridge.md"}
-    assert wanted <= names
+    wanted = "README.md LICENSE SECURITY.md CITATION.cff CONTRIBUTING.md CHANGELOG.md pyproject.toml constraints.txt "
+    wanted += "environment.sh speedrun_tpu.sh mkdocs.yml tests/run.sh docs/bridge.md"
+    assert set(wanted.split()) <= names
     assert not [name for name in names if name.startswith(("runs/", "data/", ".venv/", ".git/"))]

@@ -2,18 +2,22 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.architectures import EVERY_VARIANT, latents, make_head, run_steps, set_halting
 
 from models_torch import registry
 
 
 @EVERY_VARIANT
-def test_no_sequence_halts_before_the_limit_at_a_negative_q_halt(name):
+def test_no_sequence_halts_before_the_limit_at_a_negative_q_halt_or_in_evaluation(name):
     head, config = make_head(name, halt_max_steps=3)
     set_halting(head, q_halt=-1.0)
     carries = run_steps(head, config, 4)
     assert [c.halted.tolist() for c in carries] == [[False] * 4, [False] * 4, [True] * 4, [False] * 4]
     assert [c.steps.tolist() for c in carries] == [[1] * 4, [2] * 4, [3] * 4, [1] * 4]
+    set_halting(head, q_halt=5.0)
+    carries = run_steps(head.eval(), config, 3)
+    assert [c.halted.tolist() for c in carries] == [[False] * 4, [False] * 4, [True] * 4]
 
 
 @EVERY_VARIANT
@@ -27,6 +31,10 @@ def test_without_the_continue_loss_a_sequence_halts_when_q_halt_is_positive(name
     assert "q_continue_loss" not in head(head.initial_carry(batch), batch)[2]
 
 
+def halting_loss(logit, target):
+    return F.binary_cross_entropy_with_logits(torch.tensor(logit), torch.tensor(target).sigmoid())
+
+
 @EVERY_VARIANT
 def test_with_the_continue_loss_a_sequence_halts_when_q_halt_is_larger(name):
     head, config = make_head(name, no_ACT_continue=False, halt_max_steps=2, halt_exploration_prob=0.0)
@@ -35,9 +43,7 @@ def test_with_the_continue_loss_a_sequence_halts_when_q_halt_is_larger(name):
     carry, loss, metrics, _, _ = head(head.initial_carry(batch), batch)
     assert carry.halted.all()
     # Before the limit the target is the larger value of the next step.
-    target, logit = torch.sigmoid(torch.tensor(-1.0)), torch.tensor(-2.0)
-    expected = 4 * torch.nn.functional.binary_cross_entropy_with_logits(logit, target)
-    torch.testing.assert_close(metrics["q_continue_loss"], expected)
+    torch.testing.assert_close(metrics["q_continue_loss"], 4 * halting_loss(-2.0, target=-1.0))
     total = metrics["lm_loss"] + 0.5 * (metrics["q_halt_loss"] + metrics["q_continue_loss"])
     torch.testing.assert_close(loss.detach(), total)
 
@@ -46,9 +52,7 @@ def test_with_the_continue_loss_a_sequence_halts_when_q_halt_is_larger(name):
     assert not carry.halted.any()
     carry, _, metrics, _, _ = head(carry, batch)
     # At the limit the target is the value of halting, the smaller one here.
-    target, logit = torch.sigmoid(torch.tensor(-2.0)), torch.tensor(-1.0)
-    expected = 4 * torch.nn.functional.binary_cross_entropy_with_logits(logit, target)
-    torch.testing.assert_close(metrics["q_continue_loss"], expected)
+    torch.testing.assert_close(metrics["q_continue_loss"], 4 * halting_loss(-1.0, target=-2.0))
     assert "q_continue_loss" not in head.eval()(carry, batch)[2]
 
 
@@ -70,20 +74,6 @@ def test_exploration_draws_a_minimum_between_two_and_the_limit():
     shares = [carry.halted.float().mean().item() for carry in run_steps(head, config, 2)]
     assert shares[0] == 0.0
     assert shares[1] == pytest.approx(1 / 3, abs=0.2)  # the share with a minimum of 2, drawn from 2, 3 and 4
-
-
-def test_exploration_never_exceeds_the_limit():
-    head, config = make_head("trm", halt_exploration_prob=1.0, halt_max_steps=2)
-    set_halting(head, q_halt=-1.0)
-    assert run_steps(head, config, 2)[1].halted.all()
-
-
-@EVERY_VARIANT
-def test_evaluation_always_runs_to_the_limit(name):
-    head, config = make_head(name, halt_max_steps=3)
-    set_halting(head, q_halt=5.0)
-    carries = run_steps(head.eval(), config, 3)
-    assert [carry.halted.all().item() for carry in carries] == [False, False, True]
 
 
 @EVERY_VARIANT

@@ -9,8 +9,6 @@ from torch import Tensor
 from models_torch import registry
 from models_torch.losses import ACTLossHead
 
-# names and shapes
-
 # Names of the published checkpoints, without the `_orig_mod.` of compiled modules; shapes of the tiny configurations.
 EMBEDDINGS_AND_HEADS = {
     "embed_tokens.embedding_weight": (6, 32),
@@ -28,21 +26,21 @@ def with_prefix(prefix: str, names: dict) -> dict:
     return {f"{prefix}.{name}": shape for name, shape in names.items()}
 
 
+def layers(level: str, block: dict, count: int) -> dict:
+    return {key: shape for n in range(count) for key, shape in with_prefix(f"{level}_level.layers.{n}", block).items()}
+
+
+def initial(*names: str) -> dict:
+    return {f"{name}_init": (32,) for name in names}
+
+
 PUBLISHED = {
-    "trm": {"H_init": (32,), "L_init": (32,)}
-    | with_prefix("L_level.layers.0", BLOCK)
-    | with_prefix("L_level.layers.1", BLOCK),
-    "trm-mixer": {"H_init": (32,), "L_init": (32,)}
-    | with_prefix("L_level.layers.0", MIXER_BLOCK)
-    | with_prefix("L_level.layers.1", MIXER_BLOCK),
-    "trm_singlez": {"L_init": (32,)} | with_prefix("L_level.layers.0", BLOCK) | with_prefix("L_level.layers.1", BLOCK),
-    "trm_hier6": {"H_init": (32,), "L1_init": (32,), "L2_init": (32,), "L3_init": (32,), "L4_init": (32,)}
-    | {"L5_init": (32,), "L6_init": (32,)}
-    | with_prefix("L_level.layers.0", BLOCK),
-    "hrm": {"H_init": (32,), "L_init": (32,)}
-    | with_prefix("H_level.layers.0", BLOCK)
-    | with_prefix("L_level.layers.0", BLOCK),
-    "transformer": {"H_init": (32,)} | with_prefix("H_level.layers.0", BLOCK) | with_prefix("H_level.layers.1", BLOCK),
+    "trm": initial("H", "L") | layers("L", BLOCK, 2),
+    "trm-mixer": initial("H", "L") | layers("L", MIXER_BLOCK, 2),
+    "trm_singlez": initial("L") | layers("L", BLOCK, 2),
+    "trm_hier6": initial("H", "L1", "L2", "L3", "L4", "L5", "L6") | layers("L", BLOCK, 1),
+    "hrm": initial("H", "L") | layers("H", BLOCK, 1) | layers("L", BLOCK, 1),
+    "transformer": initial("H") | layers("H", BLOCK, 2),
 }
 
 
@@ -184,9 +182,6 @@ def test_gradients_do_not_cross_act_steps(name):
     first_loss.backward()
     _, second_loss, _, _, _ = head(carry, batch)
     second_loss.backward()  # would raise if it used the freed graph of the first step
-
-
-# precision
 
 
 @EVERY_VARIANT

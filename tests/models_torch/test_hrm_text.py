@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import pytest
 import torch
 from support.published_hrm_text import build_published
@@ -11,14 +10,15 @@ import bridge
 from models_torch.gpt import IGNORED_TARGET
 from models_torch.hrm_text import HRMText, HRMTextConfig, from_transformers, to_transformers
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 TINY = {"seq_len": 12, "vocab_size": 37, "n_layers": 2, "hidden_size": 32, "num_heads": 2, "forward_dtype": "float32"}
 LENGTHS = ((3, 5), (1, 1), (2, 0))
 """Instruction and response of the samples of a row of 12 positions."""
 DESIGNS = {
     "hrm": {},
     "trm": {"L_cycles": 1, "bp_steps": 2},
-    "ut": {"L_cycles": 4, "bp_steps": 2},
-    "rins": {"L_cycles": 7, "bp_steps": 4},
+    "ut": {"L_cycles": 3, "bp_steps": 2},
+    "rins": {"L_cycles": 4, "bp_steps": 2},
     "transformer": {},
 }
 
@@ -33,18 +33,13 @@ def packed(seed=0):
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(37, (12,), generator=generator)
     targets = torch.randint(37, (12,), generator=generator)
-    positions, samples, instruction = [], [], []
-    for number, (asked, answered) in enumerate(LENGTHS):
-        positions += range(asked + answered)
-        samples += [number] * (asked + answered)
-        instruction += [True] * asked + [False] * answered
-    last_asked = torch.tensor([i + 1 == len(instruction) or not instruction[i + 1] for i in range(12)])
-    targets = torch.where(torch.tensor(instruction) & ~last_asked, IGNORED_TARGET, targets)
-    parts = {
-        "positions": torch.tensor(positions, dtype=torch.int32),
-        "samples": torch.tensor(samples, dtype=torch.int32),
-        "instruction": torch.tensor(instruction),
-    }
+    ranges = [(number, place, place < asked) for number, (asked, answered) in enumerate(LENGTHS)
+              for place in range(asked + answered)]  # fmt: skip
+    samples, positions, instruction = map(torch.tensor, zip(*ranges, strict=True))
+    asks_more = instruction & instruction.roll(-1)  # the last position has an answer, or ends the row
+    asks_more[-1] = False
+    targets = torch.where(asks_more, IGNORED_TARGET, targets)
+    parts = {"positions": positions.int(), "samples": samples.int(), "instruction": instruction}
     return (
         tokens.int().expand(2, -1),
         targets.int().expand(2, -1),
@@ -63,22 +58,13 @@ def of_transformers(ours, **options):
     transformers = pytest.importorskip("transformers")
     if not hasattr(transformers, "HrmTextConfig"):
         pytest.skip("transformers without HRM-Text")
-    config = ours.config
-    theirs = transformers.HrmTextForCausalLM(
-        transformers.HrmTextConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=ours.model.L_level.core.layers[0].mlp.down_proj.weight.shape[1],
-            num_hidden_layers=config.layers_per_stack,
-            num_attention_heads=config.num_heads,
-            head_dim=config.hidden_size // config.num_heads,
-            H_cycles=config.H_cycles,
-            L_cycles=config.L_cycles,
-            embedding_scale=config.hidden_size**0.5,
-            max_position_embeddings=config.seq_len,
-            **options,
-        )
-    )
+    config = transformers.HrmTextConfig(
+        vocab_size=37, hidden_size=32, num_attention_heads=2, head_dim=16, embedding_scale=32**0.5,
+        intermediate_size=ours.model.L_level.core.layers[0].mlp.down_proj.weight.shape[1],
+        num_hidden_layers=ours.config.layers_per_stack, max_position_embeddings=12,
+        H_cycles=ours.config.H_cycles, L_cycles=ours.config.L_cycles, **options,
+    )  # fmt: skip
+    theirs = transformers.HrmTextForCausalLM(config)
     theirs.load_state_dict(to_transformers(ours.state_dict()))
     return theirs
 
@@ -88,18 +74,13 @@ def close(mine, expected, tolerance=1e-5):
     assert float((mine - expected).abs().max()) <= tolerance * scale
 
 
-def test_weights_go_to_transformers_and_back():
-    ours = built()
-    state = ours.state_dict()
-    back = from_transformers(of_transformers(ours).state_dict())
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype for name in state)
-
-
 @pytest.mark.parametrize("bp_steps", [3, 4, 5])
-def test_logits_and_gradients_are_those_of_transformers(bp_steps):
+def test_weights_logits_and_gradients_are_those_of_transformers(bp_steps):
     ours = built(bp_steps=bp_steps)
     theirs = of_transformers(ours, prefix_lm=True, L_bp_cycles=[0, bp_steps - 2])
+    state, back = ours.state_dict(), from_transformers(theirs.state_dict())
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype for name in state)
     tokens = torch.randint(37, (2, 12), generator=torch.Generator().manual_seed(1))
     asked = torch.arange(12).expand(2, -1) < 5
     direction = torch.randn(2, 12, 37, generator=torch.Generator().manual_seed(2))
@@ -147,9 +128,7 @@ def published(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("design", "fields"),
-    [*DESIGNS.items(), *(("hrm", {"bp_steps": bp_steps}) for bp_steps in (2, 3, 4))],
-    ids=str,
+    ("design", "fields"), [*DESIGNS.items(), *(("hrm", {"bp_steps": n}) for n in (2, 3, 4))], ids=str
 )
 def test_the_published_modules_and_ours_are_the_same_model(published, design, fields):
     ours = built(design=design, **fields)
@@ -166,7 +145,7 @@ def test_the_published_modules_and_ours_are_the_same_model(published, design, fi
 
     found, expected = ours(tokens, **parts), logits_of(x)
     close(found[0], expected)
-    direction = torch.from_numpy(np.random.default_rng(0).normal(size=expected.shape).astype(np.float32))
+    direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
     (found[0] * direction).sum().backward()
     (expected * direction).sum().backward()
     for name, parameter in theirs.named_parameters():

@@ -1,14 +1,17 @@
-"""A model from outside the project: imported, constructed by the stated rules, wrapped; each error is one line."""
+"""Models from outside the project: imported, constructed by the stated rules, wrapped; each error is one line."""
 
 import collections.abc
+import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from models_torch import outside, registry
 from models_torch.losses import ACTLossHead
 from models_torch.outside import OutsideConfig
+from models_torch.outside_language import OutsideLanguageConfig
 
 SIZES = {"batch_size": 4, "seq_len": 16, "vocab_size": 6, "num_puzzle_identifiers": 5, "forward_dtype": "float32"}
 
@@ -35,12 +38,16 @@ def test_a_plain_module_takes_one_act_step():
     assert head.state_dict()["model.inner.embed.weight"].shape == (6, 8)
 
 
-def test_a_model_with_a_carry_is_wrapped_in_the_act_loss_head():
-    head, config = make("Thinker", halt_max_steps=3, options={"width": 8})
+def test_a_model_with_a_carry_is_wrapped_in_the_act_loss_head_and_its_dict_has_all_values():
+    head, config = make("Thinker", halt_max_steps=3, options={"width": 8, "more": None})
     assert isinstance(head, ACTLossHead) and type(head.model).__name__ == "Thinker" and head.training
+    fields = {"halt_max_steps": 3, "loss_type": "stablemax_cross_entropy", "width": 8, "more": None}
+    assert head.model.config == SIZES | fields
     batch = registry.example_batch(config, 4, seed=0)
     carry, loss, *_ = head(head.initial_carry(batch), batch)
     assert type(carry).__name__ == "ThinkerCarry" and loss.requires_grad
+    with pytest.raises(ValueError, match="options name halt_max_steps, which is a separate field"):
+        OutsideConfig(options={"halt_max_steps": 2})
 
 
 def test_a_loss_head_is_not_wrapped():
@@ -49,17 +56,6 @@ def test_a_loss_head_is_not_wrapped():
     batch = registry.example_batch(config, 4, seed=0)
     batch["labels"] = batch["inputs"]
     assert len(head(carry=head.initial_carry(batch), batch=batch, return_keys=())) == 5
-
-
-def test_a_dict_has_all_values_and_options_repeat_no_field():
-    head, _ = make("Thinker", halt_max_steps=7, options={"width": 8, "more": None})
-    fields = {"halt_max_steps": 7, "loss_type": "stablemax_cross_entropy", "width": 8, "more": None}
-    assert head.model.config == SIZES | fields
-    with pytest.raises(ValueError, match="options name halt_max_steps, which is a separate field"):
-        OutsideConfig(options={"halt_max_steps": 2})
-
-
-# ---- signatures of the constructor
 
 
 class Keeps(nn.Module):
@@ -104,10 +100,6 @@ class TwoDicts(Keeps):
 ALL_VALUES = SIZES | {"halt_max_steps": 16, "loss_type": "stablemax_cross_entropy"}
 
 
-def test_from_config_gets_one_dict_of_all_values():
-    assert construct("FromConfig", width=8).values == ALL_VALUES | {"width": 8}
-
-
 @pytest.mark.parametrize(
     "annotation",
     [dict, dict[str, object], collections.abc.Mapping, "dict", "typing.Dict[str, object]", "abc.Mapping[str, int]"],
@@ -121,24 +113,24 @@ def test_the_only_parameter_annotated_as_a_mapping_gets_all_values(monkeypatch, 
     assert construct("Annotated", width=8).values == ALL_VALUES | {"width": 8}
 
 
-def test_keyword_arguments_are_the_fields_in_the_signature_and_all_options():
+def test_arguments_are_the_fields_in_the_signature_and_all_options_or_one_dict_for_from_config():
+    assert construct("FromConfig", width=8).values == ALL_VALUES | {"width": 8}
     assert construct("FromConfigIsNoClassmethod").values == {"vocab_size": 6}
     assert construct("OpenEnded", width=8).values == {"vocab_size": 6, "width": 8}
     assert construct("TwoDicts", sizes={"width": 8}).values == {"vocab_size": 6, "width": 8}
-
-
-def test_a_parameter_without_annotation_is_a_keyword_argument():
-    message = r"Keeps requires values; give it in --arch.options, .* annotate the only parameter as dict"
-    with pytest.raises(ValueError, match=message):
-        construct("Keeps")
     assert construct("Keeps", values={"vocab_size": 3}).values == {"vocab_size": 3}
+    with pytest.raises(ValueError, match=r"Keeps requires values; give .* annotate the only parameter as dict"):
+        construct("Keeps")
 
 
-def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
+def test_a_module_in_the_current_folder_is_found_or_the_line_that_fails_is_named(tmp_path, monkeypatch):
     (tmp_path / "in_this_folder.py").write_text("import torch\nclass Net(torch.nn.Identity): pass\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p not in ("", str(tmp_path))])
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p not in ("", str(tmp_path))])
     assert outside.find("in_this_folder:Net").__name__ == "Net"
+    (tmp_path / "broken_module.py").write_text("x = 1\nraise RuntimeError('not\\ntoday')\n")
+    with pytest.raises(ValueError, match=r"cannot be imported \(RuntimeError: not today, broken_module.py:2\)"):
+        outside.find("broken_module:Net")
 
 
 @pytest.mark.parametrize(
@@ -146,9 +138,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     [
         ("nowhere:Net", {}, r"'nowhere' cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\); add"),
         ("Net", {}, "support.outside_models has no nn.Module class 'Net'; use one of: CellNet, Thinker, "),
-        ("a_function", {}, "has no nn.Module class 'a_function'"),
-        ("ThinkerCarry", {}, "has no nn.Module class 'ThinkerCarry'"),
-        (":Net", {}, "'' cannot be imported"),
+        ("F", {}, "has no nn.Module class 'F'"),
         ("CellNet", {"options": {"depth": 3}}, "takes no depth; use its arguments: vocab_size, seq_len"),
         ("Thinker", {}, r"cannot be constructed with {.*} \(KeyError: 'width', outside_models.py:\d+\); set .*options"),
         ("CellNet", {"halt_max_steps": 4}, "halt_max_steps is 4, but .* has no initial_carry .*; use 1"),
@@ -163,8 +153,74 @@ def test_a_model_with_a_mistake_is_an_error_of_one_line(name, fields, message):
         registry.build(name, OutsideConfig(**(SIZES | {"halt_max_steps": 1} | fields)))
 
 
-def test_the_message_has_the_line_that_fails_on_import(tmp_path, monkeypatch):
-    (tmp_path / "broken_module.py").write_text("x = 1\nraise RuntimeError('not\\ntoday')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match=r"cannot be imported \(RuntimeError: not today, broken_module.py:2\)"):
-        outside.find("broken_module:Net")
+# ---- language models
+
+LANGUAGE_SIZES = {"seq_len": 12, "vocab_size": 10, "forward_dtype": "float32"}
+LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2}  # fmt: skip
+
+
+def build(name, options=None, **fields):
+    torch.manual_seed(0)
+    return registry.build_model(name, OutsideLanguageConfig(**(LANGUAGE_SIZES | fields), options=options or {}))
+
+
+@pytest.mark.parametrize("name", ["Average", "Outputs"])
+def test_a_language_model_with_a_configuration_class(name):
+    model = build(f"support.outside_gpts:{name}", {"width": 6})
+    assert (model.config.sequence_len, model.config.vocab_size, model.config.width) == (12, 10, 6)
+    assert list(model.state_dict()) == ["embed.weight", "head.weight", "head.bias"] and model.training
+    # `Outputs` inherits init_weights, which its constructor would call if it were needed.
+    assert bool(model.embed.weight.any()) == (name == "Average")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "options"), [("Average", {}), ("Outputs", {}), ("Words", {"causal": True})])
+def test_losses_are_those_of_the_logits(name, options, dtype):
+    model = build(f"support.outside_gpts:{name}", options, forward_dtype=dtype)
+    tokens, targets = torch.randint(10, (2, 3, 12), generator=torch.Generator().manual_seed(1)).int()
+    targets[0, :4] = -1
+    logits = model(tokens)
+    assert (logits.dtype == torch.bfloat16) == (dtype == "bfloat16" and name != "Words")  # an embedding has no autocast
+    flat = logits.float().flatten(0, 1), targets.flatten().long()
+    expected = F.cross_entropy(*flat, reduction="none", ignore_index=-1)
+    torch.testing.assert_close(model(tokens, targets, loss_reduction="none").float(), expected)
+    assert not expected[:4].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Words", {}, "is not causal: the loss of a target depends on later tokens"),
+        ("Average", {"wide": 2}, "AverageConfig of .* takes no wide; use its fields: sequence_len"),
+        ("Words", {"seq_len": 2}, "options name seq_len, which is a separate field"),
+        ("Average", {"width": "a"}, r"cannot be constructed with .*; set its arguments in --arch"),
+        ("torch.nn:Identity", {}, "does not run on tokens of shape"),
+    ],
+)
+def test_errors_of_a_language_model_are_one_line(name, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build(name if ":" in name else f"support.outside_gpts:{name}", options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("LlamaForCausalLM", LLAMA), ("Qwen3ForCausalLM", LLAMA), ("GPT2LMHeadModel", {"n_embd": 32, "n_head": 4})],
+)
+def test_models_of_hugging_face(name, options):
+    pytest.importorskip("transformers")
+    model = build(f"transformers:{name}", options)
+    assert model.config.vocab_size == 10 and model.config.max_position_embeddings == 12
+    tokens = torch.zeros(2, 12, dtype=torch.int32)
+    assert model(tokens, tokens, loss_reduction="none").shape == (24,) and type(model).__name__ == name
+    with pytest.raises(ValueError, match=r"takes no hiden_size; use its fields: .*vocab_size"):
+        build(f"transformers:{name}", {"hiden_size": 2})
+
+
+@pytest.mark.usefixtures("nanochat")
+def test_the_published_language_model():
+    model = build("nanochat.gpt:GPT", {"n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32})
+    assert model.config.n_embd == 32 and "transformer.h.0.attn.c_q.weight" in model.state_dict()
+    assert not model.state_dict()["transformer.h.0.attn.c_proj.weight"].any(), "init_weights was not called"

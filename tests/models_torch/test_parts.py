@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from support.architectures import EVERY_VARIANT, make_head, set_halting
+from torch import nn
 
 from models_torch import registry
 from models_torch.layers import Attention, truncated_normal_
@@ -16,20 +17,19 @@ from models_torch.losses import (
     softmax_cross_entropy,
     stablemax_cross_entropy,
 )
-from models_torch.sparse_embedding import SparseEmbedding
 from models_torch.trm import TRM, TRMConfig
+from models_torch.uninitialized import LARGE, Uninitialized
 
 TINY: TRMConfig = registry.ARCHITECTURES["trm"].tiny_config
 
 
-# layers
-
-
-@pytest.mark.parametrize("multiple_of, width", [(256, 256), (16, 96)])
-def test_mlp_width_is_rounded_up(multiple_of, width):
-    head, _ = make_head("trm", mlp_multiple_of=multiple_of)
-    layer = head.model.inner.L_level.layers[0]
-    assert layer.mlp.down_proj.weight.shape == (32, width)  # two thirds of 4 * 32 is 85
+def test_mlp_width_is_rounded_up_and_not_zero():
+    for multiple_of, width in ((256, 256), (16, 96)):  # two thirds of 4 * 32 is 85
+        layer = make_head("trm", mlp_multiple_of=multiple_of)[0].model.inner.L_level.layers[0]
+        assert layer.mlp.down_proj.weight.shape == (32, width)
+    make_head("trm", expansion=0.024)
+    with pytest.raises(ValueError, match=r"expansion 0.01 gives an MLP of width 0 for 32 features; use more than 0.02"):
+        make_head("trm", expansion=0.01)
 
 
 @pytest.mark.parametrize("ndim, length, positions", [(0, 0, 0), (33, 0, 2), (20, 3, 3)])
@@ -62,10 +62,10 @@ def test_rotary_attention_depends_on_distance_only():
     ahead = x.roll(4, dims=1)
     out, out_ahead = (attention(value, inner.rotary_emb()) for value in (x, ahead))
     torch.testing.assert_close(out[:, 3:6], out_ahead[:, 7:10])
-    reversed_x = x.clone()
-    reversed_x[:, 3:6] = x[:, 3:6].flip(1)
-    turned = attention(reversed_x, inner.rotary_emb())[:, 3:6].flip(1)
-    assert not torch.allclose(out[:, 3:6], turned, atol=1e-3)
+    turned = torch.zeros_like(x)
+    turned[:, 3:6] = x[:, 3:6].flip(1)
+    out_turned = attention(turned, inner.rotary_emb())[:, 3:6].flip(1)
+    assert not torch.allclose(out[:, 3:6], out_turned, atol=1e-3)
 
 
 def test_truncated_normal_has_the_requested_deviation():
@@ -75,15 +75,11 @@ def test_truncated_normal_has_the_requested_deviation():
     assert values.abs().max().item() <= 2 * 0.5 / 0.8796 + 1e-6
 
 
-# puzzle table
-
-
 @EVERY_VARIANT
 def test_puzzle_rows_get_one_gradient_for_each_example(name):
     head, config = make_head(name)
-    batch = registry.example_batch(config, 4, seed=0) | {
-        "puzzle_identifiers": torch.tensor([3, 1, 3, 0], dtype=torch.int32)
-    }
+    ids = torch.tensor([3, 1, 3, 0], dtype=torch.int32)
+    batch = registry.example_batch(config, 4, seed=0) | {"puzzle_identifiers": ids}
     table = head.model.inner.puzzle_emb
     before = table.weights.clone()
     _, loss, _, _, _ = head(head.initial_carry(batch), batch)
@@ -95,22 +91,10 @@ def test_puzzle_rows_get_one_gradient_for_each_example(name):
     assert torch.equal(table.weights, before) and table.weights.grad is None
     assert not any("puzzle_emb" in name for name, _ in head.named_parameters())
 
-
-def test_evaluation_reads_the_table_and_leaves_the_local_rows():
-    head, config = make_head("trm")
-    batch = registry.example_batch(config, 7, seed=0)  # differs from the batch size of training
+    head, config = make_head(name)
+    batch = registry.example_batch(config, 7, seed=0)  # in evaluation of another size, and the local rows are not set
     head.eval()(head.initial_carry(batch), batch)
     assert not head.model.inner.puzzle_emb.local_weights.any()
-
-
-def test_puzzle_rows_still_train_after_the_module_is_converted():
-    table = SparseEmbedding(3, 4, batch_size=2, init_std=0.0, dtype=torch.float32).to(torch.float64)
-    table(torch.tensor([1, 2])).sum().backward()
-    assert table.local_weights.grad is not None
-    assert list(table.state_dict()) == ["weights"]
-
-
-# loss and metrics
 
 
 @pytest.mark.parametrize("loss_type", ["stablemax_cross_entropy", "softmax_cross_entropy"])
@@ -163,25 +147,15 @@ def test_metrics_count_halted_sequences_that_have_labels():
     set_halting(head, q_halt=2.0)
     _, _, metrics, outputs, all_halted = head(head.initial_carry(batch), batch, ["preds"])
     assert all_halted
-    assert {key: metrics[key].item() for key in ("count", "accuracy", "exact_accuracy", "steps")} == {
-        "count": 3,
-        "accuracy": 2.75,
-        "exact_accuracy": 2,
-        "steps": 3,
-    }
-    assert metrics["q_halt_accuracy"] == 2  # the wrong one has a positive q_halt
+    names = "count", "accuracy", "exact_accuracy", "steps", "q_halt_accuracy"
+    assert [metrics[key].item() for key in names] == [3, 2.75, 2, 3, 2]  # the wrong one has a positive q_halt
 
-
-def test_metrics_leave_out_sequences_that_have_not_halted():
     head, config = make_head("trm")
-    set_halting(head, q_halt=-1.0)
-    batch = registry.example_batch(config, 4, seed=0)
+    set_halting(head, q_halt=-1.0)  # then no sequence has halted after one step
     metrics = head(head.initial_carry(batch), batch)[2]
-    assert all(metrics[key] == 0 for key in ("count", "accuracy", "exact_accuracy", "q_halt_accuracy", "steps"))
+    assert not any(metrics[key] for key in names)
     assert metrics["lm_loss"] > 0 and metrics["q_halt_loss"] > 0
-
-
-# penalty on the change of the answer over the last H-cycle
+    assert "cycle_loss" not in metrics, "it has no penalty"
 
 
 @EVERY_VARIANT
@@ -219,16 +193,6 @@ def test_the_penalty_is_on_the_change_over_the_last_h_cycle(name):
     torch.testing.assert_close(penalised, plain + penalty, rtol=1e-4, atol=1e-5)
 
 
-def test_without_a_penalty_there_is_no_cycle_loss():
-    head, config = make_head("trm")
-    batch = registry.example_batch(config, config.batch_size, seed=0)
-    _, _, metrics, *_ = head(head.initial_carry(batch), batch)
-    assert "cycle_loss" not in metrics
-
-
-# configuration and registry
-
-
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(ValueError, match="unknown architecture 'gru'; use one of trm"):
         registry.build("gru", TINY)
@@ -249,14 +213,21 @@ def test_the_bare_model_is_the_same_model_without_loss_head(name):
     assert all(torch.equal(*values) for values in zip(*(state.values() for state in states), strict=True))
 
 
-def test_an_mlp_without_channels_says_what_to_use():
-    with pytest.raises(ValueError, match=r"expansion 0.01 gives an MLP of width 0 for 32 features; use more than 0.02"):
-        make_head("trm", expansion=0.01)
-    make_head("trm", expansion=0.024)
+def test_an_uninitialized_module_has_no_large_tensor_filled():
+    """A large tensor is not drawn until its values are within bounds: it keeps those of the memory that it gets."""
 
+    def fill(tensor):
+        for function in (nn.init.zeros_, nn.init.ones_, nn.init.normal_, nn.init.uniform_, torch.Tensor.zero_):
+            function(tensor)
+        nn.init.trunc_normal_(tensor, std=1.0, a=-2.0, b=2.0)
 
-def test_example_batch_is_a_function_of_its_seed():
-    first, again, other = (registry.example_batch(TINY, 4, seed=seed) for seed in (0, 0, 1))
-    assert all(torch.equal(first[key], again[key]) and first[key].dtype == torch.int32 for key in first)
-    assert not torch.equal(first["inputs"], other["inputs"])
-    assert (first["labels"] == IGNORE_LABEL_ID).any()
+    large, small = torch.full((LARGE,), 9.0), torch.full((LARGE - 1,), 9.0)
+    with Uninitialized(), torch.no_grad():
+        fill(large)
+        fill(small)
+        large.mul_(2)
+        layer = nn.Linear(1024, 1024)
+    assert (large == 18).all() and small.abs().max() <= 2
+    assert layer.weight.shape == (1024, 1024) and layer.weight.requires_grad and layer.bias.abs().max() > 0
+    fill(large)
+    assert large.abs().max() <= 2

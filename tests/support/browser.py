@@ -33,8 +33,6 @@ class Page:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.send("Emulation.setDeviceMetricsOverride", **metrics)
 
-    # ---- the protocol
-
     def send(self, method, **params):
         """Returns the result of a command; what the page reports meanwhile is kept."""
         self._number += 1
@@ -67,8 +65,6 @@ class Page:
                 self.problems.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
-
-    # ---- what a user does
 
     def open(self, address):
         self.send("Page.navigate", url=address)
@@ -134,46 +130,28 @@ class Page:
         """Enters text where the focus is."""
         self.send("Input.insertText", text=text)
 
-    # ---- what a user sees and hears
-
     def names_by_role(self):
         """Pairs of the role and the name of everything that a screen reader reaches."""
         nodes = self.send("Accessibility.getFullAXTree")["nodes"]
-        return [
-            (node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")
-        ]
-
-
-def _pipes():
-    """Returns the ends to read and to write, and the other ends, whose numbers are neither 3 nor 4."""
-    read, their_write = os.pipe()
-    their_read, write = os.pipe()
-    theirs = tuple(fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in (their_read, their_write))
-    os.close(their_read)
-    os.close(their_write)
-    return read, write, theirs
+        nodes = [node for node in nodes if not node.get("ignored")]
+        return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes]
 
 
 @contextlib.contextmanager
 def open_page(folder, *, width, height=900):
     """A page of a new browser, whose profile is in a folder."""
-    read, write, theirs = _pipes()
-    command = (
-        chromium(),
-        "--headless=new",
-        "--remote-debugging-pipe",
-        "--no-sandbox",  # a container has no user namespaces
-        "--disable-dev-shm-usage",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        f"--user-data-dir={folder}",
-    )
+    read, their_write = os.pipe()
+    their_read, write = os.pipe()
+    # --no-sandbox: a container has no user namespaces
+    options = "headless=new remote-debugging-pipe no-sandbox disable-dev-shm-usage disable-gpu no-first-run "
+    options += "disable-background-networking disable-component-update"
+    command = [chromium(), *(f"--{option}" for option in options.split()), f"--user-data-dir={folder}"]
     log = (folder / "browser.log").open("wb")
-    script = 'exec "$@" 3<&{} 4>&{}'.format(*theirs)  # the numbers of the pipe are fixed
+    # The browser reads from 3 and writes to 4. The other ends get numbers that are neither.
+    theirs = tuple(fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in (their_read, their_write))
+    script = 'exec "$@" 3<&{} 4>&{}'.format(*theirs)
     browser = subprocess.Popen(["bash", "-c", script, "bash", *command], pass_fds=theirs, stdout=log, stderr=log)
-    for number in theirs:
+    for number in (their_read, their_write, *theirs):
         os.close(number)
 
     def receive():

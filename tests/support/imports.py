@@ -1,19 +1,18 @@
 """Reads the imports between the modules in a directory from their syntax trees."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
-def direct_imports(path: Path, *, in_functions: bool = True) -> set[str]:
-    """Returns the dotted names that a file imports, except under `if TYPE_CHECKING:`.
+@functools.cache
+def direct_imports(path: Path) -> frozenset[str]:
+    """Returns the dotted names that a file imports, also in functions, except under `if TYPE_CHECKING:`.
 
     `from a import b` is `a.b`, even if `b` is not a module.
     """
-    return set(_imports(parsed(path.read_text()), in_functions))
+    return frozenset(_imports(parsed(path.read_text())))
 
 
 @functools.cache
@@ -22,7 +21,7 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def _imports(node: ast.AST, in_functions: bool) -> Iterator[str]:
+def _imports(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -31,9 +30,8 @@ def _imports(node: ast.AST, in_functions: bool) -> Iterator[str]:
     children: Iterable[ast.AST] = ast.iter_child_nodes(node)
     if isinstance(node, ast.If) and ast.unparse(node.test).split(".")[-1] == "TYPE_CHECKING":
         children = node.orelse
-    if in_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        for child in children:
-            yield from _imports(child, in_functions)
+    for child in children:
+        yield from _imports(child)
 
 
 def packages(path: Path) -> set[str]:
@@ -41,49 +39,25 @@ def packages(path: Path) -> set[str]:
     return {name.split(".")[0] for name in direct_imports(path)}
 
 
-class ImportGraph:
-    """The modules of a package in the folder `root`.
+def modules(root: Path, package: str) -> dict[str, Path]:
+    """Returns the files of a package in the folder `root` by their dotted names."""
+    names = {path: path.relative_to(root).with_suffix("").parts for path in (root / package).rglob("*.py")}
+    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in names.items()}
 
-    An import of a module also runs the `__init__.py` of its parent packages, but calls none of their functions, so
-    imports inside these functions are not followed.
+
+def chain_of_imports(paths: dict[str, Path], module: str, target: str) -> list[str]:
+    """Returns the shortest chain of imports from `module` to `target` or a submodule; empty if there is none.
+
+    `paths` has the files of the modules that are followed. An import also runs the `__init__.py` of all parents.
     """
-
-    def __init__(self, root: Path, package: str):
-        self._paths = {dotted(root, path): path for path in (root / package).rglob("*.py")}
-        self._imported: dict[tuple[str, bool], list[tuple[str, bool]]] = {}
-
-    def chain(self, module: str, target: str) -> list[str]:
-        """Returns the shortest chain of imports from `module` to `target` or a submodule; empty if there is none."""
-        start = module, True
-        previous: dict[tuple[str, bool], tuple[str, bool] | None] = {start: None}
-        queue = [start]
-        for current in queue:
-            if current[0] == target or current[0].startswith(f"{target}."):
-                names, place = [], current
-                while place is not None:
-                    names.append(place[0])
-                    place = previous[place]
-                return names[::-1]
-            for following in self._imported_by(*current):
-                if following not in previous:
-                    previous[following] = current
+    chains = {module: [module]}
+    queue = [module]
+    for current in queue:
+        if f"{current}.".startswith(f"{target}."):
+            return chains[current]
+        for name in sorted(direct_imports(paths[current])):
+            for following in [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]:
+                if following in paths and following not in chains:
+                    chains[following] = [*chains[current], following]
                     queue.append(following)
-        return []
-
-    def _imported_by(self, module: str, in_functions: bool) -> list[tuple[str, bool]]:
-        """Returns imported modules of the package, and whether their functions may be called."""
-        key = module, in_functions
-        if key not in self._imported:
-            modules = set()
-            for name in direct_imports(self._paths[module], in_functions=in_functions):
-                around = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]
-                known = [each for each in around if each in self._paths]
-                modules |= {(each, each == known[0]) for each in known}
-            self._imported[key] = sorted(modules)
-        return self._imported[key]
-
-
-def dotted(root: Path, path: Path) -> str:
-    """Returns the dotted name of the module in `path`, relative to the folder `root`."""
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return []

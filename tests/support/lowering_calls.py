@@ -27,9 +27,8 @@ class Op(nn.Module):
         args = [next(rest) if is_free(a) else a for a in self.args]
         out = FUNCTIONAL.get(self.op, self.op)(*args, **self.kwargs)
         out = tuple(out)[: WORKSPACE.get(self.op, 9)] if isinstance(out, (tuple, list)) else (out,)
-        return (
-            tuple(abs(o) for o in out) if self.op is aten._linalg_eigh.default else out
-        )  # the sign of an eigenvector is arbitrary
+        # The sign of an eigenvector is arbitrary.
+        return tuple(map(abs, out)) if self.op is aten._linalg_eigh.default else out
 
 
 FUNCTIONAL = {op: function for function, op in FUNCTIONS.items() if op in LOWERINGS}
@@ -45,9 +44,8 @@ def in_pytorch(op, args, kwargs):
     outputs = Op(op, args, kwargs)(*leaves)
     total = sum((o * weights(o.shape)).sum() for o in outputs if o.requires_grad)
     grads = torch.autograd.grad(total, leaves, allow_unused=True) if torch.is_tensor(total) else [None] * len(leaves)
-    return outputs, [
-        torch.zeros_like(a) if g is None else g + torch.zeros_like(a) for a, g in zip(leaves, grads, strict=True)
-    ]
+    zeros = [torch.zeros_like(leaf) for leaf in leaves]
+    return outputs, [zero if grad is None else grad + zero for zero, grad in zip(zeros, grads, strict=True)]
 
 
 def in_jax(op, args, kwargs, off=()):

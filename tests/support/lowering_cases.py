@@ -21,37 +21,40 @@ LARGE = (torch.tensor([2**30 + 1, -7]), 4)
 SIZED = ([2, 3],)
 
 CASES = {
+    **{
+        getattr(aten, name).default: [((argument,), {})]
+        for argument, names in (
+            (X, "clone lift_fresh_copy angle selu empty_like ones_like sigmoid erf erfc special_log_ndtr silu tanh"),
+            (X, "sinc abs sign sgn median"),
+            (3 * X, "hardsigmoid hardswish special_modified_bessel_i1 special_i1"),
+            (SQUARE, "_linalg_det _linalg_slogdet"),
+        )
+        for name in names.split()
+    },
     **{key: [((X, Y), {}), ((X, Y), {"alpha": 2})] for key in (aten.add.Tensor, aten.sub.Tensor)},
     **{key: [((X, 0.3, 2), {})] for key in (aten.add.Scalar, aten.sub.Scalar)},
     aten.mul.Tensor: [((X, Y), {}), ((X, 0.3), {})],
     aten.mul.Scalar: [((X, 0.3), {})],
     aten.addr.default: [((numbers(3, 5), numbers(3), numbers(5)), {"beta": 0.5, "alpha": 2})],
     aten.addbmm.default: [((numbers(3, 5), numbers(2, 3, 4), numbers(2, 4, 5)), {"beta": 0.5, "alpha": 2})],
-    aten.addmm.default: [
-        ((numbers(3), X, Y.T), {}),
-        ((numbers(3, 3), X, Y.T), {"beta": 0.5, "alpha": 2}),
-    ],
+    aten.addmm.default: [((numbers(3), X, Y.T), {}), ((numbers(3, 3), X, Y.T), {"beta": 0.5, "alpha": 2})],
     aten.addmv.default: [((numbers(3), X, numbers(4)), {}), ((numbers(3), X, numbers(4)), {"beta": 2, "alpha": 0.5})],
     aten.linear.default: [((X, Y, numbers(3)), {}), ((numbers(2, 3, 4), Y), {})],
     aten.scaled_dot_product_attention.default: [((numbers(2, 3, 5, 8), numbers(2, 3, 6, 8), numbers(2, 3, 6, 8)), {})],
     aten._to_copy.default: [((X,), {"dtype": torch.int32}), ((X,), {})],
-    aten.clone.default: [((X,), {})],
     aten.diagonal_scatter.default: [
         ((X, numbers(3)), {}),
         ((SQUARE, numbers(4, 2), -2, 2, 0), {}),
         ((SQUARE, numbers(2, 3), 1, -1, -2), {}),
     ],
-    aten.lift_fresh_copy.default: [((X,), {})],
     aten.permute_copy.default: [((X, [1, 0]), {}), ((numbers(2, 3, 4), [0, -1, 1]), {}), ((X[0, 0], []), {})],
     aten.masked_scatter_backward.default: [((X, X > 0, [2, 5]), {}), ((X, X[0] > 0, [13]), {})],
     aten.fake_quantize_per_tensor_affine_cachemask.default: [((X, 0.25, 2, -5, 6), {})],
     aten.copy.default: [((X.int(), torch.arange(4)), {})],
-    aten.angle.default: [((X,), {})],
     aten.softplus.default: [((X,), {}), ((X, 2, 10), {})],
     aten.mish.default: [((X * 3,), {})],
     aten.elu.default: [((X,), {}), ((X, 0.5), {})],
     aten.celu.default: [((X,), {}), ((X, 0.5), {})],
-    aten.selu.default: [((X,), {})],
     aten.convolution.default: [
         ((numbers(2, 4, 5, 6), numbers(6, 2, 3, 2), numbers(6), [2, 1], [1, 0], [1, 2], False, [0, 0], 2), {}),
         ((numbers(2, 4, 5, 6), numbers(4, 3, 3, 3), numbers(6), [2], [1], [2], True, [1], 2), {}),
@@ -62,12 +65,10 @@ CASES = {
     aten.zeros.default: [(SIZED, {}), (SIZED, {"dtype": torch.int64})],
     aten.empty.memory_format: [(SIZED, {})],
     aten.empty_strided.default: [(([2, 3], [3, 1]), {})],
-    aten.empty_like.default: [((X,), {})],
     aten.new_empty.default: [((X, [2, 3]), {})],
     aten.ones.default: [(SIZED, {})],
     aten.full.default: [(([2, 3], 1.5), {}), (([2], 3), {})],
     aten.zeros_like.default: [((X,), {}), ((X,), {"dtype": torch.bool})],
-    aten.ones_like.default: [((X,), {})],
     aten.full_like.default: [((X, 2.5), {})],
     aten.new_zeros.default: [((X, [2, 3]), {})],
     aten.new_ones.default: [((X, [2, 3]), {})],
@@ -88,20 +89,10 @@ CASES = {
         ((X, [4], None, None, 1e-5), {}),
     ],
     aten.native_group_norm.default: [((numbers(2, 4, 3), numbers(4), numbers(4, seed=1), 2, 4, 3, 2, 1e-5), {})],
-    aten.sigmoid.default: [((X,), {})],
     aten.rsqrt.default: [((UNIT,), {})],
-    aten.erf.default: [((X,), {})],
-    aten.erfc.default: [((X,), {})],
     aten.erfinv.default: [((UNIT - 0.5,), {})],
-    aten.special_log_ndtr.default: [((X,), {})],
-    aten.silu.default: [((X,), {})],
-    aten.tanh.default: [((X,), {})],
-    aten.sinc.default: [((X,), {})],
     aten.gelu.default: [((X,), {}), ((X,), {"approximate": "tanh"})],
     aten.glu.default: [((X,), {}), ((SQUARE, 1), {})],
-    aten.abs.default: [((X,), {})],
-    aten.sign.default: [((X,), {})],
-    aten.sgn.default: [((X,), {})],
     aten.clamp.default: [((X, -0.5, 0.5), {}), ((X, None, 0.5), {}), ((X, -0.5), {})],
     aten.clamp.Tensor: [((X, UNIT - 1, UNIT), {}), ((X, None, UNIT), {})],
     aten.clamp_min.default: [((X, 0.2), {})],
@@ -109,8 +100,6 @@ CASES = {
     aten.clamp_max.default: [((X, 0.2), {})],
     aten.clamp_max.Tensor: [((X, Y), {})],
     aten.hardtanh.default: [((X,), {}), ((X, -0.5, 0.25), {})],
-    aten.hardsigmoid.default: [((3 * X,), {})],
-    aten.hardswish.default: [((3 * X,), {})],
     aten.leaky_relu.default: [((X, 0.1), {})],
     aten.fmax.default: [((X, Y), {})],
     aten.fmin.default: [((X, Y), {})],
@@ -119,7 +108,6 @@ CASES = {
     aten.xlogy.Tensor: [((X, UNIT), {})],
     aten.max.dim: [((X, 1), {}), ((X, 0, True), {})],
     aten.min.dim: [((X, 1), {})],
-    aten.median.default: [((X,), {})],
     aten.cummax.default: [((X, 1), {})],
     aten.cummin.default: [((X, 0), {})],
     aten.cumsum.default: [((X, 1), {}), ((INDEX, 0), {}), ((INDEX > 0, 1), {})],
@@ -134,8 +122,6 @@ CASES = {
         ((UNIT, UNIT.flip(0)), {"weight": UNIT.round(), "reduction": 2}),
     ],
     aten.linalg_cholesky_ex.default: [((POSITIVE,), {}), ((POSITIVE,), {"upper": True})],
-    aten._linalg_det.default: [((SQUARE,), {})],
-    aten._linalg_slogdet.default: [((SQUARE,), {})],
     aten._linalg_eigh.default: [((POSITIVE,), {})],
     aten._linalg_solve_ex.default: [((SQUARE, numbers(2, 4, 3)), {}), ((SQUARE, numbers(2, 3, 4)), {"left": False})],
     aten.max_pool2d_with_indices.default: [
@@ -199,8 +185,6 @@ CASES = {
             "laguerre_polynomial_l",
         )
     },
-    aten.special_modified_bessel_i1.default: [((3 * X,), {})],
-    aten.special_i1.default: [((3 * X,), {})],
     aten.acosh.default: [((X.abs() + 1.5,), {})],
     aten.nan_to_num.default: [((X,), {}), ((torch.where(X > 0, X, torch.nan), 2.0), {})],
     aten.elu_backward.default: [((Y, 0.7, 1.2, 0.9, result, X), {}) for result in (False, True)],
@@ -216,71 +200,26 @@ UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_li
 WORKSPACE = {aten._linalg_det.default: 1, aten._linalg_slogdet.default: 2, aten._linalg_solve_ex.default: 1}
 """Maps an op to the number of outputs that are results; the others are for PyTorch's backward."""
 
-AT_SPECIAL_POINTS = {
-    getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2] or "default")
-    for name in (
-        *("relu", "softshrink", "special_entr", "logit", "polygamma", "digamma", "lgamma", "special_erfcx", "i0"),
-        *("maximum", "minimum", "logaddexp", "logaddexp2", "div.Tensor", "hypot", "atan2"),
-        *("copysign.Tensor", "copysign.Scalar", "_prelu_kernel", "smooth_l1_loss", "huber_loss", "amax", "amin"),
-        *("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "pow.Scalar", "xlogy.Scalar_Self"),
-        *("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar", "aminmax", "max", "min"),
-        *("median.dim", "nanmedian.dim", "nanmedian", "mode", "sort", "sort.stable", "var.correction"),
-        *("var_mean.correction", "xlogy.Scalar_Other"),
-    )
-}
-"""`test_special_points.py` compares these at many points."""
-
-ELSEWHERE = {
-    aten.floor_divide.default,  # without a derivative: test_unusual_arguments.py
-    aten.floor_divide.Scalar,
-    aten.log_sigmoid_forward.default,  # its second result is for PyTorch's backward
-    aten.log_sigmoid_backward.default,
-    aten.linalg_eig.default,
-    aten._grouped_mm.default,  # in float32 at most: test_selected_rows.py
-    aten._standard_gamma_grad.default,  # PyTorch's are approximations: test_distributions.py
-    aten._dirichlet_grad.default,
-    aten.nonzero_static.default,
-    aten.scatter.value_reduce,
-    torch.ops.prims.copy_strided.default,
-    torch.ops.prims.convert_element_type.default,
-    aten.fake_quantize_per_channel_affine_cachemask.default,
-    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
-    *AT_SPECIAL_POINTS,
-    aten._weight_norm_interface.default,
-    aten._ctc_loss.default,
-    aten._ctc_loss.Tensor,
-    aten.fractional_max_pool2d.default,
-    aten.fractional_max_pool3d.default,
-    aten.max_unpool2d.default,
-    aten.max_unpool3d.default,
-    aten._upsample_bilinear2d_aa.default,
-    aten._upsample_bicubic2d_aa.default,
-    aten._linalg_eigvals.default,
-    aten.linalg_inv_ex.default,
-    aten.linalg_lu_factor_ex.default,
-    aten._efficientzerotensor.default,
-    aten.polar.default,
-    aten.complex.default,
-    aten._euclidean_dist.default,
-    aten._fft_c2r.default,
-    aten.nextafter.default,
-    aten.put.default,
-    aten.multilabel_margin_loss_forward.default,
-    aten.mkldnn_rnn_layer.default,
-    aten._pdist_forward.default,
-    aten._safe_softmax.default,
-    aten.embedding.default,
-    aten.linalg_pinv.atol_rtol_tensor,
-    aten.linalg_qr.default,
-    aten.cholesky_solve.default,
-    aten.cholesky_inverse.default,
-    aten.max_pool2d_with_indices_backward.default,
-    aten.max_pool3d_with_indices_backward.default,
-    aten.adaptive_max_pool2d_backward.default,  # these: test_autograd_inside.py
-    aten.adaptive_max_pool3d_backward.default,
-    aten.fractional_max_pool2d_backward.default,
-    aten.fractional_max_pool3d_backward.default,
-}
-"""Ops with other tests: `test_lowerings.py` for those that PyTorch supports only in float32, and
+NAMES_ELSEWHERE = """
+relu softshrink special_entr logit polygamma digamma lgamma special_erfcx i0 maximum minimum logaddexp logaddexp2
+div.Tensor hypot atan2 copysign.Tensor copysign.Scalar _prelu_kernel smooth_l1_loss huber_loss amax amin
+remainder.Tensor remainder.Scalar remainder.Scalar_Tensor pow.Scalar xlogy.Scalar_Self special_xlog1py
+special_xlog1py.self_scalar special_xlog1py.other_scalar aminmax max min median.dim nanmedian.dim nanmedian mode sort
+sort.stable var.correction var_mean.correction xlogy.Scalar_Other
+floor_divide floor_divide.Scalar log_sigmoid_forward log_sigmoid_backward linalg_eig _grouped_mm
+_standard_gamma_grad _dirichlet_grad nonzero_static scatter.value_reduce fake_quantize_per_channel_affine_cachemask
+_fake_quantize_per_tensor_affine_cachemask_tensor_qparams _weight_norm_interface _ctc_loss _ctc_loss.Tensor
+fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d _upsample_bilinear2d_aa
+_upsample_bicubic2d_aa _linalg_eigvals linalg_inv_ex linalg_lu_factor_ex _efficientzerotensor polar complex
+_euclidean_dist _fft_c2r nextafter put multilabel_margin_loss_forward mkldnn_rnn_layer _pdist_forward _safe_softmax
+embedding linalg_pinv.atol_rtol_tensor linalg_qr cholesky_solve cholesky_inverse max_pool2d_with_indices_backward
+max_pool3d_with_indices_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward
+fractional_max_pool2d_backward fractional_max_pool3d_backward
+"""
+_ops = (each.partition(".") for each in NAMES_ELSEWHERE.split())
+ELSEWHERE = {getattr(getattr(aten, op), overload or "default") for op, _, overload in _ops}
+ELSEWHERE |= {torch.ops.prims.copy_strided.default, torch.ops.prims.convert_element_type.default}
+"""Ops with other tests: `test_special_points.py` for the first five lines, `test_lowerings.py` for those that PyTorch
+supports only in float32, `test_selected_rows.py` for grouped products, `test_autograd_inside.py` for pooling backward,
 `test_rare_operations.py`, `test_second_derivatives.py`, `test_complex.py`, `test_unusual_arguments.py`,
 `test_gradients.py`, `test_narrow_dtypes.py`."""

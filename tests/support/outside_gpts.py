@@ -36,9 +36,8 @@ class Average(nn.Module):
         logits = self.logits(tokens)
         if targets is None:
             return logits
-        return F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1, reduction=loss_reduction
-        )
+        flat = logits.flatten(0, 1), targets.flatten().long()
+        return F.cross_entropy(*flat, ignore_index=-1, reduction=loss_reduction)
 
 
 class Outputs(Average):

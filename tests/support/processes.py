@@ -32,20 +32,12 @@ def run_processes(commands, folders=(ROOT, ROOT), *, count=0, environments=({}, 
     """
     count = count or len(commands)
     variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
-    running = [
-        subprocess.Popen(
-            command,
-            env=os.environ
-            | ENVIRONMENT
-            | ({} if count == 1 else variables | {"JAX_PROCESS_ID": str(number)})
-            | environments[number],
-            cwd=folders[number],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number, command in enumerate(commands)
-    ]
+    running = []
+    for number, command in enumerate(commands):
+        own = {} if count == 1 else variables | {"JAX_PROCESS_ID": str(number)}
+        environment = os.environ | ENVIRONMENT | own | environments[number]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        running.append(subprocess.Popen(command, env=environment, cwd=folders[number], **pipes))
     texts = [process.communicate(timeout=400)[0] for process in running]
     return [process.returncode for process in running], texts
 

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 
@@ -29,41 +29,44 @@ DERIVES = {
 }  # fmt: skip
 
 
-def assigned(node: ast.AST) -> set[str]:
-    """Returns the names that a statement assigns, defines, or whose method it calls."""
+def wanted(node):
+    """Whether a statement assigns, defines, or calls a method of, one of `DERIVES`."""
+    text = ast.unparse(node)
+    if isinstance(node, ast.Import | ast.ImportFrom) or any(word in text for word in ("compile(", "to_empty", "load")):
+        return False
     if isinstance(node, ast.FunctionDef):
-        return {node.name}
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
-        owner = node.value.func.value
-        return {owner.id} if isinstance(owner, ast.Name) and owner.id == "parser" else set()
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        names = {node.name}
+    elif isinstance(node, ast.Expr):
+        names = {"parser"} if text.startswith("parser.") else set()
+    else:
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return bool(names & DERIVES) and "configurator" not in text and "user_config" not in names
 
 
-def derive(script: Path, depth: int) -> dict[str, Any]:
+def derive(script, depth):
     """Returns sizes, parameters, tokens of a step, steps, and the rate and decay of each group of parameters."""
     from nanochat import gpt
 
-    groups: list[dict[str, Any]] = []
+    groups = []
 
-    def record(given: Any, **common: Any) -> Any:
+    def record(given, **common):
         given = [each if isinstance(each, dict) else {"params": [each]} for each in given]
         groups.extend({**common, **each} for each in given)
-        return type("Optimizer", (), {"param_groups": []})()
+        return SimpleNamespace(param_groups=[])
 
     for name in ("Muon", "MuonAdamW"):
         if hasattr(gpt, name):
             setattr(gpt, name, record)
-    torch.optim.AdamW = record  # pyright: ignore[reportAttributeAccessIssue]
+    torch.optim.AdamW = record
 
     sys.argv = [script.name, f"--depth={depth}"]
-    space: dict[str, Any] = {
+    space = {
         "GPT": gpt.GPT, "GPTConfig": gpt.GPTConfig, "print0": lambda *_: None, "torch": torch, "depth": depth,
         "vocab_size": 65536 if "setup_optimizers" in vars(gpt.GPT) else 32768,
     }  # fmt: skip
     exec("import argparse, math\nfrom dataclasses import asdict", space)
-    statements = [node for node in ast.parse(script.read_text()).body if wanted(node)]
     with torch.device("meta"):
-        for node in statements:
+        for node in filter(wanted, ast.parse(script.read_text()).body):
             exec(compile(ast.Module([node], []), str(script), "exec"), space)
     model, config = space["model"], space["model"].config
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -81,27 +84,15 @@ def derive(script: Path, depth: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def wanted(node: ast.stmt) -> bool:
-    text = ast.unparse(node)
-    if isinstance(node, ast.Import | ast.ImportFrom) or "compile(" in text or "to_empty" in text:
-        return False
-    names = assigned(node)
-    return bool(names & DERIVES) and "load" not in text and "configurator" not in text and "user_config" not in names
-
-
-def main() -> None:
+if __name__ == "__main__":
     folder = Path(os.environ["NANOCHAT_DIR"])
     sys.path.insert(0, str(folder))
-    torch.compile = lambda model=None, **_: model or (lambda each: each)  # pyright: ignore[reportAttributeAccessIssue]
+    torch.compile = lambda model=None, **_: model or (lambda each: each)
+    year = 2026 if (folder / "nanochat" / "optim.py").is_file() else 2025
     for depth in range(4, 33):
         with contextlib.redirect_stdout(io.StringIO()):
             try:
                 row = derive(folder / "scripts" / "base_train.py", depth)
             except AssertionError:  # the channels do not divide into the heads
                 row = {"depth": depth}
-        year = 2026 if (folder / "nanochat" / "optim.py").is_file() else 2025
         print(json.dumps({"year": year, **row}))
-
-
-if __name__ == "__main__":
-    main()

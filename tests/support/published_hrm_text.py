@@ -4,7 +4,6 @@ import importlib
 import os
 import sys
 from types import ModuleType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,23 +24,21 @@ def attention(query, key, value, is_causal, *, attends):
     return F.scaled_dot_product_attention(*heads, attn_mask=attends)[0].transpose(0, 1)
 
 
-def import_published(monkeypatch) -> Any:
+def import_published(monkeypatch):
     """Returns a function that imports a module of the published `models`; nothing of it stays imported."""
     monkeypatch.syspath_prepend(os.environ["HRM_TEXT_DIR"])
-    stand_in = ModuleType("flash_attn_interface")
-    for name in ("flash_attn_with_kvcache", "_flash_attn_backward", "maybe_contiguous"):
-        setattr(stand_in, name, None)
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", stand_in)
-    replaced = ModuleType("models.flash_attention_prefixlm_v2")
-    replaced.flash_attn_varlen_prefixlm = attention  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setitem(sys.modules, "models.flash_attention_prefixlm_v2", replaced)
-    for name in [name for name in sys.modules if name == "models" or name.startswith("models.")]:
-        if name != "models.flash_attention_prefixlm_v2":
-            monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "models"]:
+        monkeypatch.delitem(sys.modules, name)
+    unused = dict.fromkeys(("flash_attn_with_kvcache", "_flash_attn_backward", "maybe_contiguous"))
+    replaced = {"flash_attn_varlen_prefixlm": attention}
+    for name, contents in (("flash_attn_interface", unused), ("models.flash_attention_prefixlm_v2", replaced)):
+        stand_in = ModuleType(name)
+        vars(stand_in).update(contents)
+        monkeypatch.setitem(sys.modules, name, stand_in)
 
     def imported(name):
         module = importlib.import_module(f"models.{name}")
-        for each in [each for each in sys.modules if each == "models" or each.startswith("models.")]:
+        for each in [each for each in sys.modules if each.partition(".")[0] == "models"]:
             monkeypatch.setitem(sys.modules, each, sys.modules[each])  # removed after the test
         return module
 
@@ -53,19 +50,10 @@ def build_published(monkeypatch, config) -> torch.nn.Module:
     imported = import_published(monkeypatch)
     module, name = CLASSES[config.design].split(":")
     high = min(config.H_cycles, config.bp_steps - 1)
-    fields = {
-        "max_seq_len": config.seq_len,
-        "n_layers": config.n_layers,
-        "hidden_size": config.hidden_size,
-        "num_heads": config.num_heads,
-        "expansion": config.expansion,
-        "init_type": "lecun_normal",
-        "norm_type": "pre",
-        "norm_eps": config.rms_norm_eps,
-        "pos_emb_type": "rope",
-        "rope_theta": config.rope_theta,
-        "vocab_size": config.vocab_size,
-    }
+    same = "n_layers", "hidden_size", "num_heads", "expansion", "rope_theta", "vocab_size"
+    fields = {name: getattr(config, name) for name in same}
+    fields |= {"max_seq_len": config.seq_len, "norm_eps": config.rms_norm_eps}
+    fields |= {"init_type": "lecun_normal", "norm_type": "pre", "pos_emb_type": "rope"}
     cycles = {
         "hrm": {"half_layers": True, "bp_warmup_ratio": 0.2, "bp_min_steps": 2, "bp_max_steps": 5},
         "trm": {"H_bp_steps": high, "L_bp_steps": config.bp_steps - high},

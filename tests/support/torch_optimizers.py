@@ -76,9 +76,8 @@ def adamw(params, config):
 
 
 def muon(params, config):
-    return torch.optim.Muon(
-        params, momentum=config.muon_momentum, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
+    options = {"momentum": config.muon_momentum, "weight_decay": config.weight_decay}
+    return torch.optim.Muon(params, **options, adjust_lr_fn="match_rms_adamw")
 
 
 def counterpart(config, params):
@@ -93,10 +92,8 @@ def counterpart(config, params):
             return Lion(every, config)
         case "muon":
             hidden = [p for name, p in params.items() if name.endswith(HIDDEN)]
-            assert len(hidden) == 2
-            return TorchOptimizers(
-                muon(hidden, config), adamw([p for n, p in params.items() if not n.endswith(HIDDEN)], config)
-            )
+            others = [p for name, p in params.items() if not name.endswith(HIDDEN)]
+            return TorchOptimizers(muon(hidden, config), adamw(others, config))
 
 
 @contextlib.contextmanager

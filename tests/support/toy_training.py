@@ -135,9 +135,8 @@ def main(out, *cases):
     fn = bridge.export(Toy(BATCH // DEVICES))
     objective = Objective(fn, ToyTask(), sparse_tables(fn))
     results, compiled = {}, []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None
-    )
+    note = lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(note)
     for case in cases:
         config = (CASES | NOT_IN_PYTORCH)[case.removeprefix(SHARDED)]
         if case.startswith(SHARDED):
@@ -153,8 +152,7 @@ def main(out, *cases):
         params, buffers = jax.tree.map(jnp.copy, (objective.params, objective.buffers))
         trained = trainable(params, config)
         state = new_state(params, buffers, optimizer, trainable=trained, keeps_ema=config.ema_decay > 0)
-        step = make_train_step(objective, optimizer, config, options)
-        step = devices.parallel_train_step(step, placement.axes)
+        step = devices.parallel_train_step(make_train_step(objective, optimizer, config, options), placement.axes)
         first = devices.split_batch(next(batches()))
         carry = devices.shard(devices.parallel_map(objective.initial_carry)(state.params, state.buffers, first))
         state = placement.place(state)

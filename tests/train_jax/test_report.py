@@ -256,7 +256,7 @@ def test_the_fields_left_out_of_the_configuration_are_those_that_the_data_decide
 
 def test_a_summary_loads_nothing_that_it_does_not_need(run_dir):
     rewrite(RunFolder(run_dir).export_check, torch_exact_accuracy=0.75)
-    code = "import sys; from train_jax.stages.summary import Summary, main; main(Summary(sys.argv[1])); print(*sys.modules)"
+    code = "import sys; from train_jax.stages import summary as s; s.main(s.Summary(sys.argv[1])); print(*sys.modules)"
     command = [sys.executable, "-c", code, str(run_dir)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert not {"torch", "jax", "matplotlib", "jinja2", "rich"} & set(shown.split())
