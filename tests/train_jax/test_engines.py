@@ -34,12 +34,7 @@ def on_slurm(tmp_path, script, trm, *words, **variables):
         (tmp_path / name).chmod(0o755)
     (tmp_path / "environment.sh").touch()
     variables |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    return subprocess.Popen(
-        ["bash", str(ENGINES / script), *words],
-        env=variables,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return subprocess.Popen(["bash", str(ENGINES / script), *words], env=variables, stdout=subprocess.PIPE, text=True)
 
 
 def sweeping(tmp_path, trm):

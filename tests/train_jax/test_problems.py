@@ -259,11 +259,7 @@ def test_a_wrong_name_is_one_line(text):
 
 @pytest.mark.parametrize(
     ("text", "package"),
-    [
-        ("glosses", "lexical-server"),
-        ("smalltalk", "trm-bridge[chat]"),
-        ("reasoning-gym", "trm-bridge[reasoning]"),
-    ],
+    [("glosses", "lexical-server"), ("smalltalk", "trm-bridge[chat]"), ("reasoning-gym", "trm-bridge[reasoning]")],
 )
 def test_a_task_without_its_package_says_what_to_install(text, package, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
