@@ -85,7 +85,6 @@ def test_a_bundle_is_read_in_the_published_order(tmp_path):
 
 CHANGES = {
     "no folder": (lambda folder: (folder / "core.yaml").unlink(), r"core\.yaml does not exist; give the unpacked"),
-    "no yaml": (lambda folder: (folder / "core.yaml").write_text("a: ["), "is not a CORE bundle"),
     "no tasks": (lambda folder: (folder / "core.yaml").write_text("icl_tasks: []"), "is a CORE bundle without tasks"),
     "python": (lambda folder: (folder / "core.yaml").write_text("!!python/name:os.system"), "is not a CORE bundle"),
     "no baseline": (lambda folder: (folder / "eval_meta_data.csv").write_text("Eval Task,Random baseline\n"), "KeyErr"),
@@ -184,7 +183,6 @@ ARCH = GPTConfig(seq_len=64, vocab_size=257, n_layer=2, n_head=2, n_kv_head=2, n
 
 @pytest.fixture(scope="module")
 def model():
-    """A PyTorch module whose weights are not zero, and the scorer of the same weights."""
     config = dataclasses.replace(preset("chat-tiny"), arch=ARCH)
     objective = build_objective(config, LanguageTask(config, {"vocab_size": 257}), 1)
     rng = np.random.default_rng(0)
@@ -207,8 +205,6 @@ def test_losses_and_predictions_are_those_of_pytorch(model):
 
 
 class ByteTokenizer:
-    """The interface that the published harness calls."""
-
     def get_bos_token_id(self):
         return BOS
 
@@ -228,15 +224,13 @@ def test_verdicts_on_three_hundred_items_equal_the_published_ones(kind, model):
         items, delimiter = answerable(module, items), ""
     task = CoreTask(kind, kind, FEWSHOT[kind], delimiter, 0.0, tuple(items))
     meta = {"task_type": kind, "num_fewshot": FEWSHOT[kind], "continuation_delimiter": delimiter}
-    expected = [
-        published.evaluate_example(number, module, ByteTokenizer(), items, "cpu", meta) for number in range(300)
-    ]
+    arguments = module, ByteTokenizer(), items, "cpu", meta
+    expected = [published.evaluate_example(number, *arguments) for number in range(300)]
     assert task_verdicts(task, scorer, encode, positions=640) == expected
     assert 20 < sum(expected) < 280
 
 
 def answerable(module, items):
-    """Returns the items with the byte that the model predicts without examples as the answer."""
     changed = []
     for item in items:
         row = encode([item["context"].strip()])
@@ -244,6 +238,3 @@ def answerable(module, items):
             answer = module(torch.tensor(row))[0, -1, :128].argmax().item()
         changed.append(item | {"continuation": chr(answer)})
     return changed
-
-
-# ---- the command

@@ -85,6 +85,10 @@ def test_documents_of_every_kind_of_file(tmp_path):
     assert documents == ["one\ntwo", "three", "four 😀", "five", "six", "seven"]
     assert skipped.empty == 1 and not skipped.not_utf8
     assert read(tmp_path / "b.jsonl", tmp_path / "a.txt")[0] == ["three", "four 😀", "one\ntwo"]
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "e.parquet")
+    assert read(tmp_path / "e.parquet", column="body")[0] == ["a"]
+    with pytest.raises(UserError, match="has no column 'text'; choose another --column, such as body"):
+        read(tmp_path / "e.parquet")
 
 
 def test_docstrings_and_topics_are_documents():
@@ -123,24 +127,15 @@ def test_documents_that_are_empty_or_not_utf8_are_skipped_and_counted(tmp_path):
         ("a.jsonl", b"[" * 10**5, "line 1 is not a JSON object"),
         ("a.parquet", b"PAR1 no", "is not a readable parquet file"),
         ("a.bin", b"", "is not a folder or a .txt, .md"),
+        ("none.txt", None, r"none\.txt does not exist"),
+        ("", None, r"contains no \.txt, \.md"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
+def test_a_source_that_cannot_be_read_is_one_line(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read(tmp_path / name)
-
-
-def test_missing_columns_and_sources_are_named(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="has no column 'text'; choose another --column, such as body"):
-        read(tmp_path)
-    assert read(tmp_path, column="body")[0] == ["a"]
-    with pytest.raises(UserError, match=r"none\.txt does not exist"):
-        list_files([str(tmp_path / "none.txt")])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"empty contains no \.txt, \.md"):
-        list_files([str(tmp_path / "empty")])
 
 
 def test_the_standard_library_is_there_without_its_tests():
@@ -194,17 +189,6 @@ def test_a_failed_build_leaves_nothing(source, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-DAMAGE = {
-    "a shard is missing": (lambda folder: (folder / "train" / shard_name(0)).unlink(), "is missing; build it again"),
-    "a shard is shorter": (lambda folder: save(folder, np.zeros(3, "<u2")), r"has shape \(3,\) and dtype uint16, exp"),
-    "another type": (lambda folder: save(folder, np.zeros(3)), "dtype float64, expected"),
-    "objects": (lambda folder: save(folder, np.array([{}]), allow_pickle=True), "is not a valid array"),
-    "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; build one"),
-    "another tokenizer": (lambda folder: edit(folder, tokenizer_sha256="0"), "is another tokenizer than recipe.json"),
-    "a smaller vocabulary": (lambda folder: edit(folder, vocab_size=60), "contains the token 2[0-9]+, expected less"),
-}
-
-
 def save(folder, array, **options):
     np.save(folder / "train" / shard_name(0), array, **options)
 
@@ -212,6 +196,16 @@ def save(folder, array, **options):
 def edit(folder, **changes):
     record = json.loads((folder / "recipe.json").read_text())
     (folder / "recipe.json").write_text(json.dumps(record | changes))
+
+
+DAMAGE = {
+    "a shard is missing": (lambda folder: (folder / "train" / shard_name(0)).unlink(), "is missing; build it again"),
+    "a shard is shorter": (lambda folder: save(folder, np.zeros(3, "<u2")), r"has shape \(3,\) and dtype uint16, exp"),
+    "objects": (lambda folder: save(folder, np.array([{}]), allow_pickle=True), "is not a valid array"),
+    "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; build one"),
+    "another tokenizer": (lambda folder: edit(folder, tokenizer_sha256="0"), "is another tokenizer than recipe.json"),
+    "a smaller vocabulary": (lambda folder: edit(folder, vocab_size=60), "contains the token 2[0-9]+, expected less"),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -242,24 +236,22 @@ def test_commands(source, tmp_path, capsys):
 @pytest.mark.usefixtures("nanochat")
 def test_two_hundred_batches_equal_those_of_the_published_loader(source, tmp_path, monkeypatch):
     """The batches are of one pass over the data, because the published loader does not return from its second one."""
+    import tiktoken
     from nanochat import dataloader, tokenizer
 
     for number, text in enumerate(texts(400)):
         (source / f"{number:03}.txt").write_text(text)
     data = build(source, tmp_path / "set", shard_tokens=1000)
     ours = data.tokenizer()
-    documents = [
-        text
-        for text in read_documents(shuffled(list_files([str(source)]), 0), "text", Skipped())
-        if not is_test(text, 0, 0.2)
-    ]
+    files = shuffled(list_files([str(source)]), 0)
+    documents = [text for text in read_documents(files, "text", Skipped()) if not is_test(text, 0, 0.2)]
     for number, part in enumerate((documents[:20], documents[20:], ["validation"])):
         table = pyarrow.table({"text": part})
         pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=7)
     paths = [str(tmp_path / f"{number}.parquet") for number in range(3)]
     monkeypatch.setattr(dataloader, "list_parquet_files", lambda: paths)
-    published = published_tokenizer(tokenizer, ours)
-    monkeypatch.setattr(dataloader, "get_tokenizer", lambda: published)
+    encoding = tiktoken.Encoding("o", pat_str=ours.pattern, mergeable_ranks=ours.ranks, special_tokens=ours.specials)
+    monkeypatch.setattr(dataloader, "get_tokenizer", lambda: tokenizer.RustBPETokenizer(encoding, "<|bos|>"))
     loader = dataloader.tokenizing_distributed_data_loader(4, 8, "train", device="cpu")
     stream = data.stream("train")
     for step, (inputs, targets) in zip(range(200), loader, strict=False):
@@ -267,14 +259,6 @@ def test_two_hundred_batches_equal_those_of_the_published_loader(source, tmp_pat
         np.testing.assert_array_equal(batch["inputs"], inputs)
         np.testing.assert_array_equal(batch["targets"], targets)
     assert step == 199 and 200 * tokens_per_step(4, 8) <= len(stream)
-
-
-def published_tokenizer(module, ours):
-    """Returns the published class with our merges."""
-    import tiktoken
-
-    encoding = tiktoken.Encoding("o", pat_str=ours.pattern, mergeable_ranks=ours.ranks, special_tokens=ours.specials)
-    return module.RustBPETokenizer(encoding, "<|bos|>")
 
 
 # ---- builds in parts
@@ -312,14 +296,11 @@ def test_a_build_that_was_interrupted_goes_on(in_parts, tmp_path, monkeypatch):
     assert again.fingerprint == whole.fingerprint and again.record == whole.record
     assert again.record["findings"]["skipped_not_utf8"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set", "source", "whole"]
-
-
-def test_parts_of_another_source_are_not_used(in_parts, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        text_data(in_parts, tmp_path / "set").build(stops_at(4))
-    file = text_data(in_parts, tmp_path / "set").files()[0].path
-    file.write_text(file.read_text()[::-1])  # the file keeps its size
-    assert build(in_parts, tmp_path / "set").fingerprint == build(in_parts, tmp_path / "other").fingerprint
+        text_data(in_parts, tmp_path / "again").build(stops_at(4))
+    file = text_data(in_parts, tmp_path / "again").files()[0].path
+    file.write_text(file.read_text()[::-1])  # the file keeps its size, and its part is not used
+    assert build(in_parts, tmp_path / "again").fingerprint == build(in_parts, tmp_path / "other").fingerprint
 
 
 def test_several_machines_share_the_work(in_parts, tmp_path, capsys):
@@ -340,6 +321,11 @@ def test_several_machines_share_the_work(in_parts, tmp_path, capsys):
     words += ["--tokenizer", options["tokenizer"], "--parts-dir", options["parts_dir"], "--part", "1/1"]
     assert main(["build-data", "text", *words]) == 0
     assert "without --part makes the data set" in capsys.readouterr().out
+    for part, message in (("0/3", "expected N/M with N from 1 to M, such as 1/8"), ("2", "expected N/M")):
+        with pytest.raises(UserError, match=f"^--part {part}: {message}"):
+            text_data(in_parts, tmp_path / "set", part=part).encode_part(lambda *_: None)
+    with pytest.raises(UserError, match=r"^--part 1/2 needs --tokenizer and --parts-dir, which all machines share"):
+        text_data(in_parts, tmp_path / "set", part="1/2").encode_part(lambda *_: None)
 
 
 def test_damaged_parts_are_encoded_again_or_refused(in_parts, tmp_path):
@@ -353,19 +339,6 @@ def test_damaged_parts_are_encoded_again_or_refused(in_parts, tmp_path):
     with pytest.raises(UserError, match=r"00002\.train\.bin is damaged; remove it and 00002\.json, and run"):
         build(in_parts, tmp_path / "three", **options)
     assert folder.exists() and not (tmp_path / "three").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"part": "0/3"}, "--part 0/3: expected N/M with N from 1 to M, such as 1/8"),
-        ({"part": "2"}, "--part 2: expected N/M"),
-        ({"part": "1/2"}, "--part 1/2 needs --tokenizer and --parts-dir, which all machines share"),
-    ],
-)
-def test_mistakes_are_one_line(in_parts, tmp_path, options, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        text_data(in_parts, tmp_path / "set", **options).encode_part(lambda *_: None)
 
 
 def test_a_data_set_of_the_hub(in_parts, tmp_path, monkeypatch):
