@@ -12,6 +12,7 @@ import torch
 from starlette.testclient import TestClient
 from support.made_wordnet import make_wordnet
 from support.presets import with_fields
+from support.scripted_model import BYTES
 from support.untrained_run import write_run_of
 
 from models_torch.gpt import GPTConfig
@@ -22,7 +23,6 @@ from train_jax.errors import UserError
 from train_jax.run.model import build_module
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
-from train_jax.run.storage import path_of
 from train_jax.runtime.devices import Devices
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
@@ -41,14 +41,9 @@ TOKENS = 12
 
 
 def write_hrm_text_run(folder):
-    """Writes a data set to `folder/set` and an untrained run to `folder/run`."""
-    (folder / "text").mkdir()
-    for number in range(20):
-        (folder / f"text/{number}.txt").write_text(f"{number} + 1 = {number + 1}\n" * 9)
+    BYTES.save(folder / "tokenizer")
     rows = [{"instruction": f"{n} + 1 =", "response": f"{n + 1}"} for n in range(60)]
     (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    text = ["--source", str(folder / "text"), "--vocab-size", "270", "--test-share", "0.2"]
-    assert trm(["build-data", "text", *text, "--output-dir", str(folder / "tokenizer")]) == 0
     given = ["--source", str(folder / "sums.jsonl"), "--test-share", "0.2", "--tokenizer", str(folder / "tokenizer")]
     assert trm(["build-data", "instructions", *given, "--output-dir", str(folder / "set")]) == 0
     config = dataclasses.replace(preset("hrm-text-tiny"), data_dir=str(folder / "set"), run_dir=str(folder / "run"))
@@ -159,7 +154,7 @@ def published(run, tmp_path_factory):
     return str(folder / "set"), str(folder / "tokenizer")
 
 
-def test_a_published_data_set_takes_its_tokenizer_from_another_folder(run, published):
+def test_a_published_data_set_takes_its_tokenizer_from_another_folder(run, published, tmp_path):
     data_dir, tokenizer_dir = published
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, data_dir=data_dir))
     tokenizer = TextModel(run, tokenizer_dir).tokenizer
@@ -169,30 +164,13 @@ def test_a_published_data_set_takes_its_tokenizer_from_another_folder(run, publi
     assert text_of(answer_stream(tokenizer), [*b"12", tokenizer.vocab_size - 1, tokenizer.stop]) == "12"
     with pytest.raises(UserError, match=r"set/tokenizer\.json does not exist"):
         TextModel(run)
+    Tokenizer(Tokenizer.load(tokenizer_dir).ranks).save(tmp_path / "tokenizer")
     with pytest.raises(UserError, match=r"names a token that is not special in .*tokenizer/tokenizer\.json"):
-        TextModel(run, str(write_other_tokenizer(run, published)))
-
-
-def write_other_tokenizer(run, published):
-    folder = path_of(published[0]).parent / "other" / "tokenizer"
-    Tokenizer(Tokenizer.load(published[1]).ranks).save(folder)
-    return folder
-
-
-@pytest.mark.slow
-def test_the_model_of_a_published_data_set_is_talked_to(run, published, capsys, monkeypatch):
-    data_dir, tokenizer_dir = published
-    run = dataclasses.replace(run, config=dataclasses.replace(run.config, data_dir=data_dir))
-    monkeypatch.setattr("train_jax.stages.chat.restore", lambda *args, **options: run)
-    monkeypatch.setattr("sys.stdin", io.StringIO("3 + 1 =\n4 + 1 =\n"))
-    assert trm(["chat", "run", "--data-dir", tokenizer_dir, "--temperature", "0", "--max-tokens", "3"]) == 0
-    said = capsys.readouterr()
-    assert said.err == "" and said.out
+        TextModel(run, str(tmp_path / "tokenizer"))
 
 
 @pytest.mark.slow
 def test_letters_are_scored_after_an_instruction_that_is_read_both_ways(run, model):
-    """Tests two lengths of a padded row."""
     prompts = [list(request.prompt) for request in asked_of(model, ["1", "12 + 30 = ? A or B", "7 + 1 ="])]
     letters = [*b"ABCD"]
     options = {"positions": 48, "tokens_at_once": 96, "outputs": logits_of(letters)}
@@ -215,13 +193,12 @@ def text_of(stream, tokens):
 
 @pytest.mark.slow
 def test_all_commands_answer_an_instruction_alike(run_dir, run, model, capsys, monkeypatch, tmp_path):
-    module, tokenizer, texts = module_of(run), model.tokenizer, [f"{n} + 1 =" for n in range(32)]
+    module, tokenizer, texts = module_of(run), model.tokenizer, [f"{n} + 1 =" for n in range(8)]
     shown_as = {number: _SHOWN_AS.get(name, "") for name, number in tokenizer.specials.items()}
     expected = []
     for request in asked_of(model, texts):
         tokens, _ = greedy(module, request.prompt)
-        cut = tokens.index(tokenizer.stop) if tokenizer.stop in tokens else len(tokens)
-        expected.append(tokens[:cut])
+        expected.append(tokens[: tokens.index(tokenizer.stop)] if tokenizer.stop in tokens else tokens)
     options, prompts = ["--temperature", "0", "--max-tokens", str(TOKENS)], [f"--prompt={text}" for text in texts]
     capsys.readouterr()
     assert trm(["generate", run_dir, *prompts, "--json", *options]) == 0
@@ -253,7 +230,7 @@ def test_transformers_loads_the_folder_and_generates_the_same_tokens(run, model,
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32).eval()
     encode = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     assert type(theirs).__name__ == "HrmTextForCausalLM" and theirs.config.num_hidden_layers == 1 * 2 * 4
-    texts = [f"{n} + {3 * n} =" for n in range(32)]
+    texts = [f"{n} + {3 * n} =" for n in range(8)]
     requests = asked_of(model, texts)
     module = module_of(run)
     for text, request, row in zip(texts, requests, model.complete(requests), strict=True):
@@ -262,8 +239,8 @@ def test_transformers_loads_the_folder_and_generates_the_same_tokens(run, model,
         with torch.no_grad():
             expected = theirs(**given, use_cache=False).logits
             mine = module(given.input_ids, instruction=given.token_type_ids.bool())
-            torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
-            continued = theirs.generate(**given, do_sample=False, max_new_tokens=TOKENS)[0]
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
+        continued = theirs.generate(**given, do_sample=False, max_new_tokens=TOKENS)[0]
         assert row.tokens == continued[len(request.prompt) :].tolist()
     messages = [{"role": "user", "content": texts[1]}]
     rendered = encode.apply_chat_template(messages)

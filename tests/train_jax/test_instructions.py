@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.published_hrm_text import import_published
+from support.scripted_model import BYTES
+from support.torch_optimizers import AdamATan2
 
 import bridge
 from models_torch.gpt import IGNORED_TARGET
@@ -52,7 +54,6 @@ def write_set(folder, count, *, seed=0, epochs=2, longest=12, test=None):
 
 
 def assigned(count, rows, capacity, seed):
-    """Returns the samples of the first `count` steps, by row."""
     lengths = np.random.default_rng(seed).geometric(0.02, size=40_000).clip(1, capacity)
     first, steps = 0, []
     for _ in range(count):
@@ -74,10 +75,7 @@ def test_a_step_has_as_many_samples_as_fit():
 
 def test_the_samples_of_a_step_are_the_same_as_when_they_were_compared_with_the_published_sampler():
     _, steps = assigned(20, 8, 1024, seed=0)
-    assert hashlib.sha256(json.dumps(steps).encode()).hexdigest()[:16] == GOLDEN
-
-
-GOLDEN = "a547a527705ddc1b"
+    assert hashlib.sha256(json.dumps(steps).encode()).hexdigest()[:16] == "a547a527705ddc1b"
 
 
 def test_two_hundred_steps_are_those_of_the_published_sampler(monkeypatch):
@@ -167,11 +165,7 @@ def test_samples_of_a_file_are_built_into_the_published_layout(tmp_path, capsys)
     rows = [{"instruction": f"{n} + 1 =", "response": f"{n + 1}"} for n in range(40)]
     rows += [{"instruction": "empty", "response": ""}, {"instruction": "slow", "response": "1", "condition": "cot"}]
     (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (tmp_path / "texts").mkdir()
-    for number in range(20):
-        (tmp_path / f"texts/{number}.txt").write_text(f"{number} + 1 = {number + 1}\n" * 9)
-    text = ["--source", str(tmp_path / "texts"), "--vocab-size", "270", "--test-share", "0.2"]
-    assert trm(["build-data", "text", *text, "--output-dir", str(tmp_path / "text")]) == 0
+    BYTES.save(tmp_path / "text")
     options = ["--source", str(tmp_path / "sums.jsonl"), "--test-share", "0.2", "--tokenizer", str(tmp_path / "text")]
     build = ["build-data", "instructions", *options, "--output-dir", str(tmp_path / "set")]
     assert trm(build) == 0 and "built in" in capsys.readouterr().out
@@ -181,26 +175,6 @@ def test_samples_of_a_file_are_built_into_the_published_layout(tmp_path, capsys)
     assert sorted(train.epoch(0).inst_start) == sorted(train.epoch(3).inst_start)
     assert trm([*build, "--conditions", "direct=<|nothing|>"]) == 2
     assert "the token '<|nothing|>' of condition direct is not special" in capsys.readouterr().err
-
-
-def published_adam(parameters, config):
-    """Returns one step of the published optimizer with its averages, as a function of the learning rate."""
-    state = {name: (0, torch.zeros_like(p), torch.zeros_like(p), p.detach().clone()) for name, p in parameters.items()}
-
-    @torch.no_grad()
-    def step(lr):
-        for name, p in parameters.items():
-            if p.grad is None:
-                continue
-            count, mu, nu, ema = state[name]
-            count, mu = count + 1, torch.lerp(mu, p.grad, 1 - config.beta1)
-            nu = config.beta2 * nu + (1 - config.beta2) * p.grad**2
-            p.mul_(1 - lr * config.weight_decay)
-            quotient = torch.atan2(mu, nu.sqrt() / (1 - config.beta2**count) ** 0.5)
-            p.sub_(lr / (1 - config.beta1**count) * quotient)
-            state[name] = count, mu, nu, torch.lerp(ema, p, 1 - config.ema_decay)
-
-    return step
 
 
 @pytest.mark.slow
@@ -237,7 +211,7 @@ def test_a_hundred_steps_are_those_of_pytorch_across_the_changes_of_gradients(tm
             gradients[n] = jax.jit(jax.grad(loss))
         apply = jax.jit(optimizer.update)
         theirs = dict(modules[5].named_parameters())
-        torch_step = published_adam(theirs, optim)
+        reference = AdamATan2(list(theirs.values()), optim)
         for number in range(total):
             batch, stage = steps.batch(number, (0, 1)), schedule.at(number)
             updates, opt_state = apply(gradients[stage](params, batch), opt_state, params)
@@ -249,19 +223,19 @@ def test_a_hundred_steps_are_those_of_pytorch_across_the_changes_of_gradients(tm
             for parameter in theirs.values():
                 parameter.grad = None
             value.backward()
-            torch_step(min(1.0, (number + 1) / 10) * optim.lr)
+            with torch.no_grad():
+                reference.step(min(1.0, (number + 1) / 10) * optim.lr)
         largest = max(float(np.abs(params[name] - p.detach().numpy()).max()) for name, p in theirs.items())
     assert largest < 1e-9, largest
     if "HRM_TEXT_DIR" in os.environ:
         published = import_published(monkeypatch)("adam_atan2").AdamATan2
-        weights = [torch.randn(3, 4, dtype=torch.float64) for _ in range(2)]
-        one = {"w": torch.nn.Parameter(weights[0].clone()), "unused": torch.nn.Parameter(weights[1].clone())}
-        two = {"w": torch.nn.Parameter(weights[0].clone()), "unused": torch.nn.Parameter(weights[1].clone())}
-        ours = published_adam(one, optim)
-        other = published(two.values(), lr=0.01, betas=(optim.beta1, optim.beta2), weight_decay=0.1, ema=0.99)
+        weight = torch.randn(3, 4, dtype=torch.float64)
+        one, two = (torch.nn.Parameter(weight.clone()) for _ in range(2))
+        ours = AdamATan2([one], optim)
+        other = published([two], lr=0.01, betas=(optim.beta1, optim.beta2), weight_decay=0.1, ema=0.99)
         for _ in range(20):
-            one["w"].grad = two["w"].grad = torch.randn(3, 4, dtype=torch.float64)
-            ours(0.01)
+            one.grad = two.grad = torch.randn(3, 4, dtype=torch.float64)
+            with torch.no_grad():
+                ours.step(0.01)
             other.step()
-        torch.testing.assert_close(one["w"], two["w"], rtol=0, atol=1e-6)  # its corrections are float32
-        assert torch.equal(two["unused"], weights[1])
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-6)  # its corrections are float32
