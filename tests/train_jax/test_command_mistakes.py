@@ -58,7 +58,6 @@ MISTAKES = {
     "train tiny --preset sudoku9": "--preset sudoku9 is for experiments",
     # language models
     "evaluate LANGUAGE_RUN --halt-early": "--halt-early is not for runs of task language",
-    "evaluate LANGUAGE_RUN --core-items 3": "--core-items 3 is for --core",
     "core none none": "no run at",
     "chat LANGUAGE_RUN --step 8": "no checkpoint of step 8",
     "chat LANGUAGE_RUN --data-dir nowhere": "nowhere/tokenizer.json does not exist",
