@@ -144,9 +144,6 @@ def test_pass_at_k_is_the_share_of_the_draws_with_a_right_answer():
     assert [score.pass_at(k) for k in (2, 4)] == pytest.approx([(1 / 2 + 1 + 0) / 3, 2 / 3])
     assert set(figures_of({"a": score})["a"]) == {"items", "accuracy", "centered", "pass@2", "pass@4"}
     assert set(figures_of({"a": Score(0.25, [[True]])})["a"]) == {"items", "accuracy", "centered"}
-
-
-def test_chat_core_is_the_mean_above_a_random_answer():
     half = [[True], [False]]
     assert chat_core([Score(0.0, half), Score(0.25, half)]) == pytest.approx((0.5 + 1 / 3) / 2)
 

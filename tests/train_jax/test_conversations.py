@@ -32,7 +32,6 @@ from train_jax.tasks.language.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 # ---- tokens
 
-
 NAMES = {number: f"[{name[2:-2]}]" for name, number in BYTES.specials.items()}
 
 
@@ -56,6 +55,8 @@ def test_the_assistant_writes_its_text_its_calls_and_the_end():
     assert learned == "sure [python_start]1+1[python_end]it is 2[assistant_end]"
     prompt = render_prompt(BYTES, (user("add"), call, user("ok")))
     assert text_of(prompt) == everything + "[assistant_start]"
+    with pytest.raises(UserError, match=r"no token <\|user_start\|>"):
+        render(Tokenizer(BYTES.ranks, specials=SPECIAL_TOKENS[:1]), (user("a"),))
 
 
 def test_made_conversations_are_rendered_as_published_and_come_back_from_json():
@@ -98,11 +99,6 @@ def test_what_is_no_conversation_is_named(name):
     with pytest.raises(ValueError) as error:
         parse_conversation(json.loads(content))
     assert message in str(error.value)
-
-
-def test_a_tokenizer_without_the_special_tokens_is_refused():
-    with pytest.raises(UserError, match=r"no token <\|user_start\|>"):
-        render(Tokenizer({bytes([n]): n for n in range(256)}, specials=SPECIAL_TOKENS[:1]), (user("a"),))
 
 
 # ---- the calculator
@@ -156,7 +152,6 @@ def test_the_output_of_a_call_follows_it():
 
 
 # ---- data sets
-
 
 TASKS = ("arithmetic,digits=1:100", "calculator:50", "identity,name=Ada:150")
 

@@ -177,7 +177,6 @@ def test_known_losses_give_known_verdicts():
 
 # ---- models
 
-
 ARCH = GPTConfig(seq_len=64, vocab_size=257, n_layer=2, n_head=2, n_kv_head=2, n_embd=32, forward_dtype="float32")
 
 

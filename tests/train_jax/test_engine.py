@@ -30,7 +30,6 @@ from train_jax.tasks.language.sampling import GREEDY, Sampling, Settings, choose
 
 # ---- rows
 
-
 NANOCHAT_DIR = os.environ.get("NANOCHAT_DIR")
 DRAWN = Sampling(temperature=0.8, top_k=20, top_p=0.95)
 
@@ -240,7 +239,7 @@ def test_a_row_is_the_same_on_eight_devices_and_two_processes(name):
     statuses, texts = run_processes([script("generate_on_devices", name, 4)] * 2)
     assert statuses == [0, 0], texts
     results |= json.loads(texts[0].strip().splitlines()[-1])
-    assert len(results) == 6
+    assert len(results) == 4
     for result in results.values():
         assert result["tokens"] == results["one device"]["tokens"]
         for mine, one in zip(result["log_probs"], results["one device"]["log_probs"], strict=True):
@@ -278,7 +277,7 @@ def language_model(name, sizes):
     [
         # The rows are longer than the windows of 128 tokens that `gpt_2026` has.
         *(pytest.param(n, SMALL, [1, 17, 40, 112, 125, 128], 24, marks=pytest.mark.slow) for n in ("gpt", "gpt_2026")),
-        *(pytest.param(name, {}, [1, 3, 17, 40], 32, marks=pytest.mark.slow) for name in HUGGING_FACE),
+        *(pytest.param(name, {}, [1, 3, 17, 40], 32, marks=pytest.mark.slow) for name in ("GPT2", "Mistral")),
         *(pytest.param(name, {}, range(1, 129, 4), 128, marks=pytest.mark.campaign) for name in HUGGING_FACE),
         *(
             pytest.param(name, LARGE | {"n_kv_head": heads}, MANY, 128, marks=pytest.mark.campaign)
@@ -392,7 +391,6 @@ def test_a_seed_draws_the_tokens_that_it_always_drew():
 
 
 # ---- the choice of a token
-
 
 SHARES = [0.15, 0.5, 0.1, 0.25]
 LOGITS = jnp.log(jnp.array(SHARES))

@@ -55,6 +55,8 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
     """All logits are 0 at initialization."""
     task = LanguageTask(tiny(data_dir))
     training = start(tiny(data_dir), task, Devices(1))
+    assert training.objective.params["transformer.wte.weight"].shape == (290, 32), "the vocabulary is that of the data"
+    assert set(training.groups) == {"transformer", "lm_head"}
     evaluator, state = task.evaluator(training.objective, Devices(1)), training.initial_state()
     evaluation = evaluator(state)
     assert "gzip -9" in evaluation.summary and "xz -9e" in evaluation.summary
@@ -79,15 +81,8 @@ def test_a_model_of_the_user_has_the_losses_of_pytorch(data_dir):
     inputs, targets = (torch.from_numpy(batch[name]) for name in ("inputs", "targets"))
     expected = training.objective.fn.module(inputs, targets, loss_reduction="sum")
     assert float(sums.loss) == pytest.approx(expected.item(), rel=1e-6)
-
-
-# ---- configuration
-
-
-def test_sizes_and_groups_of_a_run(data_dir):
-    training = start(tiny(data_dir), devices=Devices(1))
-    assert training.objective.params["transformer.wte.weight"].shape == (290, 32), "the vocabulary is that of the data"
-    assert set(training.groups) == {"transformer", "lm_head"}
+    with pytest.raises(UserError, match="sample_every_steps 5: Outputs has no cache of keys and values"):
+        start(with_fields(config, {"sample_every_steps": 5}), None, Devices(1)).evaluations()
 
 
 def test_data_and_models_that_do_not_fit_are_one_line(data_dir):
@@ -136,12 +131,6 @@ def test_trains_evaluates_and_continues_bit_for_bit(trained, devices):
     assert samples["20.json"] == (folder / "evaluation" / "samples.json").read_bytes()
     texts = json.loads(samples["20.json"])["samples"]
     assert len(texts) == 6 and all(each["text"] for each in texts)
-
-
-def test_samples_of_a_model_that_writes_none_are_refused(data_dir):
-    config = with_model(tiny(data_dir, groups=(), optimizer="adamw"), "support.outside_gpts:Outputs")
-    with pytest.raises(UserError, match="sample_every_steps 5: Outputs has no cache of keys and values"):
-        start(with_fields(config, {"sample_every_steps": 5}), None, Devices(1)).evaluations()
 
 
 @pytest.mark.slow

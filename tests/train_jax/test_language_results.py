@@ -32,7 +32,6 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 
 # ---- results
 
-
 PUZZLE_WORDS = ("puzzle", "ACT ", "halt", "exact", "cell", "Sudoku", "maze", "trajector")
 HOSTILE = "<script>\x1b[2Jü"
 

@@ -207,12 +207,6 @@ def test_a_run_takes_the_rows_of_each_data_set_from_its_own_packing(text, packin
     assert task.description.endswith(f", {cut} longer documents cut to 25 tokens") == (packing == "bestfit-pad")
 
 
-def test_without_weights_a_pass_over_each_data_set_takes_the_same_number_of_steps(text):
-    task = LanguageTask(config_of(text, "plain", "weighted"))
-    sizes = [LanguageTask(config_of(text, name)).examples_per_epoch for name in ("plain", "weighted")]
-    assert task.rows._counts[0] == round(BLOCK_ROWS * sizes[0] / sum(sizes))
-
-
 @pytest.mark.parametrize(
     ("names", "weights", "message"),
     [
@@ -229,9 +223,13 @@ def test_data_sets_that_cannot_be_mixed_are_one_line(text, names, weights, messa
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_a_data_set_of_a_mixture_needs_one_row(text):
+def test_a_data_set_of_a_mixture_needs_one_row_and_has_its_share(text):
+    """Without weights, a pass over each data set takes the same number of steps."""
     config = config_of(text, "plain", "weighted", fields={"global_batch_size": 512})
-    LanguageTask(config).check(config, Devices(1))
+    task = LanguageTask(config)
+    task.check(config, Devices(1))
+    sizes = [LanguageTask(config_of(text, name)).examples_per_epoch for name in ("plain", "weighted")]
+    assert task.rows._counts[0] == round(BLOCK_ROWS * sizes[0] / sum(sizes))
     long = config_of(text, "plain", "weighted", fields={"seq_len": 1500})
     with pytest.raises(UserError, match=r"weighted has \d+ train tokens, expected at least 1,501 for one row; use a"):
         LanguageTask(long).check(long, Devices(1))

@@ -39,7 +39,6 @@ from train_jax.tasks.language.text_building import write_documents
 
 # ---- the run of a phase
 
-
 SIZES = {"seq_len": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "global_batch_size": 8, "steps": 50}
 
 
@@ -185,7 +184,6 @@ def test_the_gradient_of_sft_is_pytorch_s(conversations):
 
 # ---- reinforcement learning
 
-
 ROLLOUTS = {
     "seq_len": 48, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 16, "samples": 8,
     "eval_batch_size": 2, "max_tokens": 8, "problems": "arithmetic,digits=1", "problems_limit": 4, "pass_samples": 4,
@@ -330,7 +328,6 @@ def test_another_model_than_the_one_that_answered_is_noticed(training):
 
 
 # ---- a task whose batches depend on the model, with two evaluations at cadences of their own
-
 
 STEPS = 17
 CALLS = []

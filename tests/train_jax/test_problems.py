@@ -26,7 +26,6 @@ from train_jax.tasks.language.chat.task_names import TASKS, task_name
 
 # ---- generated
 
-
 GENERATED = ["arithmetic", "arithmetic,operations=3,digits=1", "calculator"]
 GENERATED += ["sudoku", "spelling", "counting", "identity"]
 

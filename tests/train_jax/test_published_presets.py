@@ -115,6 +115,7 @@ def test_the_options_of_a_depth_name_a_preset(argv, name):
         (["--depth", "12", "--tokens-per-parameter", "nan"], "--tokens-per-parameter nan is not valid; use a number"),
         (["--depth", "4", "--tokens-per-parameter", "0.01"], "0.01 tokens per parameter are less than a step of"),
         (["d4", "--depth", "4"], "follow --depth N or the name of a depth"),
+        (["--nanochat", "2026"], "follow --depth N or the name of a depth"),
         (["tiny", "--tokens-per-parameter", "8"], "unknown preset 'tiny-r8'; use one of sudoku-extreme,"),
     ],
 )

@@ -21,6 +21,7 @@ from train_jax.stages.serve import Serve, _names
     ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0 is visible to others, and TRM_TOKEN is not set; set it to a secret"),
+        (["--host", "no.such.host.invalid", "--token-variable", "HOME"], "use another address or port"),
         (["--port", "USED"], "use another address or port"),
         (["--step", "8", "--port", "0"], "no checkpoint of step 8"),
         (["--queue", "-1"], "--queue is -1; use at least 0"),
