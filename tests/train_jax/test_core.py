@@ -33,8 +33,8 @@ def encode(texts):
     return [[BOS, *text.encode()] for text in texts]
 
 
-def made_items(kind, count, seed=0):
-    rng = random.Random(f"{kind} {seed}")
+def made_items(kind, count):
+    rng = random.Random(f"{kind} 0")
 
     def words(most):
         return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, most)))
@@ -52,11 +52,11 @@ def made_items(kind, count, seed=0):
     return [item() for _ in range(count)]
 
 
-def made_bundle(folder, count=12):
+def made_bundle(folder):
     (folder / "eval_data" / "part").mkdir(parents=True)
     tasks = []
     for kind, fewshot in FEWSHOT.items():
-        lines = [json.dumps(item) for item in made_items(kind, count)]
+        lines = [json.dumps(item) for item in made_items(kind, 12)]
         (folder / "eval_data" / "part" / f"{kind}.jsonl").write_text("\n".join(lines) + "\n")
         entry = {"label": kind, "dataset_uri": f"part/{kind}.jsonl", "num_fewshot": [fewshot], "icl_task_type": kind}
         tasks.append(entry | ({"continuation_delimiter": "\nAnswer: "} if kind == "multiple_choice" else {}))

@@ -54,27 +54,24 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 
 # ---- data and training
 
-
 VOCAB = 37
 
 
-def write_set(folder, count, *, seed=0, epochs=2, longest=12, test=None):
-    """Writes samples of random tokens in the published layout; with `test`, also held-out ones."""
-    rng = np.random.default_rng(seed)
-    asked, answered = rng.integers(1, longest, size=(2, count))
-    starts = np.concatenate([[0], np.cumsum(asked + answered)[:-1]])
+def write_set(folder, count):
+    """Writes samples of random tokens in the published layout."""
+    rng = np.random.default_rng(0)
+    asked, answered = rng.integers(1, 12, size=(2, count))
+    starts, total = np.concatenate([[0], np.cumsum(asked + answered)[:-1]]), int((asked + answered).sum())
     folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / "tokens.npy", rng.integers(VOCAB, size=int((asked + answered).sum()), dtype=np.int32))
-    for epoch in range(epochs):
+    np.save(folder / "tokens.npy", rng.integers(VOCAB, size=total, dtype=np.int32))
+    columns = {"inst_start": starts, "inst_len": asked, "resp_start": starts + asked, "resp_len": answered}
+    for epoch in range(2):
         order = rng.permutation(count)
         (folder / f"epoch_{epoch}").mkdir()
-        columns = {"inst_start": starts, "inst_len": asked, "resp_start": starts + asked, "resp_len": answered}
         for name, column in columns.items():
             np.save(folder / f"epoch_{epoch}" / f"{name}.npy", column[order].astype(np.int64))
-    metadata = {"tokenizer_info": {"vocab_size": VOCAB}, "vocab_size": None, "max_seq_len": 2 * longest}
-    (folder / "metadata.json").write_text(json.dumps(metadata | {"total_length": int((asked + answered).sum())}))
-    if test:
-        write_set(folder / "test", test, seed=seed + 1, epochs=1, longest=longest)
+    metadata = {"tokenizer_info": {"vocab_size": VOCAB}, "vocab_size": None, "max_seq_len": 24, "total_length": total}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
     return folder
 
 

@@ -32,7 +32,6 @@ from train_jax.tasks.language.tokenizer import Tokenizer
 
 # ---- results
 
-PUZZLE_WORDS = ("puzzle", "ACT ", "halt", "exact", "cell", "Sudoku", "maze", "trajector")
 HOSTILE = "<script>\x1b[2Jü"
 
 
@@ -50,8 +49,7 @@ def folder(tmp_path):
     records.append({"step": 50, "train_seconds": 5.0, "eval/bits_per_byte": 2.25, "eval/loss": 4.0})
     folder.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     test = {"loss": 2.0, "bits_per_byte": 1.9012, "tokens": 5000.0, "count": 20.0}
-    compressed = {"gzip -9": 1.934, "xz -9e": 1.6208}
-    folder.evaluation("test").write_text(json.dumps(test | {"compressed": compressed}))
+    folder.evaluation("test").write_text(json.dumps(test | {"compressed": {"gzip -9": 1.934, "xz -9e": 1.6208}}))
     finished = {"train_seconds": 125.4, "train_steps": 50, "summary": "1.9012 bits per byte, loss 2.0000"}
     folder.finished.write_text(json.dumps(test | finished))
     core = {"tasks": {"copa": {"items": 100, "accuracy": 0.55, "centered": 0.1}}, "core": 0.1, "step": 50}
@@ -79,7 +77,8 @@ def test_the_report_of_a_language_run(folder, capsys):
         "import <script>\ufffd[2Jü",
     ):
         assert figure in text, figure
-    assert not [word for word in PUZZLE_WORDS if word in text]
+    of_puzzles = ("puzzle", "ACT ", "halt", "exact", "cell", "Sudoku", "maze", "trajector")
+    assert not [word for word in of_puzzles if word in text]
     assert "script" not in Balanced(document).tags
     picture = folder.path / "card.svg"
     assert trm(["report", str(folder.path), "--picture", str(picture)]) == 2

@@ -29,7 +29,6 @@ from train_jax.tasks.language.presets import PRESETS, derived, parameters, scali
 from train_jax.tasks.language.task import UnbuiltText
 
 TESTS = Path(__file__).parents[1]
-TABLE = TESTS / "support" / "published_depths.jsonl"
 GROUPS = {
     r"transformer\.h\..*": "blocks", r"transformer\.wte\..*": "wte", r"lm_head\..*": "lm_head",
     r"value_embeds\..*": "value_embeds", "resid_lambdas": "resid_lambdas", "x0_lambdas": "x0_lambdas",
@@ -44,7 +43,7 @@ def modules_parameters(config):
 
 
 def rows():
-    return [json.loads(line) for line in TABLE.read_text().splitlines()]
+    return [json.loads(line) for line in (TESTS / "support" / "published_depths.jsonl").read_text().splitlines()]
 
 
 NAMES = frozenset(PRESETS)
