@@ -16,16 +16,13 @@ import json
 
 import jax
 
+from support.compilations import compilations
 from support.small_gpt import engine_of, prompts_of, requests_of, small_gpt
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import join_processes
 from train_jax.tasks.language.sampling import Sampling
 
 join_processes()
-compiled: list[str] = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, _, **of: compiled.append(of["fun_name"]) if "backend_compile" in event else None
-)
 SAMPLING = Sampling(temperature=0.8, top_k=20, top_p=0.9)
 module = small_gpt(sys.argv[1])
 requests = requests_of(prompts_of([1, 9, 4, 12, 2, 7, 12, 5, 20, 3]), 10, sampling=SAMPLING, seed=5, sample=3)
@@ -36,10 +33,9 @@ def generate(name, devices, slots):
     engine = engine_of(module, devices, slots=slots, capacity=32, tokens_per_dispatch=4)
     rows = list(engine.complete(requests))
     results[name] = {"tokens": [row.tokens for row in rows], "log_probs": [row.log_probs for row in rows]}
-    compiled.clear()
-    for _ in engine.complete(requests[::-1]):
-        pass
-    results[name]["compiled for other prompts"] = compiled[:]
+    with compilations() as compiled:
+        list(engine.complete(requests[::-1]))
+    results[name]["compiled for other prompts"] = compiled
 
 
 if jax.process_count() > 1:
@@ -48,7 +44,5 @@ else:
     generate("one device", Devices(1), 10)
     generate("eight devices", Devices(8), 8)
     generate("eight devices by shard_map", Devices(8, "shard_map"), 16)
-    generate("three slots", Devices(1), 3)
-    generate("alone", Devices(1), 1)
 if jax.process_index() == 0:
     print(json.dumps(results))

@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 
 from support.presets import with_fields
+from support.text_sets import text_set
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.presets import preset
 from train_jax.run.resume import open_run
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
-from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.puzzles.presets import PRESETS
 
 
@@ -39,11 +39,7 @@ def write_run_of(config, *, step: int, zero_params: bool = False, change=lambda 
 
 def write_language_run(folder: Path) -> None:
     """Writes sums to `folder/set` and the run of a language model, of 160 positions, to `folder/run`."""
-    (folder / "source").mkdir()
-    for number in range(40):
-        (folder / "source" / f"{number}.txt").write_text(f"{number} + {number} = {2 * number}\n" * 20)
-    options = {"vocab_size": 280, "test_share": 0.2, "output_dir": folder / "set"}
-    TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
+    text_set(folder, (f"{number} + {number} = {2 * number}\n" * 20 for number in range(40)), vocab_size=280)
     config = dataclasses.replace(preset("chat-tiny"), data_dir=str(folder / "set"), run_dir=str(folder / "run"))
     sizes = {"seq_len": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16}
     write_run_of(with_fields(config, sizes | {"global_batch_size": 2, "eval_batch_size": 8}), step=3)

@@ -1,10 +1,11 @@
-"""Packing by best fit, also with padding: beside an independent packer and the published loaders; pure functions.
+"""Rows of a stream, and packing by best fit, also with padding: pure functions that use every token once.
+
+Packing is compared with an independent packer and the published loaders.
 
 `NANOCHAT_DIR=/path/to/nanochat` compares with the loaders of a checkout at 92d63d4.
 """
 
 import ast
-import dataclasses
 import hashlib
 import os
 from pathlib import Path
@@ -16,17 +17,20 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from train_jax.errors import UserError
-from train_jax.run.presets import preset
-from train_jax.tasks.language.batches import BestFit
-from train_jax.tasks.language.task import LanguageConfig, LanguageTask
+from train_jax.tasks.language.batches import (
+    BestFit,
+    MixedRows,
+    ShuffledRows,
+    StreamRows,
+    count_rows,
+    eval_batches,
+    tokens_per_step,
+)
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import TextSet, TokenStream, shard_name
 
 BOS = 299
 ROWS, SEQ_LEN = 4, 32
-PADDED = "424a19802d1121d0920c1d3fbe91742dd5bc6d6bd4d7b8546bd280cbed8d495d"
-"""SHA-256 of 200 padded batches, which are those of the published loader."""
 published = pytest.mark.skipif(
     not (Path(os.environ.get("NANOCHAT_DIR", "")) / "nanochat" / "optim.py").is_file(),
     reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4",
@@ -42,7 +46,6 @@ def documents():
 
 @pytest.fixture(scope="module")
 def masks(documents):
-    """Weights of the tokens of each document."""
     rng = np.random.default_rng(2)
     return [[0, *rng.integers(0, 2, len(document) - 1)] for document in documents]
 
@@ -93,53 +96,14 @@ def test_two_hundred_batches_equal_those_of_an_independent_packer(documents, str
         np.testing.assert_array_equal(batch["targets"], expected[step, :, 1:])
         assert batch["inputs"].dtype == np.int32
     assert (expected[:, :, 0] == BOS).all()
-
-
-def test_a_batch_is_a_function_of_the_step_and_the_shard(stream):
-    in_order, other = BestFit(stream, BOS, SEQ_LEN), BestFit(stream, BOS, SEQ_LEN)
-    whole = [in_order.batch(step=step, rows=ROWS, shard=(0, 1))["inputs"] for step in range(30)]
-    for step in (29, 3, 3, 12, 0):
-        np.testing.assert_array_equal(other.batch(step=step, rows=ROWS, shard=(0, 1))["inputs"], whole[step])
-        parts = [other.batch(step=step, rows=ROWS, shard=(index, 4))["inputs"] for index in (2, 0, 1, 3)]
-        np.testing.assert_array_equal(np.concatenate([parts[1], parts[2], parts[0], parts[3]]), whole[step])
-
-
-def test_an_epoch_uses_as_many_documents_as_there_are(documents, stream):
-    """A row of the epoch before the last uses fewer."""
-    rows = BestFit(stream, BOS, SEQ_LEN)
-    epoch = rows.rows_per_epoch
-    starts = sum((row == BOS).sum() for row in packed(documents, epoch))
+    # An epoch uses as many documents as there are; a row of the epoch before the last uses fewer.
+    starts = (expected.reshape(-1, SEQ_LEN + 1)[: rows.rows_per_epoch] == BOS).sum()
     assert len(documents) <= starts < len(documents) + SEQ_LEN
-
-
-def test_the_run_chooses_the_packing(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    for number in range(40):
-        (source / f"{number}.txt").write_text(f"document {number} of forty, " * (1 + number % 5))
-    TextData(source=(str(source),), output_dir=tmp_path / "set", vocab_size=280, test_share=0.2).build(lambda *_: None)
-    config = preset("chat-tiny")
-    config = dataclasses.replace(
-        config, data_dir=str(tmp_path / "set"), arch=dataclasses.replace(config.arch, seq_len=SEQ_LEN)
-    )
-    bestfit = dataclasses.replace(config, task_config=LanguageConfig(packing="bestfit"))
-    bos = TextSet(tmp_path / "set").tokenizer().bos
-    batch = LanguageTask(bestfit).batch(7, (0, 2))
-    assert batch["inputs"].shape == (8, SEQ_LEN) and (batch["inputs"][:, 0] == bos).all()
-    stream = LanguageTask(dataclasses.replace(config, task_config=LanguageConfig()))
-    shuffled = LanguageTask(config)
-    assert not (stream.batch(7, (0, 2))["inputs"][:, 0] == bos).all()
-    assert (shuffled.batch(7, (0, 2))["inputs"] != stream.batch(7, (0, 2))["inputs"]).any()
-    assert 0 < shuffled.examples_per_epoch <= stream.examples_per_epoch
-    assert LanguageTask(bestfit).examples_per_epoch > 0
-    with pytest.raises(UserError, match="packing is 'best'"):
-        LanguageConfig(packing="best")
 
 
 @published
 @pytest.mark.usefixtures("nanochat")
 def test_two_hundred_batches_equal_those_of_the_published_loader(tmp_path, monkeypatch):
-    """Over several passes of the data."""
     import tiktoken
     from nanochat import dataloader, tokenizer
 
@@ -173,7 +137,6 @@ def test_two_hundred_batches_equal_those_of_the_published_loader(tmp_path, monke
 
 
 def padded(documents, masks, rows):
-    """Packs by the rule on lists of tokens; returns rows as inputs and targets."""
     number, waiting, result = 0, [], []
     for _ in range(rows):
         row, targets = [], []
@@ -196,6 +159,7 @@ def padded(documents, masks, rows):
 
 def padded_batches(folder, documents, masks):
     rows = BestFit(stream_of(folder, documents, masks), BOS, SEQ_LEN, pads=True)
+    assert rows.cut_documents == sum(len(document) > SEQ_LEN + 1 for document in documents) > 100
     return [rows.batch(step=step, rows=ROWS, shard=(0, 1)) for step in range(200)]
 
 
@@ -207,21 +171,8 @@ def test_padded_rows_equal_those_of_an_independent_packer(documents, masks, tmp_
         np.testing.assert_array_equal(batch["targets"], expected[step, :, 1, 1:])
         assert {values.dtype for values in batch.values()} == {np.dtype("int32")}
         digest.update(b"".join(np.ascontiguousarray(values).tobytes() for values in batch.values()))
-    assert digest.hexdigest() == PADDED
-
-
-def test_padding_cuts_no_document_that_fits_and_counts_those_that_do_not(documents, tmp_path):
-    rows = BestFit(stream_of(tmp_path, documents), BOS, SEQ_LEN, pads=True)
-    assert rows.cut_documents == sum(len(document) > SEQ_LEN + 1 for document in documents) > 100
-    assert BestFit(stream_of(tmp_path, documents), BOS, SEQ_LEN).cut_documents == 0
-    seen = set()
-    for row in rows.at(range(1800))["targets"]:  # a document may wait for several passes
-        # Without its first token, as a target; <|bos|> of the next one ends it, or padding.
-        tokens = row[row >= 0].tolist()
-        ends = [n for n, token in enumerate(tokens) if token == BOS]
-        starts = [0, *(end + 1 for end in ends)]
-        seen |= {tuple(tokens[a:b]) for a, b in zip(starts, [*ends, len(tokens)], strict=True)}
-    assert seen == {tuple(document[1 : SEQ_LEN + 1]) for document in documents}
+    of_the_published_loader = "424a19802d1121d0920c1d3fbe91742dd5bc6d6bd4d7b8546bd280cbed8d495d"
+    assert digest.hexdigest() == of_the_published_loader
 
 
 @published
@@ -231,17 +182,93 @@ def test_padded_rows_equal_those_of_the_published_loader(documents, masks, tmp_p
     name = "sft_data_generator_bos_bestfit"
     function = next(node for node in ast.parse(script.read_text()).body if getattr(node, "name", "") == name)
     rendered = list(zip(documents, masks, strict=True))
-    names = {
-        "torch": torch,
-        "args": SimpleNamespace(max_seq_len=SEQ_LEN, device_batch_size=ROWS, num_iterations=-1),
-        "tokenizer": SimpleNamespace(
-            get_bos_token_id=lambda: BOS,
-            render_conversation=lambda pair: tuple(list(each)[: SEQ_LEN + 1] for each in pair),
-        ),
-        **{"train_dataset": rendered, "val_dataset": rendered, "ddp_rank": 0, "ddp_world_size": 1},
-        **{"device": "cpu", "device_type": "cpu"},
-    }
+    names = {"torch": torch, "train_dataset": rendered, "val_dataset": rendered, "ddp_rank": 0, "ddp_world_size": 1}
+    names |= {"device": "cpu", "device_type": "cpu"}
+    names["args"] = SimpleNamespace(max_seq_len=SEQ_LEN, device_batch_size=ROWS, num_iterations=-1)
+    names["tokenizer"] = SimpleNamespace(
+        get_bos_token_id=lambda: BOS, render_conversation=lambda pair: tuple(list(each)[: SEQ_LEN + 1] for each in pair)
+    )
     exec(compile(ast.Module([function], []), str(script), "exec"), names)
     for batch, (inputs, targets) in zip(padded_batches(tmp_path, documents, masks), names[name]("train"), strict=False):
         np.testing.assert_array_equal(batch["inputs"], inputs)
         np.testing.assert_array_equal(batch["targets"], targets)
+
+
+# ---- rows of a stream, in the order of the data or shuffled
+
+LENGTH = 200
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    shards = (90, 60, 50)
+    for number, part in enumerate(np.split(np.arange(LENGTH, dtype="<u2"), np.cumsum(shards)[:-1])):
+        np.save(tmp_path / shard_name(number), part)
+    return TokenStream(tmp_path, shards, 300)
+
+
+def test_taking_tokens_across_shards_and_ends(numbers):
+    for start, count in [(0, 200), (85, 10), (149, 2), (199, 2), (50, 500), (1234, 7), (3, 0)]:
+        np.testing.assert_array_equal(numbers.take(start, count), (start + np.arange(count)) % LENGTH)
+
+
+def test_an_epoch_uses_every_token_once(numbers):
+    """A step takes 25 tokens for 4 rows of 6, so that 8 steps are an epoch of 200 tokens."""
+    batches = [StreamRows(numbers, 6, 4).batch(step=step, rows=4, shard=(0, 1)) for step in range(9)]
+    used = []
+    for batch in batches[:8]:
+        inputs, targets = batch["inputs"].ravel(), batch["targets"].ravel()
+        np.testing.assert_array_equal(targets, inputs + 1)
+        used += [*inputs, targets[-1]]
+    assert used == list(range(LENGTH)) and tokens_per_step(4, 6) == 25
+    assert batches[8]["inputs"][0, 0] == 0 and inputs.dtype == targets.dtype == np.int32
+
+
+def test_a_shuffled_epoch_has_every_target_once(numbers):
+    """An epoch has 33 rows of 6 tokens; the 34th would need more than 200."""
+    rows = ShuffledRows(numbers, 6, seed=0)
+    batches = [rows.batch(step=step, rows=3, shard=(0, 1)) for step in range(22)]  # two epochs
+    targets = np.concatenate([batch["targets"] for batch in batches])
+    for epoch in (targets[:33], targets[33:]):
+        np.testing.assert_array_equal(np.sort(epoch.ravel()), np.arange(1, 33 * 6 + 1))
+    assert (targets[:33] != targets[33:]).any(), "another order in another epoch"
+    assert (np.diff(targets[:, 0]) != 6).mean() > 0.9, "rows of a batch are not those that follow each other"
+    for batch in batches:
+        np.testing.assert_array_equal(batch["inputs"] + 1, batch["targets"])
+    other = ShuffledRows(numbers, 6, seed=1).batch(step=0, rows=3, shard=(0, 1))
+    assert (other["targets"] != targets[:3]).any() and rows.rows_per_epoch == 33
+
+
+MAKERS = {
+    "stream": lambda stream: StreamRows(stream, 1000, 4),
+    "shuffled": lambda stream: ShuffledRows(stream, 1000, 0),
+    "bestfit": lambda stream: BestFit(stream, BOS, SEQ_LEN),
+    "mixed": lambda stream: MixedRows([StreamRows(stream, 1000, 4), ShuffledRows(stream, 1000, 0)], [3, 1], 0),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_shards_are_parts_of_the_batch_of_a_step(stream, name):
+    """The steps may be asked for in any order; step 2 has the end of an epoch."""
+    whole, parts = MAKERS[name](stream), MAKERS[name](stream)
+    batches = [whole.batch(step=step, rows=4, shard=(0, 1)) for step in range(12)]
+    for step in (11, 2, 2, 0):
+        for count in (2, 4):
+            shards = [parts.batch(step=step, rows=4, shard=(index, count)) for index in reversed(range(count))]
+            for each, rows in batches[step].items():
+                np.testing.assert_array_equal(np.concatenate([shard[each] for shard in shards[::-1]]), rows)
+                assert rows.dtype == np.int32
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("limit", [0, 5, 999])
+def test_evaluation_uses_every_target_once(numbers, count, limit):
+    shards = [list(eval_batches(numbers, rows=4, seq_len=6, limit=limit, shard=(i, count))) for i in range(count)]
+    assert len({len(batches) for batches in shards}) == 1
+    targets, inputs = (
+        np.concatenate([batch[name].ravel() for shard in shards for batch in shard]) for name in ("targets", "inputs")
+    )
+    counted = targets >= 0
+    np.testing.assert_array_equal(np.sort(targets[counted]), np.arange(1, 31 if limit == 5 else LENGTH))
+    np.testing.assert_array_equal(inputs[counted] + 1, targets[counted])
+    assert count_rows(numbers, 6) == 34

@@ -87,7 +87,8 @@ MISTAKES = {
     "train tiny --preset sudoku9": "--preset sudoku9 is for experiments",
     # language models
     "evaluate LANGUAGE_RUN --halt-early": "--halt-early is not for runs of task language",
-    "evaluate LANGUAGE_RUN --core-items 3": "--core-items 3 is for --core",
+    "core none none": "no run at",
+    "chat LANGUAGE_RUN --step 8": "no checkpoint of step 8",
     "chat LANGUAGE_RUN --data-dir nowhere": "nowhere/tokenizer.json does not exist",
     "chat LANGUAGE_RUN --cycles 2": "--cycles 2 is an option of HRM-Text, not of --model gpt; omit it",
     "chat LANGUAGE_RUN --top-p 0": "--top-p is 0.0; use a value above 0 to 1",

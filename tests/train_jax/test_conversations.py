@@ -1,4 +1,4 @@
-"""Conversations as tokens, their files, and the calculator.
+"""Conversations as tokens, data sets of them, and the calculator.
 
 `NANOCHAT_DIR=/path/to/nanochat` compares with the tokenizer of a checkout at 92d63d4, too.
 """
@@ -7,26 +7,31 @@ import hashlib
 import json
 import os
 
+import numpy as np
 import pytest
 from support.made_conversations import made_conversations
+from support.scripted_model import BYTES
 from support.scripts import run_script
 
+from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
+from train_jax.tasks.language.chat.building import ChatData, mixed, question_of
 from train_jax.tasks.language.chat.calculator import calculate, tool_of
 from train_jax.tasks.language.chat.conversations import (
     Part,
     assistant,
     parse_conversation,
-    read_conversations,
     render,
     render_prompt,
     to_json,
     user,
 )
+from train_jax.tasks.language.chat.task_names import task_name
+from train_jax.tasks.language.text_set import TextSet
 from train_jax.tasks.language.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-BYTES = Tokenizer({bytes([number]): number for number in range(256)})
-"""A token for each byte; the special ones follow in their order."""
+# ---- tokens
+
 NAMES = {number: f"[{name[2:-2]}]" for name, number in BYTES.specials.items()}
 
 
@@ -50,20 +55,18 @@ def test_the_assistant_writes_its_text_its_calls_and_the_end():
     assert learned == "sure [python_start]1+1[python_end]it is 2[assistant_end]"
     prompt = render_prompt(BYTES, (user("add"), call, user("ok")))
     assert text_of(prompt) == everything + "[assistant_start]"
+    with pytest.raises(UserError, match=r"no token <\|user_start\|>"):
+        render(Tokenizer(BYTES.ranks, specials=SPECIAL_TOKENS[:1]), (user("a"),))
 
 
-def test_made_conversations_are_rendered_as_published():
+def test_made_conversations_are_rendered_as_published_and_come_back_from_json():
     """The hash is that of the published rendering, which `test_the_published_tests_pass` compares."""
     digest = hashlib.sha256()
     for record in made_conversations(200):
-        digest.update(json.dumps(list(render(BYTES, parse_conversation(record)))).encode())
-    assert digest.hexdigest()[:16] == "b7bc38e8aca33479"
-
-
-def test_a_conversation_comes_back_from_json():
-    for record in made_conversations(50):
         conversation = parse_conversation(record)
+        digest.update(json.dumps(list(render(BYTES, conversation))).encode())
         assert parse_conversation(json.loads(json.dumps(to_json(conversation)))) == conversation
+    assert digest.hexdigest()[:16] == "b7bc38e8aca33479"
 
 
 @pytest.mark.slow
@@ -76,32 +79,26 @@ def test_the_published_tests_pass():
 
 MISTAKES = {
     "a list of numbers": ("[1]", "1 is no message; expected a role"),
+    "a text": ('"hi"', "is no conversation; expected"),
     "no messages": ('{"prompt": "a"}', "is no conversation; expected"),
     "two users": ('[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]', "message 2 is from 'user'"),
     "the assistant begins": ('[{"role": "assistant", "content": "a"}]', "message 1 is from 'assistant'"),
     "a system alone": ('[{"role": "system", "content": "a"}]', "has no message of the user after it"),
+    "another role": ('[{"role": "king", "content": "a"}]', "is no message; expected a role"),
     "parts of the user": ('[{"role": "user", "content": [{"type": "text", "text": "a"}]}]', "from user is not text"),
     "an image": (
         '[{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"type": "image", "text": "a"}]}]',
         "is no part; expected a type (text, python or python_output)",
     ),
-    "no JSON": ("{", "line 2: "),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_line_that_is_no_conversation_is_named(tmp_path, name):
-    line, message = MISTAKES[name]
-    path = tmp_path / "talk.jsonl"
-    path.write_text('{"messages": [{"role": "user", "content": "a"}]}\n' + line + "\n")
-    with pytest.raises(UserError) as error:
-        list(read_conversations(path))
-    assert "talk.jsonl line 2" in str(error.value) and message in str(error.value)
-
-
-def test_a_tokenizer_without_the_special_tokens_is_refused():
-    with pytest.raises(UserError, match=r"no token <\|user_start\|>"):
-        render(Tokenizer({bytes([n]): n for n in range(256)}, specials=SPECIAL_TOKENS[:1]), (user("a"),))
+def test_what_is_no_conversation_is_named(name):
+    content, message = MISTAKES[name]
+    with pytest.raises(ValueError) as error:
+        parse_conversation(json.loads(content))
+    assert message in str(error.value)
 
 
 # ---- the calculator
@@ -115,7 +112,6 @@ EXPRESSIONS = {
     '"a,b".count(",")': "1",
     "2 ** 9": None,
     "1 / 0": None,
-    "9 * 9 * 9)": None,
     "abs(1)": None,
     "'a' * 9": None,
     "'a'.upper()": None,
@@ -137,9 +133,9 @@ def test_the_calculator_computes_sums_products_and_counts_alone(expression):
 def test_the_calculator_calls_its_functions_alone():
     functions = {"half": lambda text: text[: len(text) // 2] or None}
     expected = {"half('abcd')": "ab", ' half("a")': None, "half(1)": None, "half('a', 'b')": None, "whole('a')": None}
+    expected |= {"half('abcd') + 1": None, "1 + 2": "3"}
     assert {call: calculate(call, functions) for call in expected} == expected
-    assert calculate("half('abcd') + 1", functions) is calculate("half('abcd')") is None
-    assert calculate("1 + 2", functions) == "3"
+    assert calculate("half('abcd')") is None
 
 
 def test_the_output_of_a_call_follows_it():
@@ -153,3 +149,101 @@ def test_the_output_of_a_call_follows_it():
     assert text_of(respond([*earlier, *call("3*4")])) == "[output_start]12[output_end]"
     assert respond([*earlier, *call("x")]) == respond([special["<|python_end|>"]]) == []
     assert respond([*earlier, special["<|assistant_end|>"]]) is None
+
+
+# ---- data sets
+
+TASKS = ("arithmetic,digits=1:100", "calculator:50", "identity,name=Ada:150")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    BYTES.save(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Returns 100 conversations, of which the first 50 repeat text of others."""
+    path = tmp_path / "talk.jsonl"
+    talks = [[("user", f"q {n % 50}"), ("assistant", f"a {n}")] for n in range(100)]
+    records = [{"messages": [{"role": role, "content": text} for role, text in talk]} for talk in talks]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def build(output_dir, tokenizer, **fields):
+    return ChatData(output_dir=output_dir, tokenizer=tokenizer, **fields).build(lambda *_: None)
+
+
+def documents(data, split):
+    """Returns the texts of each document, and those of weight 1."""
+    stream = data.stream(split)
+    tokens, weights = stream.take(0, len(stream)), stream.weights.take(0, len(stream))
+    names = {number: f"[{name[2:-2]}]" for name, number in data.tokenizer().specials.items()}
+    starts = np.flatnonzero(tokens == data.tokenizer().bos)
+
+    def text(ids):
+        return "".join(names.get(number) or chr(number) for number in ids)
+
+    parts = zip(np.split(tokens, starts)[1:], np.split(weights, starts)[1:], strict=True)
+    return [(text(part), text(part[mask == 1])) for part, mask in parts]
+
+
+def test_conversations_and_problems_are_documents_with_weights(tmp_path, tokenizer, source):
+    assert build(tmp_path / "chat", tokenizer, source=(source,), tasks=TASKS, license="CC0-1.0")
+    data = TextSet(tmp_path / "chat")
+    train, test = (documents(data, split) for split in ("train", "test"))
+    for whole, learned in train + test:
+        assert whole.startswith("[bos][user_start]") and learned.endswith("[assistant_end]")
+    calls = [learned for whole, learned in train if "[output_start]" in whole]
+    assert len(calls) == 50 and all("[python_start]" in call and "output" not in call for call in calls)
+    assert 300 < len(train) <= 300 + 100 and data.splits["train"].documents == len(train)
+    assert sum("Ada" in whole for whole, _ in train) == 150
+    kinds = ["Ada" in whole for whole, _ in train]
+    assert 20 < sum(kinds[:100]) < 80, "they are mixed"
+    licenses = {f"messages@{source}": "CC0-1.0", **dict.fromkeys(TASKS, "generated")}
+    assert data.record["recipe"]["licenses"] == licenses
+    assert not build(tmp_path / "chat", tokenizer, source=(source,), tasks=TASKS, license="CC0-1.0"), "it is kept"
+
+
+def test_no_question_of_the_test_split_is_in_the_train_split(tmp_path, tokenizer, source):
+    """Here the file has the held-out questions of the task, with other answers."""
+    held_out = task_name("identity:50").open("test")
+    questions = {held_out.conversation(index)[0].text for index in range(len(held_out))}
+    with open(source, "a") as lines:
+        for asked in sorted(questions):
+            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": "I do not say"}]
+            lines.write(json.dumps({"messages": messages}) + "\n")
+    build(tmp_path / "chat", tokenizer, source=(source,), tasks=("identity:50",), test_share=0.5)
+    data = TextSet(tmp_path / "chat")
+    train, test = (
+        {whole.partition("[user_end]")[0].removeprefix("[bos][user_start]") for whole, _ in documents(data, split)}
+        for split in ("train", "test")
+    )
+    assert questions <= test and not train & test and question_of(held_out.conversation(0)) in test
+
+
+def test_a_mixture_has_each_problem_once_and_is_no_sequence():
+    tasks = ["abc", "defgh", "abc"]
+    places = mixed("train", tasks, seed=0)
+    assert sorted(places) == sorted((task, number) for task in tasks for number in range(len(task)))
+    assert [task[number] for task, number in places] == list("dchcbbeaagf") and places == mixed("train", tasks, seed=0)
+    assert places != mixed("train", tasks, seed=1) and places != mixed("test", tasks, seed=0)
+
+
+def test_the_build_is_a_function_of_its_options(tmp_path, tokenizer, source):
+    for name, fields in (("a", {}), ("b", {}), ("c", {"seed": 1}), ("d", {"tasks": TASKS[:1]})):
+        build(tmp_path / name, tokenizer, **({"source": (source,), "tasks": TASKS} | fields))
+    prints = {name: TextSet(tmp_path / name).fingerprint for name in "abcd"}
+    assert prints["a"] == prints["b"] and len(set(prints.values())) == 3
+
+
+def test_the_command_builds_and_inspects(tmp_path, tokenizer, source, capsys):
+    options = ["--tokenizer", tokenizer, "--output-dir", str(tmp_path / "chat")]
+    assert trm(["build-data", "chat", "--source", source, "--tasks", *TASKS, *options]) == 0
+    said = capsys.readouterr().out
+    assert "chat built in" in said and "licenses: " in said and "generated" in said
+    assert trm(["build-data", "inspect", str(tmp_path / "chat")]) == 0
+    assert said.splitlines()[1:] == capsys.readouterr().out.splitlines()[1:]

@@ -27,23 +27,20 @@ def test_an_example_names_the_processes_and_runs_a_command_that_exists(path):
     assert "source ./environment.sh" in text and command in text
 
 
-def on_slurm(tmp_path, script, trm, *words, **variables):
-    """Returns a script of SLURM with stand-ins for trm and scontrol."""
-    for name, text in {"trm": trm, "scontrol": 'echo "$*" > requeued'}.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "environment.sh").touch()
-    variables |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    return subprocess.Popen(
-        ["bash", str(ENGINES / script), *words],
-        env=variables,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def stand_in(folder, **programs):
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    (folder / "environment.sh").touch()
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 def sweeping(tmp_path, trm):
-    return on_slurm(tmp_path, "sweep_slurm.sh", trm, "exp01", "--seeds", "3", RUNS="/r", DATA="/d")
+    """Returns a worker of SLURM with stand-ins for trm and scontrol."""
+    variables = stand_in(tmp_path, trm=trm, scontrol='echo "$*" > requeued')
+    variables |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "RUNS": "/r", "DATA": "/d"}
+    command = ["bash", str(ENGINES / "sweep_slurm.sh"), "exp01", "--seeds", "3"]
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_worker_of_a_sweep_on_slurm(tmp_path):
@@ -61,12 +58,8 @@ def test_a_worker_that_is_stopped_is_queued_again(tmp_path):
 
 
 def test_the_example_for_xpk_passes_its_script_as_one_word(tmp_path):
-    """Stand-ins for xpk and trm: the worker's script runs with the variables that a worker has."""
-    for name, text in {"xpk": 'printf "%s\\0" "$@" > arguments', "trm": 'env | grep ^JAX_; echo "$*"'}.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "environment.sh").touch()
-    variables = {"BUCKET": "b", "CLUSTER": "c", "ZONE": "z", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    programs = {"xpk": 'printf "%s\\0" "$@" > arguments', "trm": 'env | grep ^JAX_; echo "$*"'}
+    variables = {"BUCKET": "b", "CLUSTER": "c", "ZONE": "z", **stand_in(tmp_path, **programs)}
     subprocess.run(["bash", str(ENGINES / "xpk.sh")], cwd=tmp_path, env=variables, check=True)
     arguments = (tmp_path / "arguments").read_text().split("\0")[:-1]
     assert arguments[:2] == ["workload", "create"]

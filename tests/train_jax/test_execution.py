@@ -27,7 +27,6 @@ def namespaces():
 
 IN_C = "import ctypes; c = ctypes.CDLL(None); assert c."
 FAILS = {
-    "an error": "assert False",
     "no syntax": "def",
     "an early exit": "import sys; sys.exit(0)",
     "an exit of the process": "import os; os._exit(0)",
@@ -36,7 +35,6 @@ FAILS = {
     "a report of its own": "import traceback; traceback.format_exception_only = lambda e: ['']; assert False",
     "an error without a text": "class E(Exception):\n    def __str__(self): raise E\nraise E",
     "a question": "input()",
-    "a shell": "import os; os.system('echo')",
     "a program": "import subprocess; subprocess.Popen(['ls'])",
     "a process": "import os; os.fork()",
     "a process of a library": "import multiprocessing; multiprocessing.Process(target=print).start()",
@@ -47,9 +45,7 @@ FAILS = {
     "more files in memory": f"{IN_C}mount(b'tmpfs', b'/tmp', b'tmpfs', 0, b'size=4g') == 0",
     "rights of a new namespace": f"{IN_C}unshare(0x10000000) == 0",
     "memory beside the limit": f"{IN_C}shmget(0, 2**30, 0o1600) >= 0",
-    "no end": "while True: pass",
     "sleep": "import time; time.sleep(60)",
-    "memory": "x = bytearray(2**31)",
     "a large file": "open('x', 'wb').write(bytes(2**25))",
     "large files in two folders": "[open(f'/{name}/x', 'wb').write(bytes(9 * 2**20)) for name in ('tmp', 'run')]",
     "a surrogate": "x = '\udc80'",
@@ -84,7 +80,6 @@ def test_an_error_is_named():
 @pytest.mark.slow
 @pytest.mark.skipif("NANOCHAT_DIR" not in os.environ, reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4")
 def test_the_published_tests_pass():
-    """Through an adapter with the published names; the cases without the checkout are those above."""
     said = run_script("nanochat_execution")
     assert "14 passed" in said and "skipped" not in said, said
 
@@ -115,10 +110,8 @@ def test_a_program_reaches_no_file_no_process_and_no_network(tmp_path):
             f"try:\n    {line}\n    reached.append({line!r})\nexcept Exception:\n    pass\n" for line in attempts
         )
         assert passes(program + "assert not reached, reached")
-    assert (tmp_path / "file").read_text() == "kept" and sorted(each.name for each in tmp_path.iterdir()) == [
-        "file",
-        "socket",
-    ]
+    assert (tmp_path / "file").read_text() == "kept"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "socket"]
 
 
 @pytest.mark.parametrize(

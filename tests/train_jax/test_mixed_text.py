@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.presets import with_fields
+from support.text_sets import sums, text_set, text_set_of
 
 from train_jax.__main__ import main
 from train_jax.core.gradients import compute_gradients
@@ -15,7 +16,6 @@ from train_jax.errors import UserError
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.start import start
-from train_jax.tasks.language import text_set
 from train_jax.tasks.language.batches import (
     BLOCK_ROWS,
     BestFit,
@@ -26,12 +26,12 @@ from train_jax.tasks.language.batches import (
     eval_batches,
 )
 from train_jax.tasks.language.task import LanguageConfig, LanguageTask
-from train_jax.tasks.language.text_building import TextData, write_documents
-from train_jax.tasks.language.text_set import TextSet, TokenStream, shard_name
+from train_jax.tasks.language.text_building import write_documents
+from train_jax.tasks.language.text_set import TextSet, TokenStream, _check_hashes, shard_name
 from train_jax.tasks.language.tokenizer import Tokenizer
 
 SEQ_LEN = 24
-PACKINGS = ("stream", "shuffled", "bestfit", "bestfit-pad")
+PACKINGS = {"stream": StreamRows, "shuffled": ShuffledRows, "bestfit": BestFit, "bestfit-pad": BestFit}
 
 
 # ---- rows of several data sets
@@ -74,21 +74,10 @@ def test_each_data_set_gives_its_own_rows_in_their_order(streams):
             np.testing.assert_array_equal(batch[name][own], values)
 
 
-def test_a_mixed_batch_is_a_function_of_the_step_and_the_shard(streams):
-    rows, other = mixed(streams, [3, 1, 1]), mixed(streams, [3, 1, 1])
-    whole = [rows.batch(step=step, rows=6, shard=(0, 1)) for step in range(400)]
-    for step in (399, 170, 170, 3, 341):  # steps 170 and 341 have the end of a block
-        parts = [other.batch(step=step, rows=6, shard=(index, 3)) for index in (2, 0, 1)]
-        for name, values in whole[step].items():
-            np.testing.assert_array_equal(np.concatenate([parts[n][name] for n in (1, 2, 0)]), values)
-            assert values.dtype == np.int32
-
-
 # ---- data sets with weights
 
 
 def conversations(tokenizer, seed):
-    """Forty documents of digits, some of which are no targets."""
     rng = np.random.default_rng(seed)
     texts = [" ".join(map(str, rng.integers(100, size=size))) for size in rng.integers(1, 14, 40)]
     encoded = tokenizer.encode_batch(texts)
@@ -106,18 +95,9 @@ def text(made_once):
     """A folder with the data sets `plain`, `other` (the same tokenizer), `stranger` (another one) and `weighted`."""
 
     def make(folder):
-        rng = np.random.default_rng(0)
-        (folder / "source").mkdir()
-        for number in range(60):
-            lines = [f"{a} + {b} = {a + b}" for a, b in rng.integers(10, size=(10, 2))]
-            (folder / "source" / f"{number}.txt").write_text("\n".join([f"sums {number}", *lines]))
-        for name, options in (
-            ("plain", {}),
-            ("other", {"tokenizer": str(folder / "plain"), "seed": 1}),
-            ("stranger", {"vocab_size": 300}),
-        ):
-            options = {"vocab_size": 290, "test_share": 0.2, "output_dir": folder / name} | options
-            TextData(source=(str(folder / "source"),), **options).build(lambda *_: None)
+        plain = text_set(folder, sums(60, 10), "plain")
+        text_set_of(folder, "other", tokenizer=str(plain), seed=1)
+        text_set_of(folder, "stranger", vocab_size=300)
         write(folder / "weighted", Tokenizer.load(folder / "plain"))
 
     return made_once("mixed text", make)
@@ -136,11 +116,9 @@ def test_documents_and_weights_come_back(text, tmp_path):
     assert small.fingerprint == data.fingerprint and len(small.splits["train"].shards) > 3
     for each in (data, small):
         stream = each.stream("train")
-        np.testing.assert_array_equal(stream.take(0, len(stream)), np.concatenate([ids for ids, _ in expected]))
-        np.testing.assert_array_equal(
-            stream.weights.take(0, len(stream)), np.concatenate([mask for _, mask in expected])
-        )
-        assert np.load(each.folder / "train" / "weights-00000.npy").dtype == np.uint8
+        for values, column in ((stream, 0), (stream.weights, 1)):
+            stored = values.take(0, len(stream))
+            np.testing.assert_array_equal(stored, np.concatenate([document[column] for document in expected]))
     record = data.splits["train"]
     texts = list(data.documents("train"))
     assert (record.documents, record.bytes) == (30, sum(len(text.encode()) for text in texts))
@@ -158,44 +136,27 @@ def test_documents_and_weights_come_back(text, tmp_path):
     ],
 )
 def test_documents_that_no_packing_could_read_are_refused(text, tmp_path, ids, mask, message):
-    tokenizer = Tokenizer.load(text / "plain")
-    assert tokenizer.bos == 281
+    tokenizer = Tokenizer.load(text / "plain")  # <|bos|> is 281
     with pytest.raises(ValueError, match=message.replace("|", r"\|")):
         write_documents(tmp_path, tokenizer, {}, {"train": [(ids, mask)], "test": []})
     with pytest.raises(UserError, match="the test split has no documents"):
         write_documents(tmp_path / "b", tokenizer, {}, {"train": [([281, 5], [0, 1])], "test": []})
 
 
-def save_weights(folder, array):
-    np.save(folder / "train" / shard_name(0, "weights"), array)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder, size: (folder / "train" / shard_name(0, "weights")).unlink(), "is missing; build it again"),
-        (lambda folder, size: save_weights(folder, np.ones(3, "u1")), r"has shape \(3,\) and dtype uint8, expected \("),
-        (lambda folder, size: save_weights(folder, np.ones(size, "<u2")), r"dtype uint16, expected \(\d+,\) and uint8"),
-        (
-            lambda folder, size: save_weights(folder, np.full(size, 7, "u1")),
-            "contains the weight 7, expected less than 2",
-        ),
-    ],
-)
-def test_damaged_weights_are_one_line(text, tmp_path, damage, message):
+def test_damaged_weights_are_one_line(text, tmp_path):
     data = write(tmp_path / "set", Tokenizer.load(text / "plain"))
-    damage(data.folder, data.splits["train"].tokens)
-    with pytest.raises(UserError, match=message):
-        data.stream("train").weights.take(0, 5)
-
-
-def test_a_copy_is_verified_with_its_weights(text, tmp_path):
-    data = write(tmp_path / "set", Tokenizer.load(text / "plain"))
-    text_set._check_hashes(data.folder)
-    weights = np.load(data.folder / "train" / shard_name(0, "weights"))
-    save_weights(data.folder, 1 - weights)
+    _check_hashes(data.folder)
+    path, size = data.folder / "train" / shard_name(0, "weights"), data.splits["train"].tokens
+    for array, message in (
+        (np.ones(size, "<u2"), r"dtype uint16, expected \(\d+,\) and uint8"),
+        (np.full(size, 7, "u1"), "contains the weight 7, expected less than 2"),
+    ):
+        np.save(path, array)
+        with pytest.raises(UserError, match=message):
+            data.stream("train").weights.take(0, 5)
+    np.save(path, np.zeros(size, "u1"))
     with pytest.raises(UserError, match=r"the train split is not what recipe\.json says"):
-        text_set._check_hashes(data.folder)
+        _check_hashes(data.folder)
 
 
 def test_a_token_of_weight_0_is_no_target_in_any_packing(text):
@@ -239,22 +200,11 @@ def test_a_run_takes_the_rows_of_each_data_set_from_its_own_packing(text, packin
     assert each[0].fingerprint == TextSet(text / "plain").fingerprint
     assert task.fingerprint != LanguageTask(config_of(text, "plain", "other")).fingerprint
     assert task.test_stream.take(0, 9).tolist() == each[0].test_stream.take(0, 9).tolist()
+    assert {type(alone.rows) for alone in each} == {PACKINGS[packing]}
     assert "documents in 3 data sets, " in task.description
-
-
-def test_without_weights_a_pass_over_each_data_set_takes_the_same_number_of_steps(text):
-    task = LanguageTask(config_of(text, "plain", "weighted"))
-    sizes = [LanguageTask(config_of(text, name)).examples_per_epoch for name in ("plain", "weighted")]
-    assert task.rows._counts[0] == round(BLOCK_ROWS * sizes[0] / sum(sizes))
-
-
-def test_documents_that_padding_cuts_are_counted(text):
-    task = LanguageTask(config_of(text, "plain", packing="bestfit-pad"))
-    train = task.data.stream("train")
-    lengths = np.diff(np.flatnonzero(train.take(0, len(train)) == task.data.tokenizer().bos), append=len(train))
-    cut = (lengths > SEQ_LEN + 1).sum()
-    assert cut and task.description.endswith(f", {cut} longer documents cut to 25 tokens")
-    assert "longer" not in LanguageTask(config_of(text, "plain", packing="bestfit")).description
+    cut = task.rows.cut_documents
+    assert (cut > 0) == (packing == "bestfit-pad")
+    assert task.description.endswith(f", {cut} longer documents cut to 25 tokens") == (packing == "bestfit-pad")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +214,6 @@ def test_documents_that_padding_cuts_are_counted(text):
         (("plain", "other"), "1", "'1': expected 2 numbers above 0, one for each data set in --data-dir; use 1,1"),
         (("plain", "other"), "1,0", "expected 2 numbers above 0"),
         (("plain",), "1,2", "expected 1 numbers above 0"),
-        (("plain", "nowhere"), "", "nowhere is not a text data set; build one"),
         (("plain", "other"), "1,1e-9", "1,024 rows have none of the data set of weight 1e-09"),
     ],
 )
@@ -274,9 +223,13 @@ def test_data_sets_that_cannot_be_mixed_are_one_line(text, names, weights, messa
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_a_data_set_of_a_mixture_needs_one_row(text):
+def test_a_data_set_of_a_mixture_needs_one_row_and_has_its_share(text):
+    """Without weights, a pass over each data set takes the same number of steps."""
     config = config_of(text, "plain", "weighted", fields={"global_batch_size": 512})
-    LanguageTask(config).check(config, Devices(1))
+    task = LanguageTask(config)
+    task.check(config, Devices(1))
+    sizes = [LanguageTask(config_of(text, name)).examples_per_epoch for name in ("plain", "weighted")]
+    assert task.rows._counts[0] == round(BLOCK_ROWS * sizes[0] / sum(sizes))
     long = config_of(text, "plain", "weighted", fields={"seq_len": 1500})
     with pytest.raises(UserError, match=r"weighted has \d+ train tokens, expected at least 1,501 for one row; use a"):
         LanguageTask(long).check(long, Devices(1))
@@ -304,8 +257,7 @@ def weighted_run(text):
     return start(config, Weighted(config), Devices(1))
 
 
-@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_the_loss_is_the_weighted_sum_over_the_divisor(weighted_run, parts):
+def test_the_loss_is_the_weighted_sum_over_the_divisor(weighted_run):
     """The reference is the module's losses, one by one; a part may have no target."""
     training = weighted_run
     batch, objective = training.task.batch(0, (0, 1)), training.objective
@@ -319,7 +271,7 @@ def test_the_loss_is_the_weighted_sum_over_the_divisor(weighted_run, parts):
 
     @jax.jit
     def gradients_of(params):
-        options = {"scale": 1.0, "global_batch_size": 8, "parts": parts}
+        options = {"scale": 1.0, "global_batch_size": 8, "parts": 2}
         arrays = jax.tree.map(jnp.asarray, batch)
         return compute_gradients(objective, state, params, (), arrays, lambda *_: None, **options)
 
@@ -355,11 +307,9 @@ def test_a_step_without_targets_changes_no_bit_and_is_counted(weighted_run):
     key = devices.random_key(0)
 
     def run(numbers):
-        state, carry, logged = devices.replicate(weighted_run.initial_state()), devices.shard(()), []
-        states = []
+        state, carry, states, logged = devices.replicate(weighted_run.initial_state()), devices.shard(()), [], []
         for number in numbers:
-            batch = weighted_run.batches.at(number)
-            state, carry, metrics = step(state, carry, batch, key)
+            state, carry, metrics = step(state, carry, weighted_run.batches.at(number), key)
             states.append(jax.tree.map(np.array, state))
             logged.append(devices.to_host(metrics))
         return states, logged
@@ -373,17 +323,11 @@ def test_a_step_without_targets_changes_no_bit_and_is_counted(weighted_run):
     assert int(last.step.reshape(-1)[0]) == 2 and not np.any(last.guard.skipped_steps)
 
 
-def test_a_window_without_targets_has_no_loss(text):
-    task = LanguageTask(config_of(text, "plain"))
-    assert task.figures({"loss": 0.0, "tokens": 0.0, "nats": 0.0, "bytes": 0.0}, 0) == {"tokens": 0}
-
-
 @pytest.mark.slow
 def test_a_run_on_two_data_sets_by_command(text, tmp_path, capsys):
     run, names = str(tmp_path / "run"), ",".join(str(text / name) for name in ("plain", "weighted"))
-    small = ["--arch.seq-len", "24", "--arch.n-layer", "2", "--arch.n-embd", "32", "--global-batch-size", "8"]
-    command = ["train", "chat-tiny", "--data-dir", names, "--run-dir", run, "--packing", "bestfit-pad", *small]
-    command += ["--steps", "3", "--wandb", "disabled"]
+    small = "--arch.seq-len 24 --arch.n-layer 2 --arch.n-embd 32 --global-batch-size 8 --steps 3 --wandb disabled"
+    command = ["train", "chat-tiny", "--data-dir", names, "--run-dir", run, "--packing", "bestfit-pad", *small.split()]
     assert main([*command, "--data-weights", "3,1"]) == 0
     assert "documents in 2 data sets" in capsys.readouterr().out
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]

@@ -5,6 +5,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import jax
@@ -19,48 +20,25 @@ from support.torch_optimizers import muon_in_float32
 
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer
-from train_jax.optim.config import OptimConfig, ParameterGroup
+from train_jax.optim.config import OptimConfig
 from train_jax.optim.muon import muon_labels
 from train_jax.optim.schedule import learning_rate
+from train_jax.tasks.language.presets import REFERENCE_TOKENS, arch_2025, arch_2026, optimizer_2025, optimizer_2026
 
 STEPS = 60
-ADAMW = OptimConfig(warmup_steps=0, decay="warmdown", beta1=0.8, eps=1e-10, weight_decay=0.0)
-CONFIGS = {
-    2025: dataclasses.replace(
-        ADAMW,
-        decay_share=0.2,
-        lr_min_ratio=0.0,
-        clip_norm=1.0,
-        groups=(
-            ParameterGroup(
-                r"transformer\.h\..*", optimizer="muon_2025", lr=0.02, momentum_start=0.85, momentum_warmup_steps=30
-            ),
-            ParameterGroup(r"transformer\.wte.*", lr=0.2),
-            ParameterGroup(r"lm_head.*", lr=0.004),
-        ),
-    ),
-    2026: dataclasses.replace(
-        ADAMW,
-        warmup_steps=10,
-        decay_share=0.65,
-        lr_min_ratio=0.05,
-        groups=(
-            ParameterGroup(
-                r"transformer\.h\..*",
-                optimizer="muon_2026",
-                lr=0.02,
-                muon_momentum=0.97,
-                momentum_start=0.85,
-                momentum_warmup_steps=15,
-                momentum_end=0.90,
-                weight_decay=0.28,
-                weight_decay_schedule="cosine",
-                cautious_decay=True,
-            ),
-            ParameterGroup(r"transformer\.wte.*", lr=0.3, beta2=0.995, weight_decay=0.001),
-            ParameterGroup(r"lm_head.*", lr=0.008, beta2=0.96, weight_decay=0.01),
-        ),
-    ),
+
+
+def published_config(optim, *, warmup_steps, momentum_warmup_steps):
+    """The groups of a preset that the reference has, with shorter warm-ups and Newton-Schulz in float32."""
+    muon, *others = optim.groups
+    groups = [group for group in others if any(re.fullmatch(group.pattern, name) for name in reference.SHAPES)]
+    groups = (dataclasses.replace(muon, momentum_warmup_steps=momentum_warmup_steps), *groups)
+    return dataclasses.replace(optim, warmup_steps=warmup_steps, newton_schulz_dtype="float32", groups=groups)
+
+
+CONFIGS = {  # presets whose rates are not scaled
+    2025: published_config(optimizer_2025(arch_2025(12)), warmup_steps=0, momentum_warmup_steps=30),
+    2026: published_config(optimizer_2026(arch_2026(12), REFERENCE_TOKENS), warmup_steps=10, momentum_warmup_steps=15),
 }
 versions = pytest.mark.parametrize("version", slow_unless((2026).__eq__, [2025, 2026]))
 
@@ -160,19 +138,15 @@ def test_bfloat16_is_as_near_to_float32_as_in_pytorch(version):
     def distance(rounded, exact):
         return math.sqrt(sum(np.square(rounded[name] - exact[name]).sum() for name in reference.MATRICES))
 
-    gradients = GRADIENTS[:4]
+    gradients, config = GRADIENTS[:4], CONFIGS[version]
     exact, ours = (
-        list(trajectory(with_dtype(CONFIGS[version], dtype), gradients=gradients)) for dtype in ("float32", "bfloat16")
+        list(trajectory(dataclasses.replace(config, newton_schulz_dtype=dtype), gradients=gradients))
+        for dtype in ("float32", "bfloat16")
     )
     theirs = list(reference.trajectory(version, START, gradients, dtype=torch.bfloat16))
     for number in range(4):
         assert 0 < distance(ours[number], exact[number]) < 1.5 * distance(theirs[number], exact[number]), number
     assert all(array.dtype == np.float32 for array in ours[-1].values())
-
-
-def with_dtype(config, dtype):
-    groups = (dataclasses.replace(config.groups[0], newton_schulz_dtype=dtype), *config.groups[1:])
-    return dataclasses.replace(config, groups=groups)
 
 
 @pytest.mark.parametrize(
@@ -200,11 +174,8 @@ def uncompiled(monkeypatch):
 
 def square_wide_and_tall(seed, width):
     rng = np.random.default_rng(seed)
-    shapes = {
-        "h.c_q.weight": (width, width),
-        "h.c_fc.weight": (4 * width, width),
-        "h.c_proj.weight": (width, 4 * width),
-    }
+    shapes = {"h.c_q.weight": (1, 1), "h.c_fc.weight": (4, 1), "h.c_proj.weight": (1, 4)}
+    shapes = {name: (rows * width, columns * width) for name, (rows, columns) in shapes.items()}
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 

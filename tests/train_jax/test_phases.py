@@ -1,29 +1,44 @@
-"""Phases of a language model: what a run inherits from the one it starts from, and its optimizer's state."""
+"""Phases of a language model after the base: what a run inherits, gradients of both losses, reinforcement learning."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from support.markers import slow_unless
 from support.presets import with_fields
+from support.processes import run_processes
+from support.scripted_model import BYTES
+from support.scripts import run_script, script
 from support.small_gpt import small_gpt
+from support.toy_language import ToyConfig, ToyLanguage, write_tokens
 from support.untrained_run import write_run_of
 
+import train_jax
+from models_torch.gpt import IGNORED_TARGET
+from models_torch.outside import OutsideConfig
 from train_jax.__main__ import main as trm
+from train_jax.core.state import new_state
 from train_jax.errors import UserError
-from train_jax.run.config import with_task
+from train_jax.loop import train
+from train_jax.optim.config import OptimConfig
+from train_jax.run.config import ComputeConfig, RunConfig, with_task
+from train_jax.run.folder import RunFolder
 from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
+from train_jax.run.tracking import read_metrics
 from train_jax.run_arguments import parse_run
 from train_jax.start import start
+from train_jax.task import Evaluation, Periodic
 from train_jax.tasks.language.chat.conversations import Part, assistant, render, user
 from train_jax.tasks.language.text_building import write_documents
-from train_jax.tasks.language.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer({bytes([number]): number for number in range(256)})
+# ---- the run of a phase
+
 SIZES = {"seq_len": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "global_batch_size": 8, "steps": 50}
 
 
@@ -32,8 +47,8 @@ def base(made_once):
     """The folder with a data set and a run whose optimizer's state is not that of a new one."""
 
     def make(folder):
-        documents = [(np.array([TOKENIZER.bos, *b"1 + 1 = 2"]), np.ones(10, np.uint8))] * 50
-        write_documents(folder / "set", TOKENIZER, {}, {"train": documents, "test": documents})
+        documents = [(np.array([BYTES.bos, *b"1 + 1 = 2"]), np.ones(10, np.uint8))] * 100
+        write_documents(folder / "set", BYTES, {}, {"train": documents, "test": documents})
         config = dataclasses.replace(preset("chat-tiny"), data_dir=str(folder / "set"), run_dir=str(folder / "run"))
         write_run_of(with_fields(config, SIZES), step=7, change=used)
 
@@ -117,16 +132,16 @@ def conversations(made_once):
             (user(f"{n}+1?"), assistant(Part("python", f"{n}+1"), Part("python_output", f"{n + 1}"), f"It is {n + 1}."))
             for n in range(5, 40)
         ]
-        rendered = (render(TOKENIZER, talk) for talk in talks)
+        rendered = (render(BYTES, talk) for talk in talks)
         documents = [(np.array(tokens), np.array(weights, np.uint8)) for tokens, weights in rendered]
-        write_documents(folder / "set", TOKENIZER, {}, {"train": documents, "test": documents})
+        write_documents(folder / "set", BYTES, {}, {"train": documents, "test": documents})
 
     return made_once("conversations", make) / "set"
 
 
 def written_by_the_assistant(row):
     """1 for each token of the assistant, with the end of its message, without the outputs of the calculator."""
-    special, weights, writes, output = TOKENIZER.specials, [], 0, 0
+    special, weights, writes, output = BYTES.specials, [], 0, 0
     for token in row:
         output = 1 if token == special["<|output_start|>"] else output
         weights.append(writes * (1 - output))
@@ -143,7 +158,7 @@ def test_the_gradient_of_sft_is_pytorch_s(conversations):
     config = with_fields(config, SIZES | sizes | {"packing": "bestfit-pad"})
     training = start(config)
     objective = build_objective(config, training.task, 8)
-    module = small_gpt(**sizes, vocab_size=TOKENIZER.vocab_size)
+    module = small_gpt(**sizes, vocab_size=BYTES.vocab_size)
     params = {name: jnp.asarray(value.detach().numpy()) for name, value in module.named_parameters()}
     batch = training.task.batch(1, (0, 1))
 
@@ -153,7 +168,7 @@ def test_the_gradient_of_sft_is_pytorch_s(conversations):
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(params)
     # Each row has one conversation, so that its last target is padding.
-    rows = np.concatenate([batch["inputs"], np.full((8, 1), TOKENIZER.bos)], axis=1)
+    rows = np.concatenate([batch["inputs"], np.full((8, 1), BYTES.bos)], axis=1)
     weights = torch.tensor([written_by_the_assistant(row)[1:] for row in rows.tolist()])
     following = torch.tensor(rows)[:, 1:]
     log_probs = module(torch.tensor(batch["inputs"])).log_softmax(-1)
@@ -165,3 +180,225 @@ def test_the_gradient_of_sft_is_pytorch_s(conversations):
         theirs = parameter.grad.numpy()
         np.testing.assert_allclose(gradients[name], theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max(), err_msg=name)
         assert np.abs(theirs).max() > 1e-4, name
+
+
+# ---- reinforcement learning
+
+ROLLOUTS = {
+    "seq_len": 48, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "global_batch_size": 16, "samples": 8,
+    "eval_batch_size": 2, "max_tokens": 8, "problems": "arithmetic,digits=1", "problems_limit": 4, "pass_samples": 4,
+    "problems_samples": 2, "problems_every_steps": 2, "eval_every_steps": 0, "log_every_steps": 1, "wandb": "disabled",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config(base):
+    config = dataclasses.replace(with_task(preset("chat-tiny"), "rollouts"), data_dir=f"{base}/set")
+    return with_fields(config, ROLLOUTS)
+
+
+@pytest.fixture(scope="module")
+def training(config):
+    return start(config)
+
+
+def rewarded(task, monkeypatch):
+    """Rewards that differ, since an untrained model is never right."""
+    monkeypatch.setattr(type(task.problems), "is_right", lambda self, index, text: len(text) % 2 == 0)
+
+
+@pytest.mark.parametrize("normalization", slow_unless("published".__eq__, ["global", "published"]))
+def test_the_gradient_is_pytorch_s_on_the_same_answers(training, monkeypatch, normalization):
+    """The reference is the published loop, with a pass for each question, or one mean over all tokens."""
+    task, objective = training.task, training.objective
+    options = {"normalization": normalization, "train_end": normalization == "global"}
+    monkeypatch.setattr(task, "fields", dataclasses.replace(task.fields, **options))
+    rewarded(task, monkeypatch)
+    module = small_gpt(**{name: ROLLOUTS[name] for name in ("seq_len", "n_layer", "n_head", "n_kv_head", "n_embd")},
+                       vocab_size=BYTES.vocab_size)  # fmt: skip
+    params = {name: jnp.asarray(value.detach().numpy()) for name, value in module.named_parameters()}
+    state = new_state(params, objective.buffers, training.optimizer)
+    batch = task.batch(3, (0, 1), state)
+    assert len(set(batch["reward"])) == 2 and (batch["targets"] != IGNORED_TARGET).any(axis=1).all()
+
+    def loss(params):
+        sums = task.loss(objective.call(params, objective.buffers, train=True), (), jax.tree.map(jnp.asarray, batch))
+        return sums.loss / sums.weight, sums.metrics
+
+    gradients, metrics = jax.jit(jax.grad(loss, has_aux=True))(params)
+    assert float(metrics["log_prob_difference"].max()) <= 1e-5
+    expected = torch_gradients(module, batch, normalization)
+    for name, value in expected.items():
+        np.testing.assert_allclose(gradients[name], value, atol=1e-5 * max(1e-2, np.abs(value).max()), rtol=1e-4)
+    assert max(np.abs(value).max() for value in expected.values()) > 1e-3
+
+
+def torch_gradients(module, batch, normalization):
+    inputs, targets = (torch.tensor(batch[name]) for name in ("inputs", "targets"))
+    rewards = torch.tensor(batch["reward"]).reshape(-1, 8)
+    advantages = (rewards - rewards.mean(dim=1, keepdim=True)).flatten()
+    size = 4 if normalization == "published" else 16
+    passes = [slice(first, first + size) for first in range(0, 16, size)]
+    for part in passes:
+        losses = module(inputs[part], targets[part], loss_reduction="none").view(size, -1)
+        counted = (targets[part] != IGNORED_TARGET).sum().clamp(min=1)
+        ((losses * advantages[part, None]).sum() / (counted * len(passes))).backward()
+    return {name: value.grad.numpy() for name, value in module.named_parameters()}
+
+
+def test_the_sampled_tokens_of_an_answer_are_trained(training):
+    task, state = training.task, training.initial_state()
+    batch = task.batch(0, (0, 1), state)
+    halves = [task.batch(0, (number, 2), state) for number in (0, 1)]
+    for name, values in batch.items():
+        np.testing.assert_array_equal(values, np.concatenate([half[name] for half in halves]))
+    trained = batch["targets"] != IGNORED_TARGET
+    following = np.roll(batch["inputs"], -1, axis=1)
+    for row in np.arange(16):  # the last token of an answer is no input
+        np.testing.assert_array_equal(batch["targets"][row][trained[row]][:-1], following[row][trained[row]][:-1])
+    assert not (batch["weights"] != 0).any() and not batch["reward"].any(), "every answer is wrong, none is better"
+    assert set(trained.sum(axis=1)) <= set(range(1, 9))
+
+
+@pytest.mark.slow
+def test_a_run_continues_bit_for_bit_and_reports(config, tmp_path, monkeypatch, capsys):
+    weights = dataclasses.replace(with_task(config, "language"), run_dir=str(tmp_path / "base"))
+    write_run_of(weights, step=3)
+    common = {"steps": 4, "checkpoint_every_steps": 1, "keep_checkpoints": 9, "init_from": str(tmp_path / "base")}
+    whole = dataclasses.replace(with_fields(config, common), run_dir=str(tmp_path / "whole"))
+    rewarded(start(whole).task, monkeypatch)
+    train(whole)
+    assert "problems: accuracy" in capsys.readouterr().out
+    records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    logged = [record for record in records if "train/reward" in record]
+    assert len(logged) == 4 and all(record["train/log_prob_difference"] <= 1e-5 for record in logged)
+    assert any(0 < record["train/reward"] < 1 for record in logged)
+    asked = [record for record in records if "eval/problems/accuracy" in record]
+    assert [record["step"] for record in asked] == [2, 4]
+    for record in asked:
+        accuracy, pass_2 = record["eval/problems/accuracy"], record["eval/problems/pass@2"]
+        assert pass_2 > accuracy == record["eval/problems/chat_core"] > 0
+    part = dataclasses.replace(whole, run_dir=str(tmp_path / "part"), steps=2)
+    train(part)
+    train(dataclasses.replace(part, steps=4))
+    one, other = (restore(str(tmp_path / name), whole_state=True).state for name in ("whole", "part"))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.slow
+def test_a_step_is_the_same_on_eight_devices_and_two_processes_and_compiles_once(config, tmp_path):
+    """The questions of the second step are longer than those of the first one."""
+    run_script("rollouts_on_devices", config.data_dir, tmp_path, 8)
+    statuses, texts = run_processes([script("rollouts_on_devices", config.data_dir, tmp_path, 4)] * 2)
+    assert statuses == [0, 0], texts
+    one, *others = (np.load(tmp_path / f"{name}.npz") for name in ("1", "8", "process 0", "process 1"))
+    answers = [name for name in one if name.startswith("answers ")]
+    gradients = [name for name in one if name.endswith(".weight")]
+    largest = max(np.abs(one[name]).max() for name in gradients)
+    assert len(answers) == 4 and len(gradients) == 8 and largest > 1e-3 and set(one["answers reward"]) == {0, 1}
+    for other in others:
+        for name in ("answers inputs", "answers targets", "answers reward"):
+            np.testing.assert_array_equal(other[name], one[name])
+        np.testing.assert_allclose(other["answers log_probs"], one["answers log_probs"], atol=1e-5)
+        for name in gradients:
+            np.testing.assert_allclose(other[name], one[name], rtol=0, atol=1e-5 * largest)
+    assert all(each["difference"] <= 1e-5 and not len(each["compiled"]) for each in (one, *others))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"samples": 5}, "samples 5 does not divide global_batch_size 16; use a divisor of it"),
+        ({"normalization": "published", "pass_samples": 3}, "pass_samples 3 does not divide samples 8"),
+        ({"seq_len": 8}, "and arch.seq_len is 8; use a longer one"),
+    ],
+    ids=str,
+)
+def test_impossible_fields_are_refused_before_a_folder_is_made(config, tmp_path, fields, message):
+    wrong = dataclasses.replace(with_fields(config, fields), run_dir=str(tmp_path / "run"))
+    with pytest.raises(UserError, match=message):
+        train(wrong)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_model_than_the_one_that_answered_is_noticed(training):
+    sums = {"log_prob_difference": np.array([0.0, 1e-3]), "loss": 1.0, "divisor": 1.0, "reward": 0, "answer_tokens": 1}
+    with pytest.raises(UserError, match=r"differs by 1.0e-03 between generation and training, the limit of float32"):
+        training.task.figures(sums, 16)
+
+
+# ---- a task whose batches depend on the model, with two evaluations at cadences of their own
+
+STEPS = 17
+CALLS = []
+
+
+class Rollouts(ToyLanguage):
+    """The weight of each token is drawn with a share that depends on the model."""
+
+    needs_state = True
+    evaluated = ("loss", "share/mean")
+
+    def batch(self, step, shard, state=None):
+        CALLS.append(step)
+        share = self.share(state)
+        batch = super().batch(step, shard)
+        rng = np.random.Generator(np.random.Philox(key=[self.config.seed + 1, step]))
+        return batch | {"weights": (rng.random(batch["weights"].shape) < share).astype(np.float32)}
+
+    def share(self, state):
+        head = np.asarray(jax.device_get(state.params["model.head.weight"]))
+        assert head.shape == (11, 16)
+        return 0.5 + 0.5 * np.tanh(np.abs(head).mean())
+
+    def evaluations(self, objective, devices):
+        def shares(state, *, limit=0, metrics_only=False):
+            return Evaluation({"mean": float(self.share(state)), "count": 1.0})
+
+        return [Periodic(self.evaluator(objective, devices), 3), Periodic(shares, 7, name="share")]
+
+
+@pytest.fixture
+def toy(tmp_path):
+    write_tokens(tmp_path)
+    return RunConfig(
+        data_dir=str(tmp_path), run_dir=str(tmp_path / "run"), task=f"{__name__}:Rollouts", task_config=ToyConfig(),
+        model="support.toy_language:TokenModel", arch=OutsideConfig(forward_dtype="float32"),
+        optim=OptimConfig(warmup_steps=0), steps=STEPS, global_batch_size=8, eval_batch_size=8, wandb="disabled",
+        checkpoint_every_steps=5, keep_checkpoints=9, log_every_steps=2,
+    )  # fmt: skip
+
+
+def test_it_trains_and_reports_both_and_continues_bit_for_bit(toy, tmp_path, capsys):
+    CALLS.clear()
+    figures = train_jax.train(toy)
+    assert list(range(STEPS)) == CALLS, "each batch once, also the first one"
+    folder = RunFolder(tmp_path / "run")
+    for name, steps in (("eval/loss", [3, 6, 9, 12, 15, STEPS]), ("eval/share/mean", [7, 14, STEPS])):
+        assert [record["step"] for record in read_metrics(folder) if name in record] == steps
+    assert {"loss", "share/mean"} <= figures.keys() and "share: mean" in capsys.readouterr().out
+    assert json.loads(folder.evaluation("share").read_text())["count"] == 1
+    run = train_jax.load_run(toy.run_dir)
+    tokens = np.load(f"{toy.data_dir}/test.npy")
+    loss, weight = run.apply(tokens, np.ones(tokens[:, 1:].shape, np.float32))
+    assert float(loss / weight) == pytest.approx(figures["loss"], rel=1e-5) and run.step == STEPS
+    assert train_jax.train(toy)["loss"] == figures["loss"], "it is finished"
+
+    again = dataclasses.replace(toy, run_dir=str(tmp_path / "again"), steps=10)
+    train(again)
+    CALLS.clear()
+    train(dataclasses.replace(again, steps=STEPS))
+    assert list(range(10, STEPS)) == CALLS
+    one, other = (restore(str(tmp_path / name), whole_state=True).state for name in ("run", "again"))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_impossible_dispatches_are_refused_before_a_folder_is_made(toy, tmp_path, monkeypatch):
+    fields = {"compute": ComputeConfig(steps_per_dispatch=5), "eval_every_steps": 0, "log_every_steps": 5}
+    several = dataclasses.replace(toy, **fields)
+    with pytest.raises(UserError, match=r"depend on the model after every step, and compute\.steps_per_dispatch is 5"):
+        train(several)
+    monkeypatch.setattr(Rollouts, "needs_state", False)
+    with pytest.raises(UserError, match="every 3 steps does not end with a dispatch of 5"):
+        train(several)
+    assert not (tmp_path / "run").exists()

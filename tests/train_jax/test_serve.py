@@ -6,21 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from support.scripts import run_script
-from support.untrained_run import write_language_run
 from test_served_puzzles import write_sudokus
 
 from train_jax.__main__ import main as trm
 from train_jax.stages.serve import Serve, _names
-
-
-@pytest.fixture(scope="module")
-def run_dir(made_once):
-    return str(made_once("generate", write_language_run) / "run")
 
 
 @pytest.mark.parametrize(
@@ -28,28 +22,25 @@ def run_dir(made_once):
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0 is visible to others, and TRM_TOKEN is not set; set it to a secret"),
         (["--host", "no.such.host.invalid", "--token-variable", "HOME"], "use another address or port"),
+        (["--port", "USED"], "use another address or port"),
         (["--step", "8", "--port", "0"], "no checkpoint of step 8"),
         (["--queue", "-1"], "--queue is -1; use at least 0"),
         (["RUN", "--port", "0"], "is given twice; give each run once"),
         (["other", "--port", "0", "--model-name", "mine"], "--model-name mine is for one run, and 2 are given"),
     ],
 )
-def test_a_mistake_is_one_line(run_dir, capsys, arguments, message):
-    assert trm(["serve", run_dir, *(run_dir if each == "RUN" else each for each in arguments)]) == 2
+def test_a_mistake_is_one_line(language_run, capsys, arguments, message):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        words = {"RUN": language_run, "USED": str(other.getsockname()[1])}
+        assert trm(["serve", language_run, *(words.get(each, each) for each in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1, error
 
 
-def test_a_port_in_use(run_dir, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        assert trm(["serve", run_dir, "--port", str(other.getsockname()[1])]) == 2
-    assert "use another address or port" in capsys.readouterr().err
-
-
-def test_without_the_packages(run_dir, capsys, monkeypatch):
+def test_without_the_packages(language_run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "train_jax.serving.connection", raising=False)
-    assert trm(["serve", run_dir]) == 2
+    assert trm(["serve", language_run]) == 2
     line = "trm: this command needs the package uvicorn; install it with `pip install 'trm-bridge[serve]'`\n"
     assert capsys.readouterr().err == line
 
@@ -61,9 +52,9 @@ def test_names_of_models_are_unique():
 
 
 @pytest.mark.slow
-def test_no_request_writes_a_file_or_starts_a_process(run_dir, made_once):
+def test_no_request_writes_a_file_or_starts_a_process(language_run, made_once):
     """The right ones read a checkpoint, a puzzle of the test set, and the page."""
-    *_, line = run_script("serve_audited", run_dir, made_once("sudokus", write_sudokus) / "run").splitlines()
+    *_, line = run_script("serve_audited", language_run, made_once("sudokus", write_sudokus) / "run").splitlines()
     said = json.loads(line)
     assert set(said["right"]) == {200} and said["touched"] == []
     assert sum(said["wrong"].values()) == 1000 and set(said["wrong"]) <= {"200", "400", "404", "405"}
@@ -71,33 +62,30 @@ def test_no_request_writes_a_file_or_starts_a_process(run_dir, made_once):
 
 
 @pytest.mark.slow
-def test_two_runs_are_served_until_sigterm(run_dir, made_once):
+def test_two_runs_are_served_until_sigterm(language_run, made_once):
     puzzles = str(made_once("sudokus", write_sudokus) / "run")  # both folders have the name "run"
     options = ["--port", "0", "--context-tokens", "32"]
-    command = [sys.executable, "-m", "train_jax", "serve", run_dir, puzzles, *options]
+    command = [sys.executable, "-m", "train_jax", "serve", language_run, puzzles, *options]
     environment = os.environ | {"TRM_TOKEN": "secret-token", "JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as server:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as server:
         try:
-            assert server.stdout.readline() == f"{run_dir} at step 3: 8 answers at a time, 32 tokens each; compiling\n"
+            sizes = "8 answers at a time, 32 tokens each"
+            assert server.stdout.readline() == f"{language_run} at step 3: {sizes}; compiling\n"
             assert server.stdout.readline() == f"{puzzles} at step 7: 4x4 Sudokus; compiling\n"
             assert server.stdout.readline().startswith("page: http://127.0.0.1:")
             line = server.stdout.readline()
             base = line.split()[-1]
             assert line == f"serving at {base}\n" and base.startswith("http://127.0.0.1:") and base.endswith("/v1")
             headers = {"Authorization": "Bearer secret-token"}
-            for model in (run_dir, f"{run_dir}@3"):
+            for model in (language_run, f"{language_run}@3"):
                 body = json.dumps({"prompt": "1", "temperature": 0, "model": model}).encode()
-                request = urllib.request.Request(f"{base}/completions", body, headers)
-                with urllib.request.urlopen(request) as response:
-                    answer = json.load(response)
+                answer = json.load(urlopen(Request(f"{base}/completions", body, headers)))
                 assert answer["model"] == model and answer["choices"][0]["text"] == "\0" * 16
-            request = urllib.request.Request(f"{base}/puzzles/solve", b'{"puzzle": "................"}', headers)
-            with urllib.request.urlopen(request) as response:
-                assert response.read().count(b"<svg") == 1 + 3
-            with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(f"{base}/models")
+            solved = urlopen(Request(f"{base}/puzzles/solve", b'{"puzzle": "................"}', headers))
+            assert solved.read().count(b"<svg") == 1 + 3
+            with pytest.raises(HTTPError, match="401"):
+                urlopen(f"{base}/models")
         finally:
             server.terminate()
             rest = server.stdout.read()

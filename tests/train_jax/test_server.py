@@ -10,14 +10,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import jax
 import pytest
 from starlette.testclient import TestClient
+from support.compilations import compilations
 from support.scripted_model import BYTES
 from support.served import LIMITS, SLOTS, alphabet, listening, model_of, until
 
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
+from train_jax.tasks.language.chat.evaluation import written_text
 from train_jax.tasks.language.chat.server import TextService
 from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
 
@@ -67,13 +68,20 @@ def events_of(response):
 
 
 def test_a_message_is_answered_without_the_calls_of_its_tool(client):
-    answer = client.post(CHAT, json=HELLO | GREEDY).json()
+    ignored = {"user": "me", "nonsense": [1], "n": None, "stop": None, "tools": [], "logit_bias": {}, "seed": None}
+    answer = client.post(CHAT, json=HELLO | GREEDY | ignored).json()
     assert answer["object"] == "chat.completion" and answer["model"] == "toy" and answer["id"].startswith("chatcmpl-")
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": "OK.", "refusal": None}
     assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "stop", None)
     # <|python_start|> 6*7 <|python_end|> <|output_start|> 42 <|output_end|> OK. <|assistant_end|>
     assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 13, "total_tokens": 19}
+
+
+def choices_of(client, path, fields):
+    """The choices of an answer of one choice, by the pieces of its stream if it is streamed."""
+    response = client.post(path, json=GREEDY | fields)
+    return [each["choices"][0] for each in (events_of(response) if fields.get("stream") else [response.json()])]
 
 
 def test_a_stream_has_the_same_text(client):
@@ -124,15 +132,11 @@ def test_texts_are_continued(client):
 def test_the_most_probable_tokens_beside_each(client, stream):
     """The next letter has the logit 3, and all others have 0."""
     likely, other = (value - math.log(math.exp(3) + BYTES.vocab_size - 1) for value in (3, 0))
-    fields = GREEDY | {"prompt": "a", "max_tokens": 3, "logprobs": 2, "stream": stream}
-    response = client.post(TEXT, json=fields)
-    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    choices = choices_of(client, TEXT, {"prompt": "a", "max_tokens": 3, "logprobs": 2, "stream": stream})
     tops = [top for each in choices for top in (each["logprobs"] or {"top_logprobs": []})["top_logprobs"]]
     assert [max(top, key=top.get) for top in tops] == list("bcd")
     assert [sorted(top.values()) for top in tops] == [[pytest.approx(other), pytest.approx(likely)]] * 3
-    fields = HELLO | GREEDY | {"logprobs": True, "top_logprobs": 20, "stream": stream}
-    response = client.post(CHAT, json=fields)
-    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    choices = choices_of(client, CHAT, HELLO | {"logprobs": True, "top_logprobs": 20, "stream": stream})
     tokens = [token for each in choices for token in (each["logprobs"] or {"content": []})["content"]]
     assert [token["token"] for token in tokens] == ["O", "K", "."]
     for token in tokens:
@@ -143,9 +147,8 @@ def test_the_most_probable_tokens_beside_each(client, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_text_ends_before_a_stop_string(client, stream):
-    fields = GREEDY | {"prompt": "a", "max_tokens": 90, "stop": ["mno", "nothing"], "logprobs": 0, "stream": stream}
-    response = client.post(TEXT, json=fields)
-    choices = [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
+    fields = {"prompt": "a", "max_tokens": 90, "stop": ["mno", "nothing"], "logprobs": 0, "stream": stream}
+    choices = choices_of(client, TEXT, fields)
     assert "".join(each["text"] for each in choices) == "bcdefghijkl"
     assert choices[-1]["finish_reason"] == "stop"
     assert sum(len((each["logprobs"] or {"tokens": []})["tokens"]) for each in choices) == 11
@@ -160,17 +163,16 @@ def test_a_seed_gives_the_same_text_and_samples_differ(client):
 
 
 def test_roles_and_parts_of_messages(client):
-    def tokens(messages):
-        response = client.post(CHAT, json=GREEDY | {"messages": messages})
-        assert response.status_code == 200, response.text
-        return response.json()["usage"]["prompt_tokens"]
-
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
-    system = [{"role": role, "content": "S"} for role in ("system", "developer")]
     turn = {"role": "user", "content": "hi"}
-    assert tokens([{"role": "user", "content": parts}]) == tokens([turn]) == 6
-    assert tokens([system[0], turn]) == tokens([system[1], turn]) == 9
-    assert tokens([turn, {"role": "assistant", "content": "OK"}, turn]) == 14
+    for tokens, messages in (
+        (6, [{"role": "user", "content": parts}]),
+        (9, [{"role": "system", "content": "S"}, turn]),
+        (9, [{"role": "developer", "content": "S"}, turn]),
+        (14, [turn, {"role": "assistant", "content": "OK"}, turn]),
+    ):
+        answer = client.post(CHAT, json=GREEDY | {"messages": messages}).json()
+        assert answer["usage"]["prompt_tokens"] == tokens, messages
 
 
 def test_the_other_paths(client):
@@ -200,6 +202,10 @@ def test_models_and_checkpoints_by_their_names(client):
     assert [(each["id"], each["steps"]) for each in served] == [("toy", [0, 5, 7]), ("other", [0])]
     letters = "abcdefghijklmnopqrstuvwx"
     assert [text_of(client, name) for name in ("toy", "toy@5", "toy@0", "toy")] == ["OK.", letters, "OK.", "OK."]
+    names = ["toy", "toy@5", "toy@0", "toy@5"] * 2
+    with ThreadPoolExecutor(8) as pool:  # they take turns
+        texts = list(pool.map(lambda name: text_of(client, name), names))
+    assert texts == [letters if name == "toy@5" else "OK." for name in names]
     assert client.get("/v1/models/toy@5").json()["id"] == "toy@5"
     for name in ("toy@6", "third", "third@5", "other@5"):
         error = client.post(CHAT, json=HELLO | {"model": name}).json()["error"]
@@ -209,19 +215,10 @@ def test_models_and_checkpoints_by_their_names(client):
     assert text_of(client, "toy") == "OK."
 
 
-def test_checkpoints_take_turns(client):
-    names = ["toy", "toy@5", "toy@0", "toy@5"] * 2
-    with ThreadPoolExecutor(8) as pool:
-        texts = list(pool.map(lambda name: text_of(client, name), names))
-    assert texts == ["abcdefghijklmnopqrstuvwx" if name == "toy@5" else "OK." for name in names]
-
-
 # ---- mistakes and limits
 
 MISTAKES = [
     ("temperature", 3, "temperature is 3; use at most 2"),
-    ("temperature", "hot", "temperature is 'hot'; use a value from 0 to 2"),
-    ("temperature", 10**400, "use at most 2"),
     ("top_p", 0, "top_p is 0; use a value above 0 to 1"),
     ("n", 17, "n is 17; use at most 16"),
     ("n", True, "use a whole number"),
@@ -230,7 +227,6 @@ MISTAKES = [
     ("max_tokens", 1000, "max_tokens is 1000, and the prompt has 6 tokens; use at most 91"),
     ("stream", "yes", "stream is 'yes'; use True or False"),
     ("stream_options", {"include_usage": 1}, 'use {"include_usage": true}'),
-    ("stream_options", 5, 'use {"include_usage": true}'),
     ("stop", {"a": 1}, "stop is a dict"),
     ("stop", ["a"] * 5, "use a text, or at most 4, each of 1 to 256 characters"),
     ("stop", "", "stop is ['']; use a text"),
@@ -241,9 +237,6 @@ MISTAKES = [
     ("model", "gpt-4o", "the model 'gpt-4o' is not here; use 'toy', 'other'"),
     ("model", ["toy"], "'toy'"),
     ("messages", [], "messages: [] is no conversation"),
-    ("messages", "hi", "is no conversation"),
-    ("messages", [{"role": "king", "content": "hi"}], "is no message; expected a role"),
-    ("messages", [{"role": "user"}], "the content None of a message from user is not text"),
     ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "of a message from user is not text"),
     ("messages", [*HELLO["messages"], {"role": "assistant", "content": "a"}], "expected one from the user"),
     ("messages", [{"role": "user", "content": "\ud800"}], "is not valid UTF-8"),
@@ -259,13 +252,13 @@ def test_a_wrong_field_is_named(client, field, value, message):
     assert message in error["message"] and error["param"] == field and error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("prompt", [5, None, [], [[]], ["a", 5], [300], [-1], [True], {"a": 1}, [["a"]]], ids=str)
+@pytest.mark.parametrize("prompt", [5, [], [[]], ["a", 5], [300], [-1], [True], {"a": 1}, [["a"]]], ids=str)
 def test_a_wrong_prompt(client, prompt):
     response = client.post(TEXT, json={"prompt": prompt})
     assert response.status_code == 400 and response.json()["error"]["param"] == "prompt"
 
 
-BODIES = [b"", b"[1]", b"\xff", b'{"n": NaN}', b"[" * 10**5, b'{"n": ' + b"9" * 5000 + b"}"]
+BODIES = [b"", b"[1]", b"\xff", b'{"n": NaN}', b"[" * 10**5]
 
 
 @pytest.mark.parametrize("content", BODIES, ids=range(len(BODIES)))
@@ -274,26 +267,14 @@ def test_a_body_that_is_no_object(client, content):
     assert response.status_code == 400 and "the body is" in response.json()["error"]["message"]
 
 
-def test_unknown_fields_and_null_are_ignored(client):
-    fields = {"user": "me", "nonsense": [1], "n": None, "stop": None, "tools": [], "logit_bias": {}, "seed": None}
-    assert client.post(CHAT, json=HELLO | GREEDY | fields).json()["choices"][0]["message"]["content"] == "OK."
-
-
-def test_a_long_body(client, gate, monkeypatch):
+def test_a_body_that_is_too_long_or_does_not_arrive(client, gate, monkeypatch):
     limited(gate, monkeypatch, body_bytes=1000)
     response = client.post(TEXT, json={"prompt": "a" * 1000})
     assert response.status_code == 413 and "longer than 1000 bytes" in response.json()["error"]["message"]
-
-
-def test_a_body_that_does_not_arrive(client, gate, monkeypatch):
     limited(gate, monkeypatch, body_seconds=0.05)
-
-    async def go():
-        one = Client(client.app, TEXT, {}, reads=2, whole=False)
-        await one.run()
-        return one.received[0]["status"]
-
-    assert asyncio.run(go()) == 408
+    one = Client(client.app, TEXT, {}, reads=2, whole=False)
+    asyncio.run(one.run())
+    assert one.received[0]["status"] == 408
 
 
 def test_requests_a_minute(client, gate, monkeypatch):
@@ -317,17 +298,11 @@ def test_more_answers_than_wait(client, model, slow, monkeypatch):
 
 
 def test_pages_of_other_sites(client):
-    fields = {"json": {"prompt": "a", "max_tokens": 1}}
-    for headers, status in (
-        ({}, 200),
-        ({"Origin": HERE}, 200),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Host": "evil.example"}, 403),
-        ({"Host": "[::1"}, 403),
-        ({"Host": "[::1]:80"}, 200),
-    ):
-        assert client.post(TEXT, headers=headers, **fields).status_code == status, headers
+    statuses = {403: [{"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Host": "[::1"}]}
+    statuses[200] = [{}, {"Origin": HERE}, {"Host": "[::1]:80"}]
+    for status, headers in ((status, each) for status, all_headers in statuses.items() for each in all_headers):
+        response = client.post(TEXT, headers=headers, json={"prompt": "a", "max_tokens": 1})
+        assert response.status_code == status, headers
 
 
 def test_a_token(gate, client, monkeypatch):
@@ -345,19 +320,10 @@ def test_a_token(gate, client, monkeypatch):
 
 
 def test_no_request_compiles(client):
-    names = []
-
-    def listen(event, _, **of):
-        if "backend_compile" in event:
-            names.append(of["fun_name"])
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compilations() as names:
         for n in range(1, 9):
             body = {"prompt": "a" * 9 * n, "temperature": n / 4, "top_k": n, "top_p": 1 / n, "stop": "x" * n, "n": n}
             assert client.post(TEXT, json=body | {"max_tokens": n}).status_code == 200
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     assert not names
 
 
@@ -468,7 +434,6 @@ def test_a_request_that_does_not_begin_in_time_is_ended(client, slow, monkeypatc
 
 @pytest.fixture
 def port(client):
-    """The port of the application behind a real server."""
     with listening(client.app) as port:
         yield port
 
@@ -481,11 +446,8 @@ def test_the_official_client(model, port):
     answer = official.chat.completions.create(**fields, logprobs=True)
     assert answer.choices[0].message.content == "OK." and answer.usage.total_tokens == 19
     assert [each.token for each in answer.choices[0].logprobs.content] == ["O", "K", "."]
-    stream = list(official.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
-    assert "".join(each.choices[0].delta.content or "" for each in stream if each.choices) == "OK."
-    assert stream[-1].usage.total_tokens == 19
-    text = official.completions.create(model="toy", prompt="a", max_tokens=3, temperature=0)
-    assert text.choices[0].text == "bcd"
+    stream = list(official.chat.completions.create(**fields, stream=True))
+    assert "".join(each.choices[0].delta.content or "" for each in stream) == "OK."
     assert [each.id for each in official.models.list()] == ["toy", "other"]
     with pytest.raises(openai.BadRequestError, match="temperature is 3"):
         official.chat.completions.create(**fields | {"temperature": 3})
@@ -511,8 +473,11 @@ def test_text_that_may_begin_a_stop_string_waits():
 
 
 def test_calls_outputs_and_special_tokens_have_no_text():
-    tokens = [*b"a", BYTES.specials["<|python_start|>"], *b"1+1", BYTES.specials["<|python_end|>"]]
-    tokens += [BYTES.specials["<|output_start|>"], *b"2", BYTES.specials["<|output_end|>"], *b"b", BYTES.bos, 0xC3]
+    special = BYTES.specials
+    tokens = [special["<|output_end|>"], *b"a", special["<|python_start|>"], *b"1+1", special["<|python_end|>"]]
+    assert written_text(BYTES, tokens[:-1]) == "a", "a call that does not end"
+    tokens += [special["<|output_start|>"], *b"2", special["<|output_end|>"], *b"b", BYTES.bos, 0xC3]
+    assert written_text(BYTES, tokens) == "ab\ufffd"
     stream = answer_stream(BYTES)
     piece = stream.feed(tokens, [0.0] * len(tokens))
     assert piece.text == "ab" and [token.bytes for token in piece.tokens] == [b"a", b"b"]

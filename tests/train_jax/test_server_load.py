@@ -34,7 +34,6 @@ def port():
 
 
 def silent_client(port):
-    """Returns a connection that asks for a long answer and never reads."""
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     one.connect(("127.0.0.1", port))
@@ -85,15 +84,10 @@ async def fifty_clients(port, seconds, statuses):
     return gaps
 
 
-LIMITS = [
-    pytest.param(10, 3, 2, marks=pytest.mark.slow),  # beside other tests
-    pytest.param(120, 6, 1.2, marks=pytest.mark.campaign),  # nothing else runs
-]
-
-
-@pytest.mark.parametrize(("seconds", "rounds", "most"), LIMITS)
-def test_clients_that_never_read_delay_no_other(port, seconds, rounds, most):
+@pytest.mark.campaign  # it measures times
+def test_clients_that_never_read_delay_no_other(port):
     """The times between parts of a stream, in rounds without such clients and with some, as a ratio."""
+    seconds, rounds = 120, 6
     gaps, statuses = ([], []), []
     for number in range(2 * rounds):
         with contextlib.ExitStack() as stack:
@@ -103,7 +97,7 @@ def test_clients_that_never_read_delay_no_other(port, seconds, rounds, most):
     without, beside = (1000 * np.percentile(each, 95) for each in gaps)
     answered, refused = statuses.count(200), statuses.count(429)
     print(f"{answered} answers, {refused} refused; p95 {without:.1f} ms, {beside:.1f} ms beside silent ones")
-    assert {*statuses} == {200, 429} and answered > 10 * seconds and beside / without <= most
+    assert {*statuses} == {200, 429} and answered > 10 * seconds and beside / without <= 1.2
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
         ends = time.monotonic() + 40
         while 'trm_rows{model="toy"} 0\n' not in client.get("/metrics").text:

@@ -1,10 +1,14 @@
-"""Text data sets: documents, splits, shards and parts, sources on the hub; batches beside the published loader.
+"""Text data sets: documents, splits, shards, parts, sources on the hub; beside the published loader; tokenizers.
 
-`NANOCHAT_DIR=/path/to/nanochat` compares with the loader of a checkout at 4a87a0d.
+`NANOCHAT_DIR=/path/to/nanochat` compares with the loader and the tokenizer of a checkout at 4a87a0d.
 """
 
+import base64
 import hashlib
 import json
+import os
+import random
+import re
 import sys
 import types
 from pathlib import Path
@@ -33,7 +37,18 @@ from train_jax.tasks.language.documents import (
 )
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import TextSet, shard_name
-from train_jax.tasks.language.tokenizer import Tokenizer
+from train_jax.tasks.language.tokenizer import (
+    JSON_NAME,
+    RANKS_NAME,
+    SAMPLES,
+    SPECIAL_TOKENS,
+    SPLIT_PATTERN,
+    Tokenizer,
+    text_package,
+    train_tokenizer,
+)
+
+# ---- data sets
 
 
 def texts(count=60):
@@ -85,6 +100,10 @@ def test_documents_of_every_kind_of_file(tmp_path):
     assert documents == ["one\ntwo", "three", "four 😀", "five", "six", "seven"]
     assert skipped.empty == 1 and not skipped.not_utf8
     assert read(tmp_path / "b.jsonl", tmp_path / "a.txt")[0] == ["three", "four 😀", "one\ntwo"]
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "e.parquet")
+    assert read(tmp_path / "e.parquet", column="body")[0] == ["a"]
+    with pytest.raises(UserError, match="has no column 'text'; choose another --column, such as body"):
+        read(tmp_path / "e.parquet")
 
 
 def test_docstrings_and_topics_are_documents():
@@ -123,24 +142,15 @@ def test_documents_that_are_empty_or_not_utf8_are_skipped_and_counted(tmp_path):
         ("a.jsonl", b"[" * 10**5, "line 1 is not a JSON object"),
         ("a.parquet", b"PAR1 no", "is not a readable parquet file"),
         ("a.bin", b"", "is not a folder or a .txt, .md"),
+        ("none.txt", None, r"none\.txt does not exist"),
+        ("", None, r"contains no \.txt, \.md"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
+def test_a_source_that_cannot_be_read_is_one_line(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read(tmp_path / name)
-
-
-def test_missing_columns_and_sources_are_named(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="has no column 'text'; choose another --column, such as body"):
-        read(tmp_path)
-    assert read(tmp_path, column="body")[0] == ["a"]
-    with pytest.raises(UserError, match=r"none\.txt does not exist"):
-        list_files([str(tmp_path / "none.txt")])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"empty contains no \.txt, \.md"):
-        list_files([str(tmp_path / "empty")])
 
 
 def test_the_standard_library_is_there_without_its_tests():
@@ -186,23 +196,10 @@ def test_the_same_options_give_the_same_bytes_whatever_the_shards(source, tmp_pa
     assert not text_data(source, tmp_path / "one").build(lambda *_: None)
     with pytest.raises(UserError, match=r"other options \(seed is 0, requested 5\); choose another"):
         build(source, tmp_path / "one", seed=5)
-
-
-def test_a_failed_build_leaves_nothing(source, tmp_path):
+    before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(UserError, match="the test split has no documents"):
-        build(source, tmp_path / "set", test_share=1e-9)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
-
-
-DAMAGE = {
-    "a shard is missing": (lambda folder: (folder / "train" / shard_name(0)).unlink(), "is missing; build it again"),
-    "a shard is shorter": (lambda folder: save(folder, np.zeros(3, "<u2")), r"has shape \(3,\) and dtype uint16, exp"),
-    "another type": (lambda folder: save(folder, np.zeros(3)), "dtype float64, expected"),
-    "objects": (lambda folder: save(folder, np.array([{}]), allow_pickle=True), "is not a valid array"),
-    "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; build one"),
-    "another tokenizer": (lambda folder: edit(folder, tokenizer_sha256="0"), "is another tokenizer than recipe.json"),
-    "a smaller vocabulary": (lambda folder: edit(folder, vocab_size=60), "contains the token 2[0-9]+, expected less"),
-}
+        build(source, tmp_path / "five", test_share=1e-9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before, "a failed build leaves nothing"
 
 
 def save(folder, array, **options):
@@ -212,6 +209,16 @@ def save(folder, array, **options):
 def edit(folder, **changes):
     record = json.loads((folder / "recipe.json").read_text())
     (folder / "recipe.json").write_text(json.dumps(record | changes))
+
+
+DAMAGE = {
+    "a shard is missing": (lambda folder: (folder / "train" / shard_name(0)).unlink(), "is missing; build it again"),
+    "a shard is shorter": (lambda folder: save(folder, np.zeros(3, "<u2")), r"has shape \(3,\) and dtype uint16, exp"),
+    "objects": (lambda folder: save(folder, np.array([{}]), allow_pickle=True), "is not a valid array"),
+    "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; build one"),
+    "another tokenizer": (lambda folder: edit(folder, tokenizer_sha256="0"), "is another tokenizer than recipe.json"),
+    "a smaller vocabulary": (lambda folder: edit(folder, vocab_size=60), "contains the token 2[0-9]+, expected less"),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -242,24 +249,22 @@ def test_commands(source, tmp_path, capsys):
 @pytest.mark.usefixtures("nanochat")
 def test_two_hundred_batches_equal_those_of_the_published_loader(source, tmp_path, monkeypatch):
     """The batches are of one pass over the data, because the published loader does not return from its second one."""
+    import tiktoken
     from nanochat import dataloader, tokenizer
 
     for number, text in enumerate(texts(400)):
         (source / f"{number:03}.txt").write_text(text)
     data = build(source, tmp_path / "set", shard_tokens=1000)
     ours = data.tokenizer()
-    documents = [
-        text
-        for text in read_documents(shuffled(list_files([str(source)]), 0), "text", Skipped())
-        if not is_test(text, 0, 0.2)
-    ]
+    files = shuffled(list_files([str(source)]), 0)
+    documents = [text for text in read_documents(files, "text", Skipped()) if not is_test(text, 0, 0.2)]
     for number, part in enumerate((documents[:20], documents[20:], ["validation"])):
         table = pyarrow.table({"text": part})
         pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=7)
     paths = [str(tmp_path / f"{number}.parquet") for number in range(3)]
     monkeypatch.setattr(dataloader, "list_parquet_files", lambda: paths)
-    published = published_tokenizer(tokenizer, ours)
-    monkeypatch.setattr(dataloader, "get_tokenizer", lambda: published)
+    encoding = tiktoken.Encoding("o", pat_str=ours.pattern, mergeable_ranks=ours.ranks, special_tokens=ours.specials)
+    monkeypatch.setattr(dataloader, "get_tokenizer", lambda: tokenizer.RustBPETokenizer(encoding, "<|bos|>"))
     loader = dataloader.tokenizing_distributed_data_loader(4, 8, "train", device="cpu")
     stream = data.stream("train")
     for step, (inputs, targets) in zip(range(200), loader, strict=False):
@@ -267,14 +272,6 @@ def test_two_hundred_batches_equal_those_of_the_published_loader(source, tmp_pat
         np.testing.assert_array_equal(batch["inputs"], inputs)
         np.testing.assert_array_equal(batch["targets"], targets)
     assert step == 199 and 200 * tokens_per_step(4, 8) <= len(stream)
-
-
-def published_tokenizer(module, ours):
-    """Returns the published class with our merges."""
-    import tiktoken
-
-    encoding = tiktoken.Encoding("o", pat_str=ours.pattern, mergeable_ranks=ours.ranks, special_tokens=ours.specials)
-    return module.RustBPETokenizer(encoding, "<|bos|>")
 
 
 # ---- builds in parts
@@ -312,14 +309,11 @@ def test_a_build_that_was_interrupted_goes_on(in_parts, tmp_path, monkeypatch):
     assert again.fingerprint == whole.fingerprint and again.record == whole.record
     assert again.record["findings"]["skipped_not_utf8"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set", "source", "whole"]
-
-
-def test_parts_of_another_source_are_not_used(in_parts, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        text_data(in_parts, tmp_path / "set").build(stops_at(4))
-    file = text_data(in_parts, tmp_path / "set").files()[0].path
-    file.write_text(file.read_text()[::-1])  # the file keeps its size
-    assert build(in_parts, tmp_path / "set").fingerprint == build(in_parts, tmp_path / "other").fingerprint
+        text_data(in_parts, tmp_path / "again").build(stops_at(4))
+    file = text_data(in_parts, tmp_path / "again").files()[0].path
+    file.write_text(file.read_text()[::-1])  # the file keeps its size, and its part is not used
+    assert build(in_parts, tmp_path / "again").fingerprint == build(in_parts, tmp_path / "other").fingerprint
 
 
 def test_several_machines_share_the_work(in_parts, tmp_path, capsys):
@@ -340,6 +334,11 @@ def test_several_machines_share_the_work(in_parts, tmp_path, capsys):
     words += ["--tokenizer", options["tokenizer"], "--parts-dir", options["parts_dir"], "--part", "1/1"]
     assert main(["build-data", "text", *words]) == 0
     assert "without --part makes the data set" in capsys.readouterr().out
+    for part, message in (("0/3", "expected N/M with N from 1 to M, such as 1/8"), ("2", "expected N/M")):
+        with pytest.raises(UserError, match=f"^--part {part}: {message}"):
+            text_data(in_parts, tmp_path / "set", part=part).encode_part(lambda *_: None)
+    with pytest.raises(UserError, match=r"^--part 1/2 needs --tokenizer and --parts-dir, which all machines share"):
+        text_data(in_parts, tmp_path / "set", part="1/2").encode_part(lambda *_: None)
 
 
 def test_damaged_parts_are_encoded_again_or_refused(in_parts, tmp_path):
@@ -353,19 +352,6 @@ def test_damaged_parts_are_encoded_again_or_refused(in_parts, tmp_path):
     with pytest.raises(UserError, match=r"00002\.train\.bin is damaged; remove it and 00002\.json, and run"):
         build(in_parts, tmp_path / "three", **options)
     assert folder.exists() and not (tmp_path / "three").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"part": "0/3"}, "--part 0/3: expected N/M with N from 1 to M, such as 1/8"),
-        ({"part": "2"}, "--part 2: expected N/M"),
-        ({"part": "1/2"}, "--part 1/2 needs --tokenizer and --parts-dir, which all machines share"),
-    ],
-)
-def test_mistakes_are_one_line(in_parts, tmp_path, options, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        text_data(in_parts, tmp_path / "set", **options).encode_part(lambda *_: None)
 
 
 def test_a_data_set_of_the_hub(in_parts, tmp_path, monkeypatch):
@@ -389,3 +375,165 @@ def test_a_data_set_of_the_hub(in_parts, tmp_path, monkeypatch):
         build("hf://a/b", tmp_path / "other")
     with pytest.raises(UserError, match="hf://a: expected hf://OWNER/NAME, or hf://OWNER/NAME/FOLDER"):
         build("hf://a", tmp_path / "other")
+
+
+# ---- tokenizers: libraries agree on hostile text, text comes back, special tokens cannot be written, files are data
+
+
+VOCAB_SIZE = 700
+
+
+def training_texts():
+    return [open(module.__file__).read() for module in (json, json.decoder, random, re, os)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(training_texts(), VOCAB_SIZE)
+
+
+ALPHABETS = (
+    "abcdefgh self.return def \n\t  ",
+    "0123456789,.  -e",
+    " \t\r\n\v\f\x00\x1f\x7f\x85\xa0\u2028\u3000",
+    "äßñçéАбвγδ漢字かな한글עבר",
+    "e\u0301\u200d\ufe0f\u202e👩👧🏽🇩🇪\U0010ffff\ufffd\ufffe",
+    "'sS'llLL'VEve'mMdDtT ",
+    "<|>_bosusertand[]{}()!?",
+)
+
+
+def hostile_strings(count):
+    rng = random.Random(0)
+    for number in range(count):
+        alphabet = "".join(rng.sample(ALPHABETS, rng.randint(1, 3)))
+        text = "".join(rng.choices(alphabet, k=rng.randint(0, 40)))
+        if number % 5 == 0:
+            special = rng.choice(SPECIAL_TOKENS)
+            text = text[: len(text) // 2] + special + text[len(text) // 2 :]
+        yield text
+
+
+def test_three_libraries_agree_on_hostile_strings_and_text_comes_back(tokenizer):
+    trained = text_package("rustbpe").Tokenizer()
+    trained.train_from_iterator(iter(training_texts()), VOCAB_SIZE - len(SPECIAL_TOKENS), pattern=SPLIT_PATTERN)
+    from_json = text_package("tokenizers").Tokenizer.from_str(tokenizer.to_json())
+    from_json.encode_special_tokens = True
+    texts = [*hostile_strings(10_000), "", "a" * 5000, " " * 5000, "\n" * 999]
+    encoded = tokenizer.encode_batch(texts)
+    for text, ids in zip(texts, encoded, strict=True):
+        assert tokenizer.decode(ids) == text
+        assert max(ids, default=0) < len(tokenizer.ranks), "a special token"
+        assert trained.encode(text) == ids, repr(text)
+        assert from_json.encode(text, add_special_tokens=False).ids == ids, repr(text)
+
+
+def test_ids_bytes_and_sizes(tokenizer):
+    assert tokenizer.vocab_size == VOCAB_SIZE
+    assert sorted(tokenizer.specials.values()) == list(range(VOCAB_SIZE - 9, VOCAB_SIZE))
+    text = "déjà vu: 12345"
+    assert sum(tokenizer.token_bytes[tokenizer.encode(text)]) == len(text.encode())
+    assert not any(re.search("[0-9]{3}", tokenizer.decode([number])) for number in tokenizer.ranks.values())
+    for name, number in tokenizer.specials.items():
+        assert tokenizer.decode([number]) == name and tokenizer.token_bytes[number] == 0
+        ids = tokenizer.encode(f"a{name}b")
+        assert max(ids) < len(tokenizer.ranks) and tokenizer.decode(ids) == f"a{name}b", "its name is ordinary text"
+    with pytest.raises(UnicodeEncodeError):
+        tokenizer.encode("a\ud800b")
+
+
+def test_files_hold_the_same_tokenizer_without_pickle(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [JSON_NAME, RANKS_NAME]
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.ranks, loaded.specials, loaded.pattern) == (tokenizer.ranks, tokenizer.specials, tokenizer.pattern)
+    assert loaded.sha256 == tokenizer.sha256
+    lines = (line.split() for line in (tmp_path / RANKS_NAME).read_text().splitlines())
+    assert {base64.b64decode(token): int(rank) for token, rank in lines} == tokenizer.ranks
+
+
+def drop(content, *path):
+    *outer, last = path
+    for key in outer:
+        content = content[key]
+    del content[last]
+
+
+BROKEN = {
+    "no byte": lambda c: drop(c, "model", "vocab", "!"),
+    "an id twice": lambda c: c["model"]["vocab"].update({"!": 1}),
+    "a number that is no integer": lambda c: c["model"]["vocab"].update({"!": True}),
+    "a special token as text": lambda c: c["added_tokens"][0].update(special=False),
+    "another kind": lambda c: c["model"].update(type="Unigram"),
+    "no model": lambda c: drop(c, "model"),
+    "a character outside the alphabet": lambda c: c["model"]["vocab"].update({"漢": 5}),
+}
+
+
+@pytest.mark.parametrize("damage", [*BROKEN, b"", b"[]", b"\xff", b"[" * 100_000])
+def test_a_file_that_is_no_tokenizer_is_one_line(tokenizer, tmp_path, damage):
+    content = json.loads(tokenizer.to_json())
+    if damage in BROKEN:
+        BROKEN[damage](content)
+    (tmp_path / JSON_NAME).write_bytes(json.dumps(content).encode() if damage in BROKEN else damage)
+    with pytest.raises(UserError, match=r"is not a byte-level BPE tokenizer of `trm tokenizer train` \(.+\); write it"):
+        Tokenizer.load(tmp_path)
+
+
+def test_too_little_text_and_a_missing_package_are_named(monkeypatch):
+    with pytest.raises(UserError, match="the texts give only 269 tokens, --vocab-size is 1000; use more text or at"):
+        train_tokenizer(["abcd ab"], 1000)
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(
+        UserError, match=r"needs the package tiktoken; install it with `pip install 'trm-bridge\[text\]'`"
+    ):
+        text_package("tiktoken")
+
+
+@pytest.fixture
+def training_source(tmp_path):
+    """The options of a folder with the training texts, of which two fifths are held out."""
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(training_texts()):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text)
+    return ["--source", str(tmp_path / "texts"), "--test-share", "0.4"]
+
+
+def test_commands_of_tokenizers(training_source, tmp_path, capsys):
+    folder = str(tmp_path / "tokenizer")
+    assert main(["tokenizer", "train", *training_source, "--vocab-size", "300", "--output-dir", folder]) == 0
+    assert main(["tokenizer", "evaluate", folder, *training_source]) == 0
+    shown = capsys.readouterr().out
+    assert "300 tokens, 9 of them special" in shown and "0 documents differ from their decoded tokens" in shown
+    assert "0 documents have other tokens by tokenizer.json" in shown
+    assert f"documents of {tmp_path / 'texts'}, and short texts; 300 tokens" in shown
+    assert main(["tokenizer", "inspect", folder, "--text", "<|bos|>", "--longest", "2"]) == 0
+    assert "7 bytes, 7 tokens" in capsys.readouterr().out
+    assert main(["tokenizer", "inspect", folder, "--text", "\U0001f642", "--longest", "0"]) == 0
+    emoji = capsys.readouterr().out
+    assert all(f"'<0x{byte:02X}>'" in emoji for byte in "\U0001f642".encode()) and "\ufffd" not in emoji
+    assert main(["tokenizer", "weigh"]) == 2
+    assert "use one of train, evaluate, inspect" in capsys.readouterr().err
+
+
+def test_the_tokenizer_of_a_data_set_is_measured_on_its_held_out_text(training_source, tmp_path, capsys):
+    folder = str(tmp_path / "set")
+    assert main(["build-data", "text", *training_source, "--vocab-size", "300", "--output-dir", folder]) == 0
+    capsys.readouterr()
+    assert main(["tokenizer", "evaluate", folder]) == 0
+    heading, _, figures, *texts = capsys.readouterr().out.splitlines()
+    assert heading.startswith(f"held-out text of {folder}, and short texts; 300 tokens")
+    assert [line.split()[0] for line in texts[:4]] == list(SAMPLES)
+    held_out = [text for text in training_texts() if is_test(text, 0, 0.4)]
+    size = sum(len(text.encode()) for text in held_out)
+    assert figures.split()[:3] == ["test", str(len(held_out)), f"{size:,}"]
+
+
+@pytest.mark.usefixtures("nanochat")
+def test_the_published_tokenizer_gives_the_same_ids(tokenizer):
+    from nanochat.tokenizer import RustBPETokenizer
+
+    published = RustBPETokenizer.train_from_iterator(iter(training_texts()), VOCAB_SIZE)
+    texts = list(hostile_strings(500))
+    assert [published.encode(text) for text in texts] == tokenizer.encode_batch(texts)
+    assert [published.encode_special(name) for name in SPECIAL_TOKENS] == list(tokenizer.specials.values())

@@ -15,15 +15,7 @@ from train_jax.errors import UserError
 from train_jax.run.storage import path_of
 from train_jax.tasks.language.documents import STANDARD_LIBRARY, Skipped, TextSource, VocabSize
 from train_jax.tasks.language.text_set import TextSet, read_record
-from train_jax.tasks.language.tokenizer import (
-    JSON_NAME,
-    OTHERS,
-    RANKS_NAME,
-    SAMPLES,
-    Tokenizer,
-    measure,
-    others_at_hand,
-)
+from train_jax.tasks.language.tokenizer import JSON_NAME, RANKS_NAME, SAMPLES, Tokenizer, measure
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,9 +40,8 @@ class TrainTokenizer(TextSource):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateTokenizer(TextSource):
-    """Prints bytes per token on documents and on short texts of several kinds, beside GPT-2's and GPT-4's tokenizers if
-    tiktoken has their files; compares every document with its decoded tokens and, if the package `tokenizers` is
-    installed, its tokens with those of tokenizer.json."""
+    """Prints bytes per token on documents and on short texts of several kinds; compares every document with its decoded
+    tokens and, if the package `tokenizers` is installed, its tokens with those of tokenizer.json."""
 
     folder: tyro.conf.Positional[str]
     """Folder with tokenizer.json: of a tokenizer or of a data set."""
@@ -61,24 +52,12 @@ class EvaluateTokenizer(TextSource):
     def run(self) -> None:
         tokenizer = Tokenizer.load(self.folder)
         name, documents = self._documents()
-        others = others_at_hand()
-        encoders = {each: encoding.encode_ordinary for each, encoding in others.items()}
-        figures, compared = measure(tokenizer, itertools.chain(documents, SAMPLES.items()), encoders)
-        sizes = [f"{each} {encoding.n_vocab:,}" for each, encoding in others.items()]
-        print(f"{name}, and short texts; {', '.join([f'{tokenizer.vocab_size:,} tokens', *sizes])}:")
-        titles = "".join(f"{each:>14} {'bytes/token':>12} {'difference':>11}" for each in others)
-        print(f"{'text':<8} {'documents':>10} {'bytes':>14} {'tokens':>14} {'bytes/token':>12}{titles}")
+        figures, compared = measure(tokenizer, itertools.chain(documents, SAMPLES.items()))
+        print(f"{name}, and short texts; {tokenizer.vocab_size:,} tokens:")
+        print(f"{'text':<8} {'documents':>10} {'bytes':>14} {'tokens':>14} {'bytes/token':>12}")
         for kind, each in figures.items():
-            beside = "".join(
-                f"{count:>14,} {each.bytes / max(count, 1):>12.3f} {(each.tokens - count) / max(count, 1):>+11.1%}"
-                for count in (each.others[other] for other in others)
-            )
             ratio = each.bytes / max(each.tokens, 1)
-            print(f"{kind:<8} {each.documents:>10,} {each.bytes:>14,} {each.tokens:>14,} {ratio:>12.3f}{beside}")
-        if missing := [each for each in OTHERS if each not in others]:
-            code = "; ".join(["import tiktoken", *(f"tiktoken.get_encoding('{OTHERS[each]}')" for each in missing)])
-            print(f"not compared with {' and '.join(missing)}: tiktoken's cache has no files for it; fetch them with")
-            print(f'  python -c "{code}"')
+            print(f"{kind:<8} {each.documents:>10,} {each.bytes:>14,} {each.tokens:>14,} {ratio:>12.3f}")
         checks = {"differ from their decoded tokens": sum(each.not_restored for each in figures.values())}
         if compared:
             checks[f"have other tokens by {JSON_NAME}"] = sum(each.not_equal for each in figures.values())

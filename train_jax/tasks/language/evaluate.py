@@ -1,15 +1,13 @@
-"""`trm evaluate` for runs of language models: bits per byte, samples and, if a bundle is given, CORE."""
+"""`trm evaluate` for runs of language models: bits per byte and samples."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 
-from models_torch.ranges import Range
 from train_jax.command_line import HelpPage
-from train_jax.errors import UserError
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
@@ -24,36 +22,21 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageEvaluateOptions(EvaluateOptions):
-    """Options for language models: bits per byte, samples and CORE."""
+    """Options for language models: bits per byte and samples."""
 
     samples: bool = True
     """Also continue the beginnings of some held-out documents."""
-    core: str | None = None
-    """Also compute the CORE score with this evaluation bundle, as `trm core` does: a folder, or gs://bucket/folder."""
-    core_items: Annotated[int, Range(0, 10**9)] = 0
-    """Number of items of each task of CORE, the first ones of the random order; 0 uses all."""
 
-    LANGUAGE_PAGE: ClassVar[dict[str, HelpPage]] = {
-        "language": HelpPage("samples and CORE of a language model", ("samples", "core", "core_items"))
-    }
-
-    def refuse_conflicts(self) -> None:
-        super().refuse_conflicts()
-        if self.core_items and self.core is None:
-            raise UserError(f"--core-items {self.core_items} is for --core BUNDLE; omit it, or give the bundle")
+    LANGUAGE_PAGE: ClassVar[dict[str, HelpPage]] = {"language": HelpPage("samples of a language model", ("samples",))}
 
 
 def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
     """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
-    from train_jax.tasks.language.core_evaluation import read_bundle, save_scores, score
     from train_jax.tasks.language.generation import sample_texts
     from train_jax.tasks.language.task import language_task
 
     task = language_task(run)
     refuse_other_options(options, LanguageEvaluateOptions, run)
-    if options.core is not None and jax.process_count() > 1:
-        raise UserError("--core uses the devices of one process; run `trm core` on one host, or omit it")
-    tasks = () if options.core is None else [each.first(options.core_items) for each in read_bundle(options.core)]
     run = with_chosen_weights(options, run)
     data = _text(options, task)
     with console.progress("evaluating") as advance:
@@ -75,11 +58,6 @@ def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, 
             write_samples(run.folder.samples, run.step, samples)
         for each in samples:
             console.say(each.shown)
-    if tasks:
-        console.say("")
-        figures = score(run, task, tasks, console.say)
-        if options.belongs_to_run and not options.core_items:
-            save_scores(run, figures)
 
 
 def _text(options: LanguageEvaluateOptions, task: LanguageTask) -> TextSet:

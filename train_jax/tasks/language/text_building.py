@@ -35,14 +35,7 @@ from train_jax.errors import UserError
 from train_jax.run.files import local_copy, remove_folder, whole_file, write_text
 from train_jax.run.storage import is_remote, path_of
 from train_jax.run.untrusted import DamagedError, read_whole
-from train_jax.tasks.language.documents import (
-    Skipped,
-    TextFile,
-    TextSource,
-    VocabSize,
-    read_documents,
-    source_facts,
-)
+from train_jax.tasks.language.documents import Skipped, TextFile, TextSource, VocabSize, read_documents, source_facts
 from train_jax.tasks.language.text_set import (
     KIND,
     LAYOUT,

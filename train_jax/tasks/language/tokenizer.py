@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import base64
 import codecs
-import contextlib
 import hashlib
 import importlib
 import importlib.util
 import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -255,29 +253,8 @@ SAMPLES = {
     r"\sin x \right|, \qquad \lim_{x \to 0} \frac{\sin(nx)}{\sin x} = n. \] \end{theorem}",
 }
 """Short texts of a few kinds; the first two are article 1 of the Universal Declaration of Human Rights."""
-OTHERS = {"GPT-2": "gpt2", "GPT-4": "cl100k_base"}
-"""Tokenizers to compare with, by their names in tiktoken."""
 
 Encode = Callable[[str], list[int]]
-
-
-def others_at_hand() -> dict[str, Any]:
-    """Returns the encodings of `OTHERS` whose files tiktoken has in its cache. Downloads nothing."""
-    tiktoken, encodings = text_package("tiktoken"), {}
-    load = text_package("tiktoken.load")
-    download = load.read_file
-    load.read_file = _refuse_download
-    try:
-        for shown, name in OTHERS.items():
-            with contextlib.suppress(FileNotFoundError):
-                encodings[shown] = tiktoken.get_encoding(name)
-    finally:
-        load.read_file = download
-    return encodings
-
-
-def _refuse_download(path: str) -> bytes:
-    raise FileNotFoundError(path)
 
 
 @dataclass
@@ -291,13 +268,9 @@ class TextFigures:
     """Documents that differ from their decoded tokens."""
     not_equal: int = 0
     """Documents with other tokens by `tokenizer.json`."""
-    others: Counter[str] = field(default_factory=Counter)
-    """Tokens by other tokenizers."""
 
 
-def measure(
-    tokenizer: Tokenizer, documents: Iterable[tuple[str, str]], others: Mapping[str, Encode]
-) -> tuple[dict[str, TextFigures], bool]:
+def measure(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]]) -> tuple[dict[str, TextFigures], bool]:
     """Returns the figures of each kind of text, and whether `tokenizer.json` was compared."""
     figures: dict[str, TextFigures] = {}
     reference = _reference(tokenizer)
@@ -311,7 +284,6 @@ def measure(
             of_kind.tokens += len(ids)
             of_kind.not_restored += tokenizer.decode(ids) != text
             of_kind.not_equal += reference is not None and reference(text) != ids
-            of_kind.others.update({name: len(encode(text)) for name, encode in others.items()})
     return figures, reference is not None
 
 

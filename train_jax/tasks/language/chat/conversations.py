@@ -14,10 +14,8 @@ or the list of messages alone. The content of an assistant's message may be a li
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from train_jax.errors import UserError, brief
@@ -119,27 +117,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return tokenizer.specials
 
 
-# ---- files
-
-
-def read_conversations(path: Path) -> Iterator[Conversation]:
-    """Yields the conversations of a .jsonl file. Raises `UserError` for a line that is none."""
-    try:
-        with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _parsed_line(line, f"{path} line {number}")
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give a .jsonl file of conversations") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); give a .jsonl file in UTF-8") from None
-
-
-def _parsed_line(line: str, where: str) -> Conversation:
-    try:
-        return parse_conversation(json.loads(line))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: {error}") from None
+# ---- JSON
 
 
 def parse_conversation(record: Any) -> Conversation:

@@ -90,13 +90,7 @@ class EngineThread:
     """Submits, steps and cancels in a thread of its own; it starts with the object."""
 
     def __init__(
-        self,
-        engine: Engine,
-        *,
-        most_rows: int,
-        unread: int,
-        step: int,
-        weights: Callable[[int], tuple[Arrays, Arrays]],
+        self, engine: Engine, *, most_rows: int, unread: int, step: int, weights: Callable[[int], tuple[Arrays, Arrays]]
     ):
         """Sets the limits: `most_rows` rows are computed or wait; an answer may have `unread` unread parts.
 

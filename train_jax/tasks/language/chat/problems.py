@@ -20,13 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from train_jax.errors import UserError
 from train_jax.run.storage import path_of
 from train_jax.tasks.language.chat.calculator import Functions, calculate
-from train_jax.tasks.language.chat.conversations import (
-    Conversation,
-    Part,
-    assistant,
-    parse_conversation,
-    user,
-)
+from train_jax.tasks.language.chat.conversations import Conversation, Part, assistant, parse_conversation, user
 from train_jax.tasks.language.documents import STANDARD_LIBRARY, is_test, list_files
 from train_jax.tasks.language.tokenizer import text_package
 from train_jax.tasks.language.wordnet import Gloss, common_glosses, package_folder, wordnet_folder

@@ -60,8 +60,6 @@ class RolloutConfig(ChatConfig):
     """Answers of a pass of the published normalization; a divisor of `samples`."""
     train_end: bool = True
     """Train the token that ends an answer; the published code drops it."""
-    clip: Annotated[float, Range(0, 10)] = 0.0
-    """Clip the ratio of the new to the old probability of a token to 1 - clip … 1 + clip; 0 for the plain gradient."""
 
 
 class RolloutTask(ChatTask):
@@ -188,9 +186,8 @@ class RolloutTask(ChatTask):
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
         losses, buffers = call(batch["inputs"], batch["targets"], loss_reduction="none")
         losses, counts = losses.reshape(batch["targets"].shape), batch["targets"] != IGNORED_TARGET
-        advantages, old = batch["weights"][:, None], batch["log_probs"]
-        total = jnp.sum(jnp.where(counts, token_loss(losses, old, advantages, self.fields.clip), 0))
-        largest = jnp.where(counts, jnp.abs(-jax.lax.stop_gradient(losses) - old), 0).max(axis=1)
+        total = jnp.sum(jnp.where(counts, losses * batch["weights"][:, None], 0))
+        largest = jnp.where(counts, jnp.abs(-jax.lax.stop_gradient(losses) - batch["log_probs"]), 0).max(axis=1)
         metrics = {
             "loss": total,
             "divisor": batch["divisor"].sum(),
@@ -218,18 +215,3 @@ class RolloutTask(ChatTask):
             "answer_tokens": float(sums["answer_tokens"]) / max(examples, 1),
             "log_prob_difference": difference,
         }
-
-
-def token_loss(losses: jax.Array, old_log_probs: jax.Array, advantages: jax.Array, clip: float) -> jax.Array:
-    """Returns the loss of each token from its negative log-probability.
-
-    Without `clip` its gradient is that of the advantage times the negative log-probability; with it, that of PPO, which
-    is the same while the weights are those that sampled.
-
-    References:
-      Schulman et al., "Proximal Policy Optimization Algorithms", 2017, https://arxiv.org/abs/1707.06347, equation 7
-    """
-    if not clip:
-        return losses * advantages
-    ratio = jnp.exp(-losses - old_log_probs)
-    return -jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip, 1 + clip) * advantages)
