@@ -40,7 +40,7 @@ def in_pytorch(run_dir: str) -> dict[str, Any]:
     """Returns `figures`, `losses` and `seconds` of PyTorch, and prints its progress."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "torch.json"
-        command = [sys.executable, "-m", "support.torch_language", run_dir, str(out)]
+        command = [sys.executable, "-m", "benchmarks.torch_language", run_dir, str(out)]
         subprocess.run(command, env=environment(), check=True)
         return json.loads(out.read_text())
 

@@ -26,7 +26,7 @@ from train_jax.tasks.puzzles.task import PuzzleConfig, PuzzleTask
 
 Side = Literal["torch", "jax"]
 ROOT = Path(__file__).parents[1]
-"""The format of a job is defined by `tests/support/torch_trajectory.py` and `tests/support/jax_trajectory.py` there."""
+"""The format of a job is defined by `torch_trajectory.py` and `jax_trajectory.py`."""
 Results = dict[str, np.ndarray]
 """The output of a job: metrics of every step by name, `STEP/params/NAME`, `STEP/ema/NAME`, `STEP/table/weights`."""
 
@@ -135,7 +135,7 @@ def start_jobs(side: Side, jobs: Sequence[dict[str, Any]], folder: Path) -> subp
     """Starts a process that runs these jobs one after the other."""
     listed = folder / f"{side}-{jobs[0]['out'].replace('/', '-')}.json"
     listed.write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", f"support.{side}_trajectory", str(listed.absolute())]
+    command = [sys.executable, "-m", f"benchmarks.{side}_trajectory", str(listed.absolute())]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=ROOT, env=environment(), **output)
 

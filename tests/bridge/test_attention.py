@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager import Call, Doubled, compare, in_jax, raises, randn, verified
-from support.lowering_calls import TOLERANCE, assert_close, is_free, to_jax, weights
-from support.lowering_cases import numbers
+from lowering_calls import TOLERANCE, assert_close, is_free, to_jax, weights
+from lowering_cases import numbers
 from support.markers import slow_unless
 from torch import nn
 

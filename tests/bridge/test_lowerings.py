@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager import Call
-from support.lowering_calls import TOLERANCE, assert_close, in_jax, in_pytorch, to_jax
-from support.lowering_cases import CASES, ELSEWHERE, UNDEFINED, X, aten, numbers
+from lowering_calls import TOLERANCE, assert_close, in_jax, in_pytorch, to_jax
+from lowering_cases import CASES, ELSEWHERE, UNDEFINED, X, aten, numbers
 from support.markers import slow_unless
 from torch import nn
 

@@ -12,8 +12,8 @@ import torch
 from support.presets import with_fields
 from support.scripts import run_script
 from support.text_sets import sums, text_set
-from support.torch_language import Rates, train
 
+from benchmarks.torch_language import Rates, train
 from models_torch.gpt import GPT
 from models_torch.outside_language import OutsideLanguageConfig
 from train_jax.errors import UserError

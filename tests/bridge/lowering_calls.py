@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from lowering_cases import WORKSPACE, numbers
 from torch import nn
 
 import bridge
 from bridge.lowerings import FUNCTIONS, LOWERINGS
-from support.lowering_cases import WORKSPACE, numbers
 
 aten = torch.ops.aten
 TOLERANCE = 1e-5

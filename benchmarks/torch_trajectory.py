@@ -1,6 +1,6 @@
 """A script: a plain PyTorch training loop without JAX.
 
-python -m support.torch_trajectory JOBS.json
+python -m benchmarks.torch_trajectory JOBS.json
 
 A job has `config` (a `RunConfig` as JSON, with the seed of the batches), `start` (a state dict as NumPy arrays), `seed`
 (of exploration), `snapshots` (the steps after which everything is saved), `out`, and optionally `draws`, the results of
@@ -17,9 +17,9 @@ from unittest import mock
 
 import numpy as np
 import torch
+from support import torch_optimizers
 
 from models_torch.registry import build, config_class
-from support import torch_optimizers
 from train_jax.optim.config import from_fields
 from train_jax.tasks.puzzles.batches import load_mixture
 

@@ -1,6 +1,6 @@
 """Trains a language model of November 2025 in plain PyTorch, on the batches and from the weights of a run in JAX.
 
-As a script: `python -m support.torch_language RUN OUT.json` trains as long as the run did, and evaluates as it does.
+As a script: `python -m benchmarks.torch_language RUN OUT.json` trains as long as the run did, and evaluates as it does.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from support.nanochat_optimizers import Muon2025, momentum, warmdown
 
 import bridge
-from support.nanochat_optimizers import Muon2025, momentum, warmdown
 from train_jax.run.folder import read_run
 from train_jax.run.model import build_module
 from train_jax.runtime.devices import Devices

@@ -1,6 +1,6 @@
 """A script: runs the training step on virtual devices with `pmap`, and records its random numbers.
 
-python -m support.jax_trajectory JOBS.json
+python -m benchmarks.jax_trajectory JOBS.json
 
 Jobs have the format of `torch_trajectory.py`, except that `draws` is written here. With `leaky`, operations under
 `torch.no_grad` have gradients.
