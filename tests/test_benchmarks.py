@@ -6,17 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 from support.compiled_program import PROGRAM
 
-from benchmarks import compile as compilation
-from benchmarks import tables, trm_jnp, trm_tuned
+from benchmarks import tables
 from benchmarks.bundles import bundles_of, read_schedules
 from benchmarks.soak import Disturbed, judge
 from benchmarks.step import Result, check_losses
-from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
 from train_jax.pod.hlo import Program
 from train_jax.pod.yardsticks import yardsticks
@@ -38,18 +34,6 @@ def test_only_what_became_larger_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         tables.figures_before(tables.Files(compare=file))
     assert error.value.code == 2 and capsys.readouterr().err.count("\n") == 1
-
-
-def test_the_time_before_the_first_step_is_that_of_the_last_session():
-    events = [
-        {"event": "start"},
-        {"event": "progress", "seconds": {"steps": 1.0, "compile": 9.0}},
-        {"event": "start"},
-        {"event": "continue", "seconds": {"start": 3.0, "restore": 0.5}},
-        {"event": "progress", "seconds": {"steps": 0.25, "start": 0.25, "compile": 2.0}},
-        {"event": "progress", "seconds": {"steps": 1.0, "saving": 5.0}},
-    ]
-    assert compilation.before_first_step(events) == {"start": 3.25, "restore": 0.5, "compile": 2.0}
 
 
 KERNEL = """= control target key start
@@ -114,40 +98,6 @@ def test_equal_kernels_have_one_schedule(folder):
     assert modules["layers.0.mlp"].cycles == modules["layers.1"].cycles == 3 * 140
 
 
-def test_a_pallas_kernel_has_no_estimate(folder):
-    """The kernel's bundles can replace the estimate."""
-    kernel = (
-        '\n  %product = bf16[97,512]{1,0:T(8,128)(2,1)} custom-call(%w), custom_call_target="tpu_custom_call", '
-        'metadata={op_name="jit(step)/jvp([Net])/attn[Attention]/pallas_call"}\n  ROOT %t ='
-    )
-    program = Program(re.sub(r"\n  %product = .*", "", PROGRAM).replace("\n  ROOT %t =", kernel, 1))
-    schedules = read_schedules(folder, program)
-    known = yardsticks(program, cycles=lambda each: schedules.of(each) or 0).splits["kind"]["Pallas kernels"]
-    assert (known.kernels, known.cycles) == (3, 3 * 140)
-    unknown = yardsticks(program).splits["kind"]["Pallas kernels"]
-    assert (unknown.kernels, unknown.cycles) == (3, 0)
-
-
-SHORT = {
-    "dispatch": ("--devices 2 --layers 1 --hidden-size 64 --rounds 1 --calls 1", 8),
-    "scaling": ("--devices 2 --no-processes --preset tiny --rounds 0", 4),
-    "compile": ("--presets tiny --rounds 1 --starts 0", 2),
-    "inference": ("--sizes sudoku9 --batch-size 2 --batches 1 --rounds 1", 3),
-}
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", SHORT)
-def test_the_command_writes_its_figures(tmp_path, name):
-    arguments, figures = SHORT[name]
-    file = tmp_path / "now.json"
-    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments.split(), "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(file.read_text())["figures"]) == figures
-    assert done.stdout.startswith("| ")
-
-
 @pytest.mark.parametrize(
     ("kind", "statuses", "problems"),
     [
@@ -184,36 +134,3 @@ def test_the_sides_agree_on_the_model_of_the_speedrun(tmp_path):
     names = json.loads((tmp_path / "step.json").read_text())["figures"]
     assert list(names) == [*(f"sudoku9 train {side}, ms" for side in ("eager", "by hand", "bridge")),
                            "sudoku9 evaluate eager, ms", "sudoku9 evaluate bridge, ms"]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mlp_t", "fused"), [(False, True), (True, False), (True, True)])
-def test_the_tuned_rival_is_the_same_network(mlp_t, fused):
-    """It has everything that makes the bridge fast; its kernels leave float32 to operations of JAX."""
-    config = TRMConfig(
-        seq_len=9, hidden_size=64, num_heads=4, puzzle_emb_ndim=0, puzzle_emb_len=0, L_layers=2, mlp_t=mlp_t,
-        pos_encodings="none" if mlp_t else "rope", forward_dtype="float32",
-    )  # fmt: skip
-    rng = np.random.default_rng(0)
-    # the shape of each weight of a layer, outputs first
-    shapes = {"mlp.gate_up_proj": (256, 64), "mlp.down_proj": (64, 128)}
-    if mlp_t:
-        shapes |= {"mlp_t.gate_up_proj": (256, 9), "mlp_t.down_proj": (9, 128)}
-    else:
-        shapes |= {"self_attn.qkv_proj": (192, 64), "self_attn.o_proj": (64, 64)}
-    params = {
-        f"{trm_jnp.INNER}L_level.layers.{layer}.{name}.weight": np.float32(rng.normal(size=shape) * shape[1] ** -0.5)
-        for layer in range(2)
-        for name, shape in shapes.items()
-    }
-    z, injection = (np.float32(rng.normal(size=(2, 9, 64))) for _ in range(2))
-
-    def loss(network):
-        return lambda params: (network(z, injection, params, config) * injection).sum()
-
-    expected, actual = (
-        jax.tree.leaves(jax.value_and_grad(loss(network))(params))
-        for network in (trm_jnp.level, trm_tuned.network(fused=fused))
-    )
-    for ours, theirs in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
