@@ -159,9 +159,8 @@ CONTRIBUTIONS: dict[str, Experiment] = {
 
 def _twin(row: Experiment, twin: str) -> Experiment:
     steps = 50_000 * row.puzzles // row.changes.get("global_batch_size", 6144)  # the 50 000 epochs of the listed row
-    change = {"equal_steps": {"steps": BASE_STEPS}, "scaled_warmup": {"optim.warmup_steps": int(WARMUP_SHARE * steps)}}[
-        twin
-    ]
+    warmup = {"optim.warmup_steps": int(WARMUP_SHARE * steps)}
+    change = {"equal_steps": {"steps": BASE_STEPS}, "scaled_warmup": warmup}[twin]
     return dataclasses.replace(row, group=f"{row.group}_{twin}", changes={**row.changes, **change}, twin=twin)
 
 
