@@ -437,7 +437,7 @@ def text_of(stream, tokens):
 
 @pytest.mark.slow
 def test_all_commands_answer_an_instruction_alike(run_dir, run, model, capsys, monkeypatch, tmp_path):
-    module, tokenizer, texts = module_of(run), model.tokenizer, [f"{n} + 1 =" for n in range(8)]
+    module, tokenizer, texts = module_of(run), model.tokenizer, [f"{n} + 1 =" for n in range(32)]
     shown_as = {number: _SHOWN_AS.get(name, "") for name, number in tokenizer.specials.items()}
     expected = []
     for request in asked_of(model, texts):
@@ -474,7 +474,7 @@ def test_transformers_loads_the_folder_and_generates_the_same_tokens(run, model,
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32).eval()
     encode = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     assert type(theirs).__name__ == "HrmTextForCausalLM" and theirs.config.num_hidden_layers == 1 * 2 * 4
-    texts = [f"{n} + {3 * n} =" for n in range(8)]
+    texts = [f"{n} + {3 * n} =" for n in range(32)]
     requests = asked_of(model, texts)
     module = module_of(run)
     for text, request, row in zip(texts, requests, model.complete(requests), strict=True):
