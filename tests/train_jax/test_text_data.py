@@ -3,7 +3,6 @@
 `NANOCHAT_DIR=/path/to/nanochat` compares with the loader and the tokenizer of a checkout at 4a87a0d.
 """
 
-import base64
 import hashlib
 import json
 import os
@@ -16,14 +15,12 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from support.made_wordnet import make_wordnet
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.tasks.language import text_building
 from train_jax.tasks.language.batches import StreamRows, tokens_per_step
 from train_jax.tasks.language.documents import (
-    GLOSSES,
     Skipped,
     docstrings,
     is_test,
@@ -107,14 +104,6 @@ def test_docstrings_and_topics_are_documents():
     assert list(docstrings(source.encode())) == [long, f"{long} In C."]
     assert list(docstrings(f"topics = {{'a': {long!r}}}".encode())) == [long]
     assert list(docstrings(b"print 1")) == list(docstrings(b"\0")) == []
-
-
-def test_words_and_meanings_are_documents(tmp_path, monkeypatch):
-    make_wordnet(tmp_path / "data")
-    monkeypatch.setattr("train_jax.tasks.language.wordnet.package_folder", lambda name: tmp_path)
-    documents, _ = read(GLOSSES)
-    assert documents[0] == "dog, an old dog (noun): an animal that barks"
-    assert documents[-1] == "soon, an old soon (adverb): in a short time"
 
 
 @pytest.mark.parametrize(
@@ -296,13 +285,9 @@ def test_several_machines_share_the_work(in_parts, tmp_path):
     counts = [int(line.split()[0]) for line in lines]
     total = len(text_building.Parts(tmp_path, text_data(in_parts, tmp_path), Tokenizer.load(str(tmp_path / "one"))))
     assert sum(counts) == total and min(counts) >= total // 3 > 1
-    again = text_data(in_parts, tmp_path / "set", part="2/3", **options).encode_part(lambda *_: None)
-    assert ", 0 of them encoded now" in again and not (tmp_path / "set").exists()
     assert build(in_parts, tmp_path / "set", **options).fingerprint == one.fingerprint
     with pytest.raises(UserError, match=r"^--part 0/3: expected N/M with N from 1 to M, such as 1/8"):
         text_data(in_parts, tmp_path / "set", part="0/3").encode_part(lambda *_: None)
-    with pytest.raises(UserError, match=r"^--part 1/2 needs --tokenizer and --parts-dir, which all machines share"):
-        text_data(in_parts, tmp_path / "set", part="1/2").encode_part(lambda *_: None)
 
 
 def test_damaged_parts_are_encoded_again_or_refused(in_parts, tmp_path):
@@ -319,9 +304,6 @@ def test_damaged_parts_are_encoded_again_or_refused(in_parts, tmp_path):
 
 
 def test_a_data_set_of_the_hub(in_parts, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match="--source hf://some/texts needs `pip install huggingface_hub`; or download it"):
-        build("hf://some/texts", tmp_path / "set")
     asked = []
 
     def download(name, *, repo_type, allow_patterns):
@@ -334,9 +316,6 @@ def test_a_data_set_of_the_hub(in_parts, tmp_path, monkeypatch):
     hub, local = build("hf://some/texts/source", tmp_path / "set"), build(in_parts, tmp_path / "local")
     assert asked and set(asked) == {("some/texts", "dataset", "source/*.txt")}
     assert sorted(hub.splits.items()) == sorted(local.splits.items())
-    client.snapshot_download = lambda *_, **__: 1 / 0
-    with pytest.raises(UserError, match=r"hf://a/b could not be downloaded from the hub \(division by zero\); check"):
-        build("hf://a/b", tmp_path / "other")
 
 
 # ---- tokenizers: libraries agree on hostile text, text comes back, special tokens cannot be written, files are data
@@ -408,8 +387,6 @@ def test_files_hold_the_same_tokenizer_without_pickle(tokenizer, tmp_path):
     loaded = Tokenizer.load(tmp_path)
     assert (loaded.ranks, loaded.specials, loaded.pattern) == (tokenizer.ranks, tokenizer.specials, tokenizer.pattern)
     assert loaded.sha256 == tokenizer.sha256
-    lines = (line.split() for line in (tmp_path / RANKS_NAME).read_text().splitlines())
-    assert {base64.b64decode(token): int(rank) for token, rank in lines} == tokenizer.ranks
 
 
 BROKEN = {
@@ -430,11 +407,6 @@ def test_a_file_that_is_no_tokenizer_is_one_line(tokenizer, tmp_path, damage):
         Tokenizer.load(tmp_path)
 
 
-def test_too_little_text_is_named():
-    with pytest.raises(UserError, match="the texts give only 269 tokens, --vocab-size is 1000; use more text or at"):
-        train_tokenizer(["abcd ab"], 1000)
-
-
 def test_commands_of_tokenizers(tmp_path, capsys):
     folder = str(tmp_path / "tokenizer")
     (tmp_path / "texts").mkdir()
@@ -448,13 +420,3 @@ def test_commands_of_tokenizers(tmp_path, capsys):
     assert "0 documents have other tokens by tokenizer.json" in shown
     assert main(["tokenizer", "inspect", folder, "--text", "<|bos|>", "--longest", "2"]) == 0
     assert "7 bytes, 7 tokens" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("nanochat")
-def test_the_published_tokenizer_gives_the_same_ids(tokenizer):
-    from nanochat.tokenizer import RustBPETokenizer
-
-    published = RustBPETokenizer.train_from_iterator(iter(training_texts()), VOCAB_SIZE)
-    texts = list(hostile_strings(500))
-    assert [published.encode(text) for text in texts] == tokenizer.encode_batch(texts)
-    assert [published.encode_special(name) for name in SPECIAL_TOKENS] == list(tokenizer.specials.values())
