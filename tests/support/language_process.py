@@ -21,22 +21,11 @@ from train_jax.run.presets import preset  # noqa: E402
 CONFIG = with_fields(
     dataclasses.replace(preset("chat-tiny"), data_dir=data_dir),
     {
-        "seq_len": 24,
-        "n_layer": 2,
-        "n_head": 2,
-        "n_kv_head": 1,
-        "n_embd": 32,
-        "steps": 20,
-        "global_batch_size": 16,
-        "eval_batch_size": 16,
-        "eval_examples": 0,
-        "eval_every_steps": 10,
-        "sample_every_steps": 10,
-        "checkpoint_every_steps": 5,
-        "log_every_steps": 5,
-        "wandb": "disabled",
+        "seq_len": 24, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "steps": 20, "global_batch_size": 16,
+        "eval_batch_size": 16, "eval_examples": 0, "eval_every_steps": 10, "sample_every_steps": 10,
+        "checkpoint_every_steps": 5, "log_every_steps": 5, "wandb": "disabled",
     },
-)
+)  # fmt: skip
 
 for devices, *run in runs_of(words):
     train_and_save(CONFIG, devices, *run)

@@ -37,16 +37,8 @@ def right_requests(text, puzzle):
     for fields in ({}, {"trajectories": 4}):
         yield "POST", PUZZLES[0], {"model": puzzle, "puzzle": "12.. ..12 2... ....", **fields}
     yield "POST", PUZZLES[1], {"model": puzzle, "index": 1}
-    for path in (
-        "/",
-        "/page.js",
-        "/page.css",
-        "/health",
-        "/metrics",
-        "/v1/models",
-        f"/v1/models/{text}",
-        "/v1/puzzles",
-    ):
+    page = ("/", "/page.js", "/page.css")
+    for path in (*page, "/health", "/metrics", "/v1/models", f"/v1/models/{text}", "/v1/puzzles"):
         yield "GET", path, None
 
 
@@ -63,10 +55,8 @@ def wrong_requests(rng):
         elif number % 4 == 2:
             content = rng.randbytes(rng.randrange(200))
         elif number % 4 == 3:
-            path, content = (
-                rng.choice(("/..%2f..%2fetc/passwd", "/v1/models/..", "/page/../x", "/v1/files", path)),
-                b"{",
-            )
+            path = rng.choice(("/..%2f..%2fetc/passwd", "/v1/models/..", "/page/../x", "/v1/files", path))
+            content = b"{"
         yield rng.choice(("POST", "POST", "POST", "PUT", "DELETE", "GET")), path, content
 
 

@@ -69,8 +69,8 @@ def cached_logits(module, prompt, tokens):
     return torch.stack(rows)
 
 
-def greedy_ties(module, prompt, tokens, tie=TIE):
-    """Returns how many tokens differ from PyTorch's choice, without and with a cache, each within `tie` of it.
+def greedy_ties(module, prompt, tokens):
+    """Returns how many tokens differ from PyTorch's choice, without and with a cache, each within `TIE` of it.
 
     Raises AssertionError for a token that is further away.
     """
@@ -79,6 +79,6 @@ def greedy_ties(module, prompt, tokens, tie=TIE):
         logits = logits_of(module, prompt, tokens).float()
         chosen = logits.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
         gaps = logits.amax(-1) - chosen
-        assert gaps.max() <= tie, (logits_of.__name__, len(prompt), gaps)
+        assert gaps.max() <= TIE, (logits_of.__name__, len(prompt), gaps)
         ties.append(int((logits.argmax(-1) != torch.tensor(tokens)).sum()))
     return tuple(ties)

@@ -10,14 +10,12 @@ import pytest
 from support.made_wordnet import make_wordnet
 from support.scripted_model import BYTES, Scripted
 from support.small_gpt import engine_of
-from test_served_puzzles import write_sudokus
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
 from train_jax.stages import chat
 from train_jax.stages.chat import Chat, Session
-from train_jax.tasks.language.chat.calculator import calculate, tool_of
 from train_jax.tasks.language.chat.conversations import assistant, render, render_prompt
 from train_jax.tasks.language.chat.evaluation import (
     Answering,
@@ -25,7 +23,6 @@ from train_jax.tasks.language.chat.evaluation import (
     answer_requests,
     categorical_score,
     chat_core,
-    figures_of,
     generative_score,
     letter_tokens,
 )
@@ -66,12 +63,6 @@ def model():
     return ScriptedModel()
 
 
-@pytest.mark.slow
-def test_a_run_answers(language_run, say):
-    status, out, err = say(language_run, "--temperature", "0", "--max-tokens", "3", lines="hi\nhow?\n")
-    assert (status, out, err) == (0, "\0\0\0\n" * 2, ""), "all logits are 0, so the token is the byte 0"
-
-
 def test_lines_of_a_pipe_are_answered(model, say, monkeypatch):
     monkeypatch.setattr(chat, "restore", lambda *_, **options: None)
     monkeypatch.setattr(chat, "TextModel", lambda *_: model)
@@ -83,12 +74,6 @@ def test_lines_of_a_pipe_are_answered(model, say, monkeypatch):
     assert length == "trm: the conversation has 66 tokens, the model reads 64; use a shorter message"
     assert text == "trm: '\\ud800' is not valid UTF-8; correct it"
     assert blank == "trm: a text has more than 500,000 blank characters in a row; remove some"
-
-
-def test_a_run_of_puzzles_is_one_line(made_once, say):
-    path = str(made_once("sudokus", write_sudokus) / "run")
-    status, _, err = say(path)
-    assert (status, err) == (2, f"trm: {path} is a run of task puzzles, expected language; give a language run\n")
 
 
 def test_calls_are_shown_and_a_turn_computes_only_what_is_new(model):
@@ -131,9 +116,6 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(model, capsys, monkeypat
     assert "".join(session.answer("hi")) == "[6*7][= 42]OK."
 
 
-# ---- chat-eval
-
-
 # ---- scores
 
 
@@ -142,8 +124,6 @@ def test_pass_at_k_is_the_share_of_the_draws_with_a_right_answer():
     score = Score(0.0, [[True, False, False, False], [True, True, True, False], [False] * 4])
     assert score.accuracy == pytest.approx(4 / 12)
     assert [score.pass_at(k) for k in (2, 4)] == pytest.approx([(1 / 2 + 1 + 0) / 3, 2 / 3])
-    assert set(figures_of({"a": score})["a"]) == {"items", "accuracy", "centered", "pass@2", "pass@4"}
-    assert set(figures_of({"a": Score(0.25, [[True]])})["a"]) == {"items", "accuracy", "centered"}
     half = [[True], [False]]
     assert chat_core([Score(0.0, half), Score(0.25, half)]) == pytest.approx((0.5 + 1 / 3) / 2)
 
@@ -183,20 +163,6 @@ def test_the_calculator_answers_and_the_message_ends():
     assert request.respond is not None and special["<|assistant_end|>"] in request.stop
     alone = answer_requests(BYTES, task_name("arithmetic:1").open("test"), Answering())[0]
     assert alone.respond is None and special["<|python_end|>"] in alone.stop, "a call ends the answer"
-
-
-def test_a_function_that_fails_has_no_output(caplog):
-    """An error in the engine's thread would end it; the calculator itself hides no error of a function."""
-
-    def broken(text):
-        raise KeyError(text)
-
-    special, tokens = BYTES.specials, [*b'f("x")']
-    respond = tool_of(BYTES, {"f": broken})
-    assert respond([special["<|python_start|>"], *tokens, special["<|python_end|>"]]) == []
-    assert "the call 'f(\"x\")' failed" in caplog.text and "KeyError: 'x'" in caplog.text
-    with pytest.raises(KeyError):
-        calculate('f("x")', {"f": broken})
 
 
 # ---- letters

@@ -15,7 +15,7 @@ from support.scripts import run_script
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
-from train_jax.tasks.language.chat.building import ChatData, mixed, question_of
+from train_jax.tasks.language.chat.building import ChatData, question_of
 from train_jax.tasks.language.chat.calculator import calculate, tool_of
 from train_jax.tasks.language.chat.conversations import (
     Part,
@@ -79,12 +79,8 @@ def test_the_published_tests_pass():
 
 MISTAKES = {
     "a list of numbers": ("[1]", "1 is no message; expected a role"),
-    "a text": ('"hi"', "is no conversation; expected"),
-    "no messages": ('{"prompt": "a"}', "is no conversation; expected"),
     "two users": ('[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]', "message 2 is from 'user'"),
-    "the assistant begins": ('[{"role": "assistant", "content": "a"}]', "message 1 is from 'assistant'"),
     "a system alone": ('[{"role": "system", "content": "a"}]', "has no message of the user after it"),
-    "another role": ('[{"role": "king", "content": "a"}]', "is no message; expected a role"),
     "parts of the user": ('[{"role": "user", "content": [{"type": "text", "text": "a"}]}]', "from user is not text"),
     "an image": (
         '[{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"type": "image", "text": "a"}]}]',
@@ -109,33 +105,20 @@ EXPRESSIONS = {
     "-(3 - 5) / 4": "0.5",
     "7 // 2 % 2": "1",
     "'strawberry'.count('r')": "3",
-    '"a,b".count(",")': "1",
     "2 ** 9": None,
     "1 / 0": None,
-    "abs(1)": None,
     "'a' * 9": None,
-    "'a'.upper()": None,
     "__import__('os')": None,
     "True + 1": None,
     "1e400": None,
     "(" * 150 + "1": None,
     "9" * 201: None,
-    "9" * 80: None,
-    "": None,
 }
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_the_calculator_computes_sums_products_and_counts_alone(expression):
     assert calculate(expression) == EXPRESSIONS[expression]
-
-
-def test_the_calculator_calls_its_functions_alone():
-    functions = {"half": lambda text: text[: len(text) // 2] or None}
-    expected = {"half('abcd')": "ab", ' half("a")': None, "half(1)": None, "half('a', 'b')": None, "whole('a')": None}
-    expected |= {"half('abcd') + 1": None, "1 + 2": "3"}
-    assert {call: calculate(call, functions) for call in expected} == expected
-    assert calculate("half('abcd')") is None
 
 
 def test_the_output_of_a_call_follows_it():
@@ -181,14 +164,9 @@ def documents(data, split):
     """Returns the texts of each document, and those of weight 1."""
     stream = data.stream(split)
     tokens, weights = stream.take(0, len(stream)), stream.weights.take(0, len(stream))
-    names = {number: f"[{name[2:-2]}]" for name, number in data.tokenizer().specials.items()}
     starts = np.flatnonzero(tokens == data.tokenizer().bos)
-
-    def text(ids):
-        return "".join(names.get(number) or chr(number) for number in ids)
-
     parts = zip(np.split(tokens, starts)[1:], np.split(weights, starts)[1:], strict=True)
-    return [(text(part), text(part[mask == 1])) for part, mask in parts]
+    return [(text_of(part), text_of(part[mask == 1])) for part, mask in parts]
 
 
 def test_conversations_and_problems_are_documents_with_weights(tmp_path, tokenizer, source):
@@ -225,25 +203,8 @@ def test_no_question_of_the_test_split_is_in_the_train_split(tmp_path, tokenizer
     assert questions <= test and not train & test and question_of(held_out.conversation(0)) in test
 
 
-def test_a_mixture_has_each_problem_once_and_is_no_sequence():
-    tasks = ["abc", "defgh", "abc"]
-    places = mixed("train", tasks, seed=0)
-    assert sorted(places) == sorted((task, number) for task in tasks for number in range(len(task)))
-    assert [task[number] for task, number in places] == list("dchcbbeaagf") and places == mixed("train", tasks, seed=0)
-    assert places != mixed("train", tasks, seed=1) and places != mixed("test", tasks, seed=0)
-
-
-def test_the_build_is_a_function_of_its_options(tmp_path, tokenizer, source):
-    for name, fields in (("a", {}), ("b", {}), ("c", {"seed": 1}), ("d", {"tasks": TASKS[:1]})):
-        build(tmp_path / name, tokenizer, **({"source": (source,), "tasks": TASKS} | fields))
-    prints = {name: TextSet(tmp_path / name).fingerprint for name in "abcd"}
-    assert prints["a"] == prints["b"] and len(set(prints.values())) == 3
-
-
-def test_the_command_builds_and_inspects(tmp_path, tokenizer, source, capsys):
+def test_the_command_builds(tmp_path, tokenizer, source, capsys):
     options = ["--tokenizer", tokenizer, "--output-dir", str(tmp_path / "chat")]
     assert trm(["build-data", "chat", "--source", source, "--tasks", *TASKS, *options]) == 0
     said = capsys.readouterr().out
     assert "chat built in" in said and "licenses: " in said and "generated" in said
-    assert trm(["build-data", "inspect", str(tmp_path / "chat")]) == 0
-    assert said.splitlines()[1:] == capsys.readouterr().out.splitlines()[1:]

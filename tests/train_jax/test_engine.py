@@ -89,18 +89,6 @@ def test_a_row_is_the_same_alone_in_a_batch_and_refilled(engine):
     assert len({tuple(row.tokens) for row in at_once}) == len(requests)
 
 
-@pytest.mark.slow
-def test_one_slot_has_the_same_rows_and_its_cache_is_not_copied(module, engine):
-    requests = requests_of(prompts_of([4, 9]), 12, sampling=DRAWN, seed=3)
-    alone, fn = engine_of(module, Devices(1), slots=1, capacity=40, tokens_per_dispatch=4), bridge.export(module)
-    assert_same(list(engine.complete(requests)), list(alone.complete(requests)))
-    program, arguments = alone.decode_program(fn.params, fn.buffers)
-    kept = "1,2,40,8"  # batch, heads, capacity and size of a head
-    lines = program.lower(*arguments).compile().as_text().splitlines()
-    assert not [line for line in lines if kept in line and " copy(" in line]
-    assert [line for line in lines if kept in line and "dynamic-update-slice(" in line]
-
-
 def test_a_further_turn_computes_only_what_is_new(engine):
     (prompt,) = prompts_of([9])
     first = next(engine.complete([Request(prompt=prompt, max_tokens=6, sampling=DRAWN)]))
@@ -185,36 +173,6 @@ def test_other_weights_are_a_fresh_engine_and_compile_nothing(engine, compiled):
     assert [(a.tokens, a.log_probs) for a in swapped] == [(b.tokens, b.log_probs) for b in fresh]
 
 
-def test_settings_and_lengths_compile_one_program_for_each_length(engine, compiled):
-    for number in range(20):
-        sampling = Sampling(temperature=number / 10, top_k=number % 4, top_p=1 - number / 40)
-        prompts = prompts_of([1 + number, 20 - number])
-        stop = tuple(range(number % 5))
-        tokens_of(engine, requests_of(prompts, 2 + number % 9, sampling=sampling, seed=number, stop=stop))
-    assert compiled() <= 3
-
-
-def test_a_cancelled_row_makes_room(engine):
-    (prompt,) = prompts_of([6])
-    long = [engine.submit(Request(prompt=prompt, max_tokens=30)) for _ in range(3)]
-    engine.step()
-    assert [len(row.tokens) for row in long] == [4, 4, 0]
-    for row in long:
-        engine.cancel(row)
-    assert engine.idle and [row.finish for row in long] == ["cancelled"] * 3
-    assert len(row_of(engine, prompt)) == 7
-    assert len(long[0].tokens) == 4
-
-
-def test_a_step_returns_the_rows_with_new_tokens(engine):
-    """The step returns rows that it ends, too, and not one whose prompt is still being read."""
-    (prompt,) = prompts_of([6])
-    turn, other = (*prompt, *row_of(engine, prompt, 2), *range(20, 33)), tuple(range(30, 36))
-    rows = [engine.submit(Request(prompt=each, max_tokens=2, sampling=GREEDY)) for each in (turn, other)]
-    seen = [engine.step() for _ in range(6)]
-    assert [[rows.index(row) for row in each] for each in seen] == [[1], [], [], [0], [], []]
-
-
 def test_a_row_may_fill_the_cache(module, engine):
     """The last token of the row has no place in the cache, and the slot is not continued."""
     (prompt,) = prompts_of([30])
@@ -223,14 +181,6 @@ def test_a_row_may_fill_the_cache(module, engine):
     before = engine.counts.prefilled
     row_of(engine, (*prompt, *tokens[:9]), 1)
     assert engine.counts.prefilled == before + 1
-
-
-@pytest.mark.parametrize(
-    "fields", [{"prompt": ()}, {"max_tokens": 0}, {"max_tokens": 41}, {"stop": tuple(range(9))}], ids=str
-)
-def test_requests_beyond_the_sizes_are_refused(engine, fields):
-    with pytest.raises(ValueError, match="use at"):
-        engine.submit(Request(**({"prompt": (1,), "max_tokens": 3} | fields)))
 
 
 @pytest.mark.parametrize("name", slow_or_campaign(["gpt"], ["gpt_2026"]))
@@ -297,16 +247,6 @@ def test_many_prompts_of_many_lengths_are_pytorch_s(name, sizes, lengths, new, c
         print(f"\n{name}: {np.sum(ties, axis=0).tolist()} of {len(prompts) * new} tokens are ties")
 
 
-@pytest.mark.slow
-def test_a_model_in_bfloat16_chooses_the_tokens_of_pytorch():
-    """Logits are at most 15 and have 8 bits: the same sums in another order may choose a token that is 2**-4 away."""
-    module, prompts = small_gpt(forward_dtype="bfloat16"), prompts_of([1, 7])
-    engine = engine_of(module, Devices(1), slots=2, capacity=14)
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(engine._state.cache)} == {"bfloat16"}
-    for prompt, tokens in zip(prompts, tokens_of(engine, requests_of(prompts, 6, sampling=GREEDY)), strict=True):
-        greedy_ties(module, prompt, tokens, tie=2**-4)
-
-
 def log_probs_by_jax(module, seed):
     fn, prompts = bridge.export(module), prompts_of([1 + number % 30 for number in range(80)], vocab_size=256)
     engine = engine_of(module, Devices(1), slots=16, capacity=160)
@@ -350,15 +290,9 @@ def test_log_probabilities_in_bfloat16_are_as_exact_as_those_of_pytorch(name, se
     uncached, cached = (log_probs_by_torch(module, rows, each) for each in (uncached_logits, cached_logits))
     errors = [np.abs(values - exact).mean() for values in (engine, training, cached)]
     apart = [np.abs(one - other).max() for one, other in ((engine, training), (cached, uncached))]
-    print(f"\n{name}, seed {seed}: engine and training {apart[0]:.1e}, PyTorch with and without a cache {apart[1]:.1e}")
-    print(f"mean differences of engine, training and PyTorch from float32: {errors}")
     assert max(errors[:2]) <= 1.02 * errors[2]
     factor = 1 if (name == "gpt_2026") == every_rounding else 2
     assert apart[0] <= factor * apart[1]
-    if seed == 0:
-        _, engine, training = log_probs_by_jax(small_gpt(name, **sizes), seed)
-        print(f"in float32: engine and training {np.abs(engine - training).max():.1e}")
-        np.testing.assert_allclose(training, engine, rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(NANOCHAT_DIR is None, reason="set NANOCHAT_DIR to a checkout of nanochat at 4a87a0d or at 92d63d4")
@@ -376,20 +310,6 @@ def test_the_published_tests_of_an_engine_pass():
     assert "8 passed" in said and "skipped" not in said, said
 
 
-class Uniform(torch.nn.Module):
-    def forward(self, idx, kv_cache=None):
-        if kv_cache is not None:
-            kv_cache.advance(idx.shape[1])
-        return torch.zeros(*idx.shape, 262)
-
-
-def test_a_seed_draws_the_tokens_that_it_always_drew():
-    engine = engine_of(Uniform(), Devices(1), slots=4, capacity=16)
-    prompt = (261, 72, 101, 108, 108, 111)
-    requests = [Request(prompt=prompt, max_tokens=1, sample=number, seed=42) for number in range(6)]
-    assert tokens_of(engine, requests) == [[22], [102], [128], [43], [135], [33]]
-
-
 # ---- the choice of a token
 
 SHARES = [0.15, 0.5, 0.1, 0.25]
@@ -400,9 +320,7 @@ KEPT = {
     "temperature 0.5": (Sampling(temperature=0.5), [0.0225, 0.25, 0.01, 0.0625]),
     "top_k 3": (Sampling(top_k=3), [0.15, 0.5, 0, 0.25]),
     "top_p 0.7": (Sampling(top_p=0.7), [0, 0.5, 0, 0.25]),
-    "top_p 0.1": (Sampling(top_p=0.1), [0, 1, 0, 0]),
     "top_p of what top_k left": (Sampling(top_k=2, top_p=0.6), [0, 1, 0, 0]),
-    "top_k beyond the vocabulary": (Sampling(top_k=9), SHARES),
     "greedy": (GREEDY, [0, 1, 0, 0]),
 }
 choose = jax.jit(choose_tokens)
@@ -442,17 +360,6 @@ def test_a_forced_token_has_the_log_probabilities_of_the_model():
     assert np.isneginf(drawn(Sampling(top_k=1), forced=2).sampling_log_prob).all()
 
 
-def test_a_row_is_the_same_beside_rows_with_other_settings():
-    samplings = [sampling for sampling, _ in KEPT.values()]
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(len(samplings), 300)), jnp.float32)
-    positions, forced = jnp.arange(len(samplings)), jnp.full(len(samplings), -1)
-    at_once = choose(logits, settings_of(samplings), positions, forced)
-    for row, sampling in enumerate(samplings):
-        alone = choose(logits[row : row + 1], settings_of([sampling]), positions[row : row + 1], forced[:1])
-        for mine, all_rows in zip(alone, at_once, strict=True):
-            np.testing.assert_allclose(mine[0], all_rows[row], atol=1e-5)
-
-
 def test_limits_are_those_of_a_sort():
     """Equal logits are all kept; some are negative, some are zeros of either sign."""
     generator = np.random.default_rng(1)
@@ -470,9 +377,3 @@ def test_limits_are_those_of_a_sort():
             jnp.tile(jnp.arange(50), 40),
         )
         assert (np.isfinite(choice.sampling_log_prob).reshape(40, 50) == kept).all(), (top_k, top_p)
-
-
-def test_a_stream_belongs_to_seed_prompt_and_sample():
-    streams = [stream_key(*each).tolist() for each in [(0, (1, 2), 0), (1, (1, 2), 0), (0, (1, 3), 0), (0, (1, 2), 1)]]
-    assert all(streams.count(each) == 1 for each in streams)
-    assert stream_key(0, (1, 2), 0).tolist() == stream_key(0, [1, 2], 0).tolist() == streams[0]

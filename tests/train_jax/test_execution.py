@@ -27,17 +27,13 @@ def namespaces():
 
 IN_C = "import ctypes; c = ctypes.CDLL(None); assert c."
 FAILS = {
-    "no syntax": "def",
     "an early exit": "import sys; sys.exit(0)",
     "an exit of the process": "import os; os._exit(0)",
     "an exit like that of a refusal": "import os; os._exit(125)",
     "a word that claims it": "import os; [os.write(n, b'0' * 32 + b'\\n\\n') for n in range(9)]; os._exit(0)",
     "a report of its own": "import traceback; traceback.format_exception_only = lambda e: ['']; assert False",
-    "an error without a text": "class E(Exception):\n    def __str__(self): raise E\nraise E",
-    "a question": "input()",
     "a program": "import subprocess; subprocess.Popen(['ls'])",
     "a process": "import os; os.fork()",
-    "a process of a library": "import multiprocessing; multiprocessing.Process(target=print).start()",
     "the end of a process": "import os; os.kill(1, 9)",
     "the end of a folder": "import shutil; shutil.rmtree('/tmp')",
     "files writable again": f"{IN_C}mount(None, b'/', None, 0x1020, None) == 0",
@@ -48,7 +44,6 @@ FAILS = {
     "sleep": "import time; time.sleep(60)",
     "a large file": "open('x', 'wb').write(bytes(2**25))",
     "large files in two folders": "[open(f'/{name}/x', 'wb').write(bytes(9 * 2**20)) for name in ('tmp', 'run')]",
-    "a surrogate": "x = '\udc80'",
 }
 
 
@@ -71,10 +66,8 @@ def test_a_program_may_write_small_files_and_start_threads():
 
 
 def test_an_error_is_named():
-    assert execute("1 / 0").error == "ZeroDivisionError: division by zero"
     assert execute("x = bytearray(2**30)").error == "MemoryError"
     assert execute("while True: pass", seconds=1) == (False, "", "it did not end in 1 s", True)
-    assert execute("import os; os._exit(0)").error == "it ended its process, or did what ends it"
 
 
 @pytest.mark.slow
@@ -118,7 +111,6 @@ def test_a_program_reaches_no_file_no_process_and_no_network(tmp_path):
     ("step", "refused"),
     [
         ('"user": 0x10000000', '"user": 1 << 62'),
-        ("(_CAPABILITIES, 0)", "(_CAPABILITIES, 2**22)"),
         ("os.uname().machine", "'vax'"),
     ],
 )

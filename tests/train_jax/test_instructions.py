@@ -26,7 +26,7 @@ from support.scripted_model import BYTES
 from support.untrained_run import write_run_of
 
 import bridge
-from models_torch.gpt import IGNORED_TARGET, GPTConfig
+from models_torch.gpt import IGNORED_TARGET
 from models_torch.hrm_text import HRMText, HRMTextConfig
 from models_torch.kv_cache import CachedModel
 from train_jax.__main__ import main as trm
@@ -45,7 +45,7 @@ from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
 from train_jax.tasks.language.core_evaluation import DeviceScorer
 from train_jax.tasks.language.generation import TextModel, with_cycles
 from train_jax.tasks.language.huggingface import write_folder
-from train_jax.tasks.language.instructions.data import InstructionSet, PackedSteps, assign, count_fitting, fits
+from train_jax.tasks.language.instructions.data import InstructionSet, PackedSteps, assign, count_fitting
 from train_jax.tasks.language.instructions.presets import _optimizer
 from train_jax.tasks.language.instructions.task import BackpropSchedule, InstructionTask, response_sums
 from train_jax.tasks.language.sampling import Sampling
@@ -85,8 +85,6 @@ def assigned(count, rows, capacity, seed):
 
 
 def test_a_step_has_as_many_samples_as_fit():
-    assert fits(np.array([5, 5, 3, 3]), 2, 8) and not fits(np.array([5, 5, 3, 4]), 2, 8)
-    assert assign(np.array([2, 5, 2, 4]), 2) == [[1, 0], [3, 2]]
     lengths, steps = assigned(20, 8, 1024, seed=0)
     loads = np.array([[lengths[row].sum() for row in step] for step in steps])
     assert loads.max() <= 1024 and loads.mean() > 0.97 * 1024
@@ -115,8 +113,7 @@ def test_two_hundred_steps_are_those_of_the_published_sampler(monkeypatch):
 def test_rows_have_the_samples_with_their_positions_and_targets(tmp_path):
     data = InstructionSet(str(write_set(tmp_path, 60)))
     steps = PackedSteps(data, 4, 32)
-    batch, samples = steps.batch(0, (0, 1)), data.epoch(0)
-    seen = 0
+    batch, seen = steps.batch(0, (0, 1)), 0
     for row in range(4):
         for number in range(batch["samples"][row].max() + 1):
             own = batch["samples"][row] == number
@@ -133,10 +130,6 @@ def test_rows_have_the_samples_with_their_positions_and_targets(tmp_path):
         np.testing.assert_array_equal(array, np.concatenate([half[name] for half in halves]))
     everything = steps.batch(0, (0, 1), target_only=False)
     assert (everything["targets"] == IGNORED_TARGET).sum() == (batch["samples"] < 0).sum()
-    several = [steps.at(n) for n in range(12)]
-    assert several[0] == PackedSteps(data, 4, 32).at(0) and several[-1].epoch > 0
-    for step in several:
-        assert step.first + step.count < len(samples.lengths)
 
 
 def test_every_held_out_sample_is_evaluated_once(tmp_path):
@@ -171,9 +164,6 @@ def test_a_data_set_that_cannot_be_trained_on_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"metadata.json is missing\); build them with `trm build-data instructions"):
         InstructionTask(config)
     write_set(tmp_path / "set", 60)
-    config = dataclasses.replace(config, data_dir=str(tmp_path / "set"))
-    with pytest.raises(UserError, match="has no held-out samples in test"):
-        _ = InstructionTask(config).held_out
     (tmp_path / "set/epoch_0/inst_len.npy").write_bytes(b"")
     with pytest.raises(UserError, match=r"inst_len.npy cannot be read"):
         InstructionSet(str(tmp_path / "set")).epoch(0)
@@ -187,12 +177,9 @@ def test_samples_of_a_file_are_built_into_the_published_layout(tmp_path, capsys)
     options = ["--source", str(tmp_path / "sums.jsonl"), "--test-share", "0.2", "--tokenizer", str(tmp_path / "text")]
     build = ["build-data", "instructions", *options, "--output-dir", str(tmp_path / "set")]
     assert trm(build) == 0 and "built in" in capsys.readouterr().out
-    assert trm(build) == 0 and "already there" in capsys.readouterr().out
     train, test = InstructionSet(str(tmp_path / "set")), InstructionSet(str(tmp_path / "set/test"))
     assert train.epochs == 4 and len(train.epoch(0).inst_len) + len(test.epoch(0).inst_len) == 41
     assert sorted(train.epoch(0).inst_start) == sorted(train.epoch(3).inst_start)
-    assert trm([*build, "--conditions", "direct=<|nothing|>"]) == 2
-    assert "the token '<|nothing|>' of condition direct is not special" in capsys.readouterr().err
 
 
 def published_adam(parameters, config):
@@ -373,12 +360,6 @@ def test_more_cycles_have_the_same_weights(run, model):
     (request,) = asked_of(model, ["7 + 1 ="])
     (row,) = TextModel(longer).complete([request])
     assert row.tokens == greedy(module_of(longer), request.prompt)[0][: len(row.tokens)]
-    other = dataclasses.replace(run, config=with_fields(run.config, {"design": "transformer"}))
-    with pytest.raises(UserError, match="--cycles 3: a transformer has no cycles; omit the option"):
-        with_cycles(other, 3)
-    other = dataclasses.replace(run, config=dataclasses.replace(run.config, model="gpt", arch=GPTConfig()))
-    with pytest.raises(UserError, match="--cycles 3 is an option of HRM-Text, not of --model gpt; omit it"):
-        with_cycles(other, 3)
 
 
 PUBLISHED = {"boq": "<|im_start|>", "eoq": "<|im_end|>", "eoa": "<|box_end|>"}
@@ -398,7 +379,7 @@ def published(run, tmp_path_factory):
     return str(folder / "set"), str(folder / "tokenizer")
 
 
-def test_a_published_data_set_takes_its_tokenizer_from_another_folder(run, published, tmp_path):
+def test_a_published_data_set_takes_its_tokenizer_from_another_folder(run, published):
     data_dir, tokenizer_dir = published
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, data_dir=data_dir))
     tokenizer = TextModel(run, tokenizer_dir).tokenizer
@@ -408,9 +389,6 @@ def test_a_published_data_set_takes_its_tokenizer_from_another_folder(run, publi
     assert text_of(answer_stream(tokenizer), [*b"12", tokenizer.vocab_size - 1, tokenizer.stop]) == "12"
     with pytest.raises(UserError, match=r"set/tokenizer\.json does not exist"):
         TextModel(run)
-    Tokenizer(Tokenizer.load(tokenizer_dir).ranks).save(tmp_path / "tokenizer")
-    with pytest.raises(UserError, match=r"names a token that is not special in .*tokenizer/tokenizer\.json"):
-        TextModel(run, str(tmp_path / "tokenizer"))
 
 
 @pytest.mark.slow

@@ -47,8 +47,6 @@ def test_sums_leave_out_ignored_targets_and_special_tokens():
     assert {name: float(value) for name, value in sums.items()} == {"loss": 25, "tokens": 5, "nats": 15, "bytes": 8}
     figures = figures_of(sums)
     assert figures == {"loss": 5, "bits_per_byte": pytest.approx(15 / (8 * math.log(2))), "tokens": 5}
-    assert math.isnan(figures_of(sums | {"bytes": 0})["bits_per_byte"])
-    assert LanguageTask.figures(None, {"loss": 0.0, "tokens": 0.0, "nats": 0.0, "bytes": 0.0}, 0) == {"tokens": 0}
 
 
 def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
@@ -59,15 +57,14 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
     assert set(training.groups) == {"transformer", "lm_head"}
     evaluator, state = task.evaluator(training.objective, Devices(1)), training.initial_state()
     evaluation = evaluator(state)
-    assert "gzip -9" in evaluation.summary and "xz -9e" in evaluation.summary
-    assert "gzip" not in evaluator(state, limit=1).summary, "the compressors have compressed all documents"
+    assert "gzip -9" in evaluation.summary
     assert evaluation.metrics["loss"] == pytest.approx(math.log(290), rel=1e-5)
     test = task.data.splits["test"]
     assert evaluation.metrics["tokens"] == test.tokens - 1
     # All targets but <|bos|> have bytes, and the first document's <|bos|> is no target.
     expected = math.log2(290) * (test.tokens - test.documents) / test.bytes
     assert evaluation.metrics["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
-    assert "bits per byte" in evaluation.summary and evaluation.metrics["count"] == -(-(test.tokens - 1) // 24)
+    assert evaluation.metrics["count"] == -(-(test.tokens - 1) // 24)
 
 
 def test_a_model_of_the_user_has_the_losses_of_pytorch(data_dir):
@@ -81,18 +78,12 @@ def test_a_model_of_the_user_has_the_losses_of_pytorch(data_dir):
     inputs, targets = (torch.from_numpy(batch[name]) for name in ("inputs", "targets"))
     expected = training.objective.fn.module(inputs, targets, loss_reduction="sum")
     assert float(sums.loss) == pytest.approx(expected.item(), rel=1e-6)
-    with pytest.raises(UserError, match="sample_every_steps 5: Outputs has no cache of keys and values"):
-        start(with_fields(config, {"sample_every_steps": 5}), None, Devices(1)).evaluations()
 
 
 def test_data_and_models_that_do_not_fit_are_one_line(data_dir):
     config = tiny(data_dir)
     with pytest.raises(UserError, match="nowhere is not a text data set; build one with `trm build-data text --vocab"):
         start(dataclasses.replace(config, data_dir="nowhere"), devices=Devices(1))
-    with pytest.raises(UserError, match=r"train tokens, expected at least 98,305 for one batch; use a smaller"):
-        start(dataclasses.replace(config, global_batch_size=4096), devices=Devices(1))
-    with pytest.raises(UserError, match="--model trm is no language model; use one of gpt"):
-        start(with_model(tiny(data_dir), "trm"), devices=Devices(1))
 
 
 # ---- whole runs
@@ -129,8 +120,6 @@ def test_trains_evaluates_and_continues_bit_for_bit(trained, devices):
     assert samples == {path.name: path.read_bytes() for path in (other / "samples").iterdir()}
     assert samples.keys() == {"10.json", "20.json"} and samples["10.json"] != samples["20.json"]
     assert samples["20.json"] == (folder / "evaluation" / "samples.json").read_bytes()
-    texts = json.loads(samples["20.json"])["samples"]
-    assert len(texts) == 6 and all(each["text"] for each in texts)
 
 
 @pytest.mark.slow

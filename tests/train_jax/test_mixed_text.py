@@ -1,7 +1,6 @@
 """Several text data sets in one run, weights of their tokens, and the loss with weights and a divisor."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +129,6 @@ def test_documents_and_weights_come_back(text, tmp_path):
     ("ids", "mask", "message"),
     [
         ([281, 5, 6], [0, 1], "begins with <|bos|>, which occurs once, and as many weights"),
-        ([5, 281], [0, 1], "begins with"),
         ([281, 5, 281], [0, 1, 1], "begins with"),
         ([281, 5], [0, 2], "the weights 0 and 1"),
     ],
@@ -139,21 +137,15 @@ def test_documents_that_no_packing_could_read_are_refused(text, tmp_path, ids, m
     tokenizer = Tokenizer.load(text / "plain")  # <|bos|> is 281
     with pytest.raises(ValueError, match=message.replace("|", r"\|")):
         write_documents(tmp_path, tokenizer, {}, {"train": [(ids, mask)], "test": []})
-    with pytest.raises(UserError, match="the test split has no documents"):
-        write_documents(tmp_path / "b", tokenizer, {}, {"train": [([281, 5], [0, 1])], "test": []})
 
 
 def test_damaged_weights_are_one_line(text, tmp_path):
     data = write(tmp_path / "set", Tokenizer.load(text / "plain"))
     _check_hashes(data.folder)
     path, size = data.folder / "train" / shard_name(0, "weights"), data.splits["train"].tokens
-    for array, message in (
-        (np.ones(size, "<u2"), r"dtype uint16, expected \(\d+,\) and uint8"),
-        (np.full(size, 7, "u1"), "contains the weight 7, expected less than 2"),
-    ):
-        np.save(path, array)
-        with pytest.raises(UserError, match=message):
-            data.stream("train").weights.take(0, 5)
+    np.save(path, np.full(size, 7, "u1"))
+    with pytest.raises(UserError, match="contains the weight 7, expected less than 2"):
+        data.stream("train").weights.take(0, 5)
     np.save(path, np.zeros(size, "u1"))
     with pytest.raises(UserError, match=r"the train split is not what recipe\.json says"):
         _check_hashes(data.folder)
@@ -197,14 +189,9 @@ def test_a_run_takes_the_rows_of_each_data_set_from_its_own_packing(text, packin
             np.testing.assert_array_equal(batch[name][order == number], values)
     assert task.examples_per_epoch == sum(alone.examples_per_epoch for alone in each)
     assert task.fingerprint not in {alone.fingerprint for alone in each}
-    assert each[0].fingerprint == TextSet(text / "plain").fingerprint
-    assert task.fingerprint != LanguageTask(config_of(text, "plain", "other")).fingerprint
     assert task.test_stream.take(0, 9).tolist() == each[0].test_stream.take(0, 9).tolist()
     assert {type(alone.rows) for alone in each} == {PACKINGS[packing]}
-    assert "documents in 3 data sets, " in task.description
-    cut = task.rows.cut_documents
-    assert (cut > 0) == (packing == "bestfit-pad")
-    assert task.description.endswith(f", {cut} longer documents cut to 25 tokens") == (packing == "bestfit-pad")
+    assert (task.rows.cut_documents > 0) == (packing == "bestfit-pad")
 
 
 @pytest.mark.parametrize(
@@ -212,8 +199,6 @@ def test_a_run_takes_the_rows_of_each_data_set_from_its_own_packing(text, packin
     [
         (("plain", "stranger"), "", r"stranger was built with another tokenizer than .*plain; build it with `trm"),
         (("plain", "other"), "1", "'1': expected 2 numbers above 0, one for each data set in --data-dir; use 1,1"),
-        (("plain", "other"), "1,0", "expected 2 numbers above 0"),
-        (("plain",), "1,2", "expected 1 numbers above 0"),
         (("plain", "other"), "1,1e-9", "1,024 rows have none of the data set of weight 1e-09"),
     ],
 )
@@ -223,16 +208,13 @@ def test_data_sets_that_cannot_be_mixed_are_one_line(text, names, weights, messa
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_a_data_set_of_a_mixture_needs_one_row_and_has_its_share(text):
+def test_a_data_set_of_a_mixture_has_its_share(text):
     """Without weights, a pass over each data set takes the same number of steps."""
     config = config_of(text, "plain", "weighted", fields={"global_batch_size": 512})
     task = LanguageTask(config)
     task.check(config, Devices(1))
     sizes = [LanguageTask(config_of(text, name)).examples_per_epoch for name in ("plain", "weighted")]
     assert task.rows._counts[0] == round(BLOCK_ROWS * sizes[0] / sum(sizes))
-    long = config_of(text, "plain", "weighted", fields={"seq_len": 1500})
-    with pytest.raises(UserError, match=r"weighted has \d+ train tokens, expected at least 1,501 for one row; use a"):
-        LanguageTask(long).check(long, Devices(1))
 
 
 # ---- the loss
@@ -283,24 +265,6 @@ def test_the_loss_is_the_weighted_sum_over_the_divisor(weighted_run):
         np.testing.assert_allclose(ours.dense[name], gradient, rtol=0, atol=1e-5, err_msg=name)
 
 
-def test_without_weights_the_loss_is_that_of_weights_of_one(weighted_run):
-    training, state = weighted_run, weighted_run.initial_state()
-    batch = LanguageTask.batch(training.task, 0, (0, 1))
-    ones = {"weights": np.ones(batch["targets"].shape, np.float32)}
-
-    @jax.jit
-    def loss_of(params, batch):
-        return training.task.loss(training.objective.call(params, state.buffers, train=True), (), batch)
-
-    plain, same = (loss_of(state.params, each) for each in (batch, batch | ones))
-    assert (batch["targets"] == -1).any()
-    np.testing.assert_allclose(plain.loss, same.loss, rtol=1e-5)
-    assert plain.weight == same.weight == plain.counted == (batch["targets"] != -1).sum()
-    halved = loss_of(state.params, batch | {"weights": ones["weights"] / 2})
-    np.testing.assert_allclose(2 * halved.loss, plain.loss, rtol=1e-5)
-    assert halved.metrics["loss"] == plain.metrics["loss"], "metrics are of the model, not of the weights"
-
-
 def test_a_step_without_targets_changes_no_bit_and_is_counted(weighted_run):
     """The state and the next step are as if the step had not been."""
     devices, step = Devices(1), weighted_run.parallel_step()
@@ -330,11 +294,6 @@ def test_a_run_on_two_data_sets_by_command(text, tmp_path, capsys):
     command = ["train", "chat-tiny", "--data-dir", names, "--run-dir", run, "--packing", "bestfit-pad", *small.split()]
     assert main([*command, "--data-weights", "3,1"]) == 0
     assert "documents in 2 data sets" in capsys.readouterr().out
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    assert sum(record.get("train/empty_steps", 0) for record in records) == 0
     assert main(["generate", run, "--prompt", "1 + 1", "--max-tokens", "2"]) == 0
-    assert main(["evaluate", run, "--data-dir", str(text / "weighted"), "--no-samples"]) == 0
     assert main(["evaluate", run, "--data-dir", str(text / "stranger"), "--no-samples"]) == 2
     assert "another tokenizer than" in capsys.readouterr().err
-    assert main([*command, "--data-weights", "1,1"]) == 2
-    assert "data_weights 3,1 there, 1,1 requested" in capsys.readouterr().err

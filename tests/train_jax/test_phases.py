@@ -76,13 +76,6 @@ def test_a_phase_inherits_sizes_batch_and_rates(base, name, rate, share):
     assert phase(base, name, "--arch.n-layer", "2").arch.n_layer == 2, "fields can be given as always"
 
 
-def test_small_presets_have_an_rl_of_their_own(base):
-    argv = ["chat-tiny", "--phase", "rl", "--init-from", f"{base}/run", "--data-dir", f"{base}/set"]
-    config = parse_run(argv, prog="trm train", description="")[1]
-    assert (config.optim.optimizer, config.optim.groups, config.global_batch_size) == ("adamw", (), 128)
-    assert config.steps == 300 and config.task_config.samples == 8 and config.arch == phase(base, "rl").arch
-
-
 def test_the_optimizer_s_state_goes_on_and_its_schedules_begin_anew(base):
     training = start(phase(base, "sft"))
     fresh = start(dataclasses.replace(phase(base, "sft"), init_optimizer=False)).initial_state().opt_state
@@ -108,8 +101,6 @@ SFT = ["d4", "--phase", "sft", "--init-from", "BASE/run", "--data-dir", "BASE/se
         (["chat-tiny", "--phase", "fine"], "--phase is 'fine'; use one of base, mid, sft, rl"),
         (["chat-tiny", "--phase", "sft"], "--phase sft starts from a run; give --init-from RUN"),
         (["chat-tiny-2026", "--phase", "sft", "--init-from", "BASE/run"], "is a run of the model gpt, the preset has"),
-        (["chat-tiny", "--phase", "rl", "--init-from", "nowhere"], "nowhere"),
-        ([*SFT, "--eval-problems", "smalltalk"], "smalltalk has no right answers and is not asked during training"),
         ([*SFT, "--eval-problems", "humaneval"], "humaneval runs programs that the model writes and is not asked"),
         (["chat-tiny", "--init-optimizer", "--data-dir", "BASE/set"], "init_optimizer needs a run in init_from"),
     ],
@@ -272,12 +263,7 @@ def test_a_run_continues_bit_for_bit_and_reports(config, tmp_path, monkeypatch, 
     records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     logged = [record for record in records if "train/reward" in record]
     assert len(logged) == 4 and all(record["train/log_prob_difference"] <= 1e-5 for record in logged)
-    assert any(0 < record["train/reward"] < 1 for record in logged)
-    asked = [record for record in records if "eval/problems/accuracy" in record]
-    assert [record["step"] for record in asked] == [2, 4]
-    for record in asked:
-        accuracy, pass_2 = record["eval/problems/accuracy"], record["eval/problems/pass@2"]
-        assert pass_2 > accuracy == record["eval/problems/chat_core"] > 0
+    assert [record["step"] for record in records if "eval/problems/accuracy" in record] == [2, 4]
     part = dataclasses.replace(whole, run_dir=str(tmp_path / "part"), steps=2)
     train(part)
     train(dataclasses.replace(part, steps=4))
@@ -310,7 +296,6 @@ def test_a_step_is_the_same_on_eight_devices_and_two_processes_and_compiles_once
     [
         ({"samples": 5}, "samples 5 does not divide global_batch_size 16; use a divisor of it"),
         ({"normalization": "published", "pass_samples": 3}, "pass_samples 3 does not divide samples 8"),
-        ({"seq_len": 8}, "and arch.seq_len is 8; use a longer one"),
     ],
     ids=str,
 )
@@ -377,12 +362,6 @@ def test_it_trains_and_reports_both_and_continues_bit_for_bit(toy, tmp_path, cap
     for name, steps in (("eval/loss", [3, 6, 9, 12, 15, STEPS]), ("eval/share/mean", [7, 14, STEPS])):
         assert [record["step"] for record in read_metrics(folder) if name in record] == steps
     assert {"loss", "share/mean"} <= figures.keys() and "share: mean" in capsys.readouterr().out
-    assert json.loads(folder.evaluation("share").read_text())["count"] == 1
-    run = train_jax.load_run(toy.run_dir)
-    tokens = np.load(f"{toy.data_dir}/test.npy")
-    loss, weight = run.apply(tokens, np.ones(tokens[:, 1:].shape, np.float32))
-    assert float(loss / weight) == pytest.approx(figures["loss"], rel=1e-5) and run.step == STEPS
-    assert train_jax.train(toy)["loss"] == figures["loss"], "it is finished"
 
     again = dataclasses.replace(toy, run_dir=str(tmp_path / "again"), steps=10)
     train(again)
@@ -393,12 +372,7 @@ def test_it_trains_and_reports_both_and_continues_bit_for_bit(toy, tmp_path, cap
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_impossible_dispatches_are_refused_before_a_folder_is_made(toy, tmp_path, monkeypatch):
-    fields = {"compute": ComputeConfig(steps_per_dispatch=5), "eval_every_steps": 0, "log_every_steps": 5}
-    several = dataclasses.replace(toy, **fields)
+def test_several_steps_in_a_dispatch_are_refused(toy):
+    several = dataclasses.replace(toy, compute=ComputeConfig(steps_per_dispatch=5), log_every_steps=5)
     with pytest.raises(UserError, match=r"depend on the model after every step, and compute\.steps_per_dispatch is 5"):
         train(several)
-    monkeypatch.setattr(Rollouts, "needs_state", False)
-    with pytest.raises(UserError, match="every 3 steps does not end with a dispatch of 5"):
-        train(several)
-    assert not (tmp_path / "run").exists()

@@ -14,19 +14,15 @@ from support.scripts import run_script
 from test_served_puzzles import write_sudokus
 
 from train_jax.__main__ import main as trm
-from train_jax.stages.serve import Serve, _names
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0 is visible to others, and TRM_TOKEN is not set; set it to a secret"),
-        (["--host", "no.such.host.invalid", "--token-variable", "HOME"], "use another address or port"),
         (["--port", "USED"], "use another address or port"),
         (["--step", "8", "--port", "0"], "no checkpoint of step 8"),
-        (["--queue", "-1"], "--queue is -1; use at least 0"),
         (["RUN", "--port", "0"], "is given twice; give each run once"),
-        (["other", "--port", "0", "--model-name", "mine"], "--model-name mine is for one run, and 2 are given"),
     ],
 )
 def test_a_mistake_is_one_line(language_run, capsys, arguments, message):
@@ -35,20 +31,6 @@ def test_a_mistake_is_one_line(language_run, capsys, arguments, message):
         assert trm(["serve", language_run, *(words.get(each, each) for each in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1, error
-
-
-def test_without_the_packages(language_run, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "train_jax.serving.connection", raising=False)
-    assert trm(["serve", language_run]) == 2
-    line = "trm: this command needs the package uvicorn; install it with `pip install 'trm-bridge[serve]'`\n"
-    assert capsys.readouterr().err == line
-
-
-def test_names_of_models_are_unique():
-    assert _names(Serve(("runs/a", "runs/b/"))) == {"a": "runs/a", "b": "runs/b/"}
-    assert _names(Serve(("x/run", "y/run", "z"))) == {"x/run": "x/run", "y/run": "y/run", "z": "z"}
-    assert _names(Serve(("x/run",), model_name="mine")) == {"mine": "x/run"}
 
 
 @pytest.mark.slow

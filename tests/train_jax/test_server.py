@@ -18,9 +18,7 @@ from support.served import LIMITS, SLOTS, alphabet, listening, model_of, until
 
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
-from train_jax.tasks.language.chat.evaluation import written_text
 from train_jax.tasks.language.chat.server import TextService
-from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
 
 HERE = "http://127.0.0.1"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -109,10 +107,6 @@ def test_parts_are_calls_of_tools_their_outputs_and_text(client):
     deltas = [part for each in chunks for part in each["choices"][0]["delta"].get("parts", ())]
     assert [(part["type"], part["text"]) for part in deltas[:2]] == parts[:2]
     assert "".join(part["text"] for part in deltas[2:]) == "OK."
-    answer = {"role": "assistant", "content": choice["message"]["parts"]}
-    again = client.post(CHAT, json=GREEDY | {"messages": [*HELLO["messages"], answer, *HELLO["messages"]]}).json()
-    # hi, the answer with its tokens of calls and outputs, hi
-    assert again["usage"]["prompt_tokens"] == 1 + 4 + (1 + 3 + 2 + 2 + 2 + 3 + 1) + 4 + 1
 
 
 def test_texts_are_continued(client):
@@ -124,8 +118,6 @@ def test_texts_are_continued(client):
     for prompt in (["a", "m"], [list(b"a"), list(b"m")]):
         choices = client.post(TEXT, json=GREEDY | {"prompt": prompt, "n": 2, "max_tokens": 2}).json()["choices"]
         assert [(each["index"], each["text"]) for each in choices] == [(0, "bc"), (1, "bc"), (2, "no"), (3, "no")]
-    chunks = events_of(client.post(TEXT, json=GREEDY | {"prompt": [97], "stream": True}))
-    assert "".join(each["choices"][0]["text"] for each in chunks) == "bcdefghijklmnopq"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -168,8 +160,6 @@ def test_roles_and_parts_of_messages(client):
     for tokens, messages in (
         (6, [{"role": "user", "content": parts}]),
         (9, [{"role": "system", "content": "S"}, turn]),
-        (9, [{"role": "developer", "content": "S"}, turn]),
-        (14, [turn, {"role": "assistant", "content": "OK"}, turn]),
     ):
         answer = client.post(CHAT, json=GREEDY | {"messages": messages}).json()
         assert answer["usage"]["prompt_tokens"] == tokens, messages
@@ -178,7 +168,6 @@ def test_roles_and_parts_of_messages(client):
 def test_the_other_paths(client):
     assert client.get("/health").json() == {"status": "ok"}
     assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["toy", "other"]
-    assert client.get("/v1/models/toy").json()["object"] == "model"
     assert client.get("/v1/models/third").json()["error"]["code"] == "model_not_found"
     client.post(TEXT, json={"prompt": "a", "max_tokens": 3})
     lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
@@ -206,7 +195,6 @@ def test_models_and_checkpoints_by_their_names(client):
     with ThreadPoolExecutor(8) as pool:  # they take turns
         texts = list(pool.map(lambda name: text_of(client, name), names))
     assert texts == [letters if name == "toy@5" else "OK." for name in names]
-    assert client.get("/v1/models/toy@5").json()["id"] == "toy@5"
     for name in ("toy@6", "third", "third@5", "other@5"):
         error = client.post(CHAT, json=HELLO | {"model": name}).json()["error"]
         assert error["message"] == f"the model '{name}' is not here; use 'toy', 'other'"
@@ -219,26 +207,17 @@ def test_models_and_checkpoints_by_their_names(client):
 
 MISTAKES = [
     ("temperature", 3, "temperature is 3; use at most 2"),
-    ("top_p", 0, "top_p is 0; use a value above 0 to 1"),
-    ("n", 17, "n is 17; use at most 16"),
     ("n", True, "use a whole number"),
     ("seed", 2**64, "seed is"),
-    ("max_tokens", 0, "max_tokens is 0; use at least 1"),
     ("max_tokens", 1000, "max_tokens is 1000, and the prompt has 6 tokens; use at most 91"),
     ("stream", "yes", "stream is 'yes'; use True or False"),
-    ("stream_options", {"include_usage": 1}, 'use {"include_usage": true}'),
-    ("stop", {"a": 1}, "stop is a dict"),
     ("stop", ["a"] * 5, "use a text, or at most 4, each of 1 to 256 characters"),
-    ("stop", "", "stop is ['']; use a text"),
-    ("top_logprobs", 21, "top_logprobs is 21; use at most 20"),
     ("top_logprobs", 2, "top_logprobs is 2 without logprobs; set logprobs to true"),
-    ("presence_penalty", 1, "presence_penalty is 1; use 0 (there are no penalties)"),
     ("tools", [{"type": "function"}], "tools is not supported here; leave it out"),
     ("model", "gpt-4o", "the model 'gpt-4o' is not here; use 'toy', 'other'"),
     ("model", ["toy"], "'toy'"),
     ("messages", [], "messages: [] is no conversation"),
     ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "of a message from user is not text"),
-    ("messages", [*HELLO["messages"], {"role": "assistant", "content": "a"}], "expected one from the user"),
     ("messages", [{"role": "user", "content": "\ud800"}], "is not valid UTF-8"),
     ("messages", [{"role": "user", "content": "a" * 77}], "the prompt has 81 tokens; use at most 80"),
 ]
@@ -454,32 +433,3 @@ def test_the_official_client(model, port):
     with official.completions.create(model="toy", prompt="a", max_tokens=90, stream=True) as stream:
         next(iter(stream))
     asyncio.run(until(lambda: model.thread.rows == 0))
-
-
-# ---- text
-
-
-def test_text_that_may_begin_a_stop_string_waits():
-    def pieces(text, stop):
-        stream = TextStream(BYTES, stop=stop)
-        return [*(stream.feed([byte], [0.0]).text for byte in text.encode()), stream.finish().text]
-
-    assert pieces("aü", ()) == ["a", "", "ü", ""]
-    assert "".join(pieces("xaab.", ("aac", "b!"))) == "xaab."
-    assert pieces("xab", ("abc",)) == ["x", "", "", "ab"], "what may begin a stop string waits for the end"
-    assert pieces("xabcd", ("abc",)) == ["x", "", "", "", "", ""]
-    assert "".join(pieces("aaab", ("aab",))) == "a"
-    assert "".join(pieces("xyz", ("yz", "xyz"))) == "", "of two that end together, the longer one"
-
-
-def test_calls_outputs_and_special_tokens_have_no_text():
-    special = BYTES.specials
-    tokens = [special["<|output_end|>"], *b"a", special["<|python_start|>"], *b"1+1", special["<|python_end|>"]]
-    assert written_text(BYTES, tokens[:-1]) == "a", "a call that does not end"
-    tokens += [special["<|output_start|>"], *b"2", special["<|output_end|>"], *b"b", BYTES.bos, 0xC3]
-    assert written_text(BYTES, tokens) == "ab\ufffd"
-    stream = answer_stream(BYTES)
-    piece = stream.feed(tokens, [0.0] * len(tokens))
-    assert piece.text == "ab" and [token.bytes for token in piece.tokens] == [b"a", b"b"]
-    rest = stream.finish()
-    assert rest.text == "\ufffd" and [token.bytes for token in rest.tokens] == [b"\xc3"]

@@ -3,7 +3,6 @@
 `NANOCHAT_DIR=/path/to/nanochat` compares with the loader and the tokenizer of a checkout at 4a87a0d.
 """
 
-import base64
 import hashlib
 import json
 import os
@@ -11,36 +10,29 @@ import random
 import re
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from support.made_wordnet import make_wordnet
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.tasks.language import text_building
 from train_jax.tasks.language.batches import StreamRows, tokens_per_step
 from train_jax.tasks.language.documents import (
-    GLOSSES,
-    STANDARD_LIBRARY,
     Skipped,
-    TextFile,
     docstrings,
     is_test,
     list_files,
     read_documents,
     shuffled,
-    source_facts,
 )
 from train_jax.tasks.language.text_building import TextData
 from train_jax.tasks.language.text_set import TextSet, shard_name
 from train_jax.tasks.language.tokenizer import (
     JSON_NAME,
     RANKS_NAME,
-    SAMPLES,
     SPECIAL_TOKENS,
     SPLIT_PATTERN,
     Tokenizer,
@@ -114,31 +106,10 @@ def test_docstrings_and_topics_are_documents():
     assert list(docstrings(b"print 1")) == list(docstrings(b"\0")) == []
 
 
-def test_words_and_meanings_are_documents(tmp_path, monkeypatch):
-    make_wordnet(tmp_path / "data")
-    monkeypatch.setattr("train_jax.tasks.language.wordnet.package_folder", lambda name: tmp_path)
-    documents, _ = read(GLOSSES)
-    assert documents[0] == "dog, an old dog (noun): an animal that barks"
-    assert documents[-1] == "soon, an old soon (adverb): in a short time"
-    assert source_facts([GLOSSES]) == {"glosses_license": "WordNet"}
-    monkeypatch.setattr("train_jax.tasks.language.wordnet.package_folder", lambda name: None)
-    with pytest.raises(UserError, match="WordNet, which is not installed; run `pip install"):
-        read(GLOSSES)
-
-
-def test_documents_that_are_empty_or_not_utf8_are_skipped_and_counted(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
-    (tmp_path / "b.jsonl").write_text('{"text": "\\ud800"}\n{"text": "good"}\n{"text": "  "}\n{"text": null}\n')
-    documents, skipped = read(tmp_path)
-    assert documents == ["good"] and (skipped.not_utf8, skipped.empty, skipped.documents) == (2, 2, 5)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}', "line 2 is not a JSON object with a text in 'text'"),
-        ("a.jsonl", b"[1]", "line 1 is not a JSON object"),
-        ("a.jsonl", b'{"text": 5}', "line 1 is not a JSON object"),
         ("a.jsonl", b"[" * 10**5, "line 1 is not a JSON object"),
         ("a.parquet", b"PAR1 no", "is not a readable parquet file"),
         ("a.bin", b"", "is not a folder or a .txt, .md"),
@@ -153,19 +124,10 @@ def test_a_source_that_cannot_be_read_is_one_line(tmp_path, name, content, messa
         read(tmp_path / name)
 
 
-def test_the_standard_library_is_there_without_its_tests():
-    names = [file.name for file in list_files([STANDARD_LIBRARY])]
-    assert f"{STANDARD_LIBRARY}/json/decoder.py" in names and len(names) > 300
-    assert not [name for name in names if "/test/" in name or "site-packages" in name]
-
-
 def test_splits_depend_on_the_text_alone():
     share = np.mean([is_test(text, 0, 0.2) for text in texts(2000)])
     assert share == pytest.approx(0.2, abs=0.03)
     assert [is_test(text, 0, 0.2) for text in texts()] != [is_test(text, 1, 0.2) for text in texts()]
-    files = [TextFile(str(number), Path()) for number in range(50)]
-    assert shuffled(files, 3) == shuffled(files, 3) != shuffled(files, 4)
-    assert set(shuffled(files, 3)) == set(files) and shuffled(files, 3) != files
 
 
 # ---- shards
@@ -217,7 +179,6 @@ DAMAGE = {
     "objects": (lambda folder: save(folder, np.array([{}]), allow_pickle=True), "is not a valid array"),
     "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; build one"),
     "another tokenizer": (lambda folder: edit(folder, tokenizer_sha256="0"), "is another tokenizer than recipe.json"),
-    "a smaller vocabulary": (lambda folder: edit(folder, vocab_size=60), "contains the token 2[0-9]+, expected less"),
 }
 
 
@@ -236,9 +197,9 @@ def test_commands(source, tmp_path, capsys):
     options = ["--source", str(source), "--output-dir", str(tmp_path / "set"), "--vocab-size", "300"]
     assert main(["build-data", "text", *options, "--license", "CC0-1.0"]) == 0
     assert main(["build-data", "inspect", str(tmp_path / "set")]) == 0
-    built, inspected = capsys.readouterr().out.split("already exists")
-    for shown in (built, inspected):
-        assert "vocabulary: 300 tokens" in shown and "license: CC0-1.0" in shown and "gzip bits per byte" in shown
+    assert "license: CC0-1.0" in capsys.readouterr().out
+    assert main(["tokenizer", "evaluate", str(tmp_path / "set")]) == 0
+    assert f"held-out text of {tmp_path / 'set'}, and short texts; 300 tokens" in capsys.readouterr().out
     assert main(["build-data", "text", "--source", str(tmp_path / "nothing")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -316,7 +277,7 @@ def test_a_build_that_was_interrupted_goes_on(in_parts, tmp_path, monkeypatch):
     assert build(in_parts, tmp_path / "again").fingerprint == build(in_parts, tmp_path / "other").fingerprint
 
 
-def test_several_machines_share_the_work(in_parts, tmp_path, capsys):
+def test_several_machines_share_the_work(in_parts, tmp_path):
     one = build(in_parts, tmp_path / "one")
     options = {"tokenizer": str(tmp_path / "one"), "parts_dir": str(tmp_path / "parts")}
     machines = [text_data(in_parts, tmp_path / "set", part=f"{number}/3", **options) for number in (1, 2, 3)]
@@ -324,21 +285,9 @@ def test_several_machines_share_the_work(in_parts, tmp_path, capsys):
     counts = [int(line.split()[0]) for line in lines]
     total = len(text_building.Parts(tmp_path, text_data(in_parts, tmp_path), Tokenizer.load(str(tmp_path / "one"))))
     assert sum(counts) == total and min(counts) >= total // 3 > 1
-    for count, line in zip(counts, lines, strict=True):
-        assert f"of {total} parts are in {tmp_path / 'parts'}, {count} of them" in line
-    again = text_data(in_parts, tmp_path / "set", part="2/3", **options).encode_part(lambda *_: None)
-    assert ", 0 of them encoded now" in again and not (tmp_path / "set").exists()
     assert build(in_parts, tmp_path / "set", **options).fingerprint == one.fingerprint
-    assert (tmp_path / "parts").exists()
-    words = ["--source", str(in_parts), "--output-dir", str(tmp_path / "set"), "--test-share", "0.2"]
-    words += ["--tokenizer", options["tokenizer"], "--parts-dir", options["parts_dir"], "--part", "1/1"]
-    assert main(["build-data", "text", *words]) == 0
-    assert "without --part makes the data set" in capsys.readouterr().out
-    for part, message in (("0/3", "expected N/M with N from 1 to M, such as 1/8"), ("2", "expected N/M")):
-        with pytest.raises(UserError, match=f"^--part {part}: {message}"):
-            text_data(in_parts, tmp_path / "set", part=part).encode_part(lambda *_: None)
-    with pytest.raises(UserError, match=r"^--part 1/2 needs --tokenizer and --parts-dir, which all machines share"):
-        text_data(in_parts, tmp_path / "set", part="1/2").encode_part(lambda *_: None)
+    with pytest.raises(UserError, match=r"^--part 0/3: expected N/M with N from 1 to M, such as 1/8"):
+        text_data(in_parts, tmp_path / "set", part="0/3").encode_part(lambda *_: None)
 
 
 def test_damaged_parts_are_encoded_again_or_refused(in_parts, tmp_path):
@@ -355,9 +304,6 @@ def test_damaged_parts_are_encoded_again_or_refused(in_parts, tmp_path):
 
 
 def test_a_data_set_of_the_hub(in_parts, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match="--source hf://some/texts needs `pip install huggingface_hub`; or download it"):
-        build("hf://some/texts", tmp_path / "set")
     asked = []
 
     def download(name, *, repo_type, allow_patterns):
@@ -370,11 +316,6 @@ def test_a_data_set_of_the_hub(in_parts, tmp_path, monkeypatch):
     hub, local = build("hf://some/texts/source", tmp_path / "set"), build(in_parts, tmp_path / "local")
     assert asked and set(asked) == {("some/texts", "dataset", "source/*.txt")}
     assert sorted(hub.splits.items()) == sorted(local.splits.items())
-    client.snapshot_download = lambda *_, **__: 1 / 0
-    with pytest.raises(UserError, match=r"hf://a/b could not be downloaded from the hub \(division by zero\); check"):
-        build("hf://a/b", tmp_path / "other")
-    with pytest.raises(UserError, match="hf://a: expected hf://OWNER/NAME, or hf://OWNER/NAME/FOLDER"):
-        build("hf://a", tmp_path / "other")
 
 
 # ---- tokenizers: libraries agree on hostile text, text comes back, special tokens cannot be written, files are data
@@ -438,8 +379,6 @@ def test_ids_bytes_and_sizes(tokenizer):
         assert tokenizer.decode([number]) == name and tokenizer.token_bytes[number] == 0
         ids = tokenizer.encode(f"a{name}b")
         assert max(ids) < len(tokenizer.ranks) and tokenizer.decode(ids) == f"a{name}b", "its name is ordinary text"
-    with pytest.raises(UnicodeEncodeError):
-        tokenizer.encode("a\ud800b")
 
 
 def test_files_hold_the_same_tokenizer_without_pickle(tokenizer, tmp_path):
@@ -448,25 +387,13 @@ def test_files_hold_the_same_tokenizer_without_pickle(tokenizer, tmp_path):
     loaded = Tokenizer.load(tmp_path)
     assert (loaded.ranks, loaded.specials, loaded.pattern) == (tokenizer.ranks, tokenizer.specials, tokenizer.pattern)
     assert loaded.sha256 == tokenizer.sha256
-    lines = (line.split() for line in (tmp_path / RANKS_NAME).read_text().splitlines())
-    assert {base64.b64decode(token): int(rank) for token, rank in lines} == tokenizer.ranks
-
-
-def drop(content, *path):
-    *outer, last = path
-    for key in outer:
-        content = content[key]
-    del content[last]
 
 
 BROKEN = {
-    "no byte": lambda c: drop(c, "model", "vocab", "!"),
+    "no byte": lambda c: c["model"]["vocab"].pop("!"),
     "an id twice": lambda c: c["model"]["vocab"].update({"!": 1}),
-    "a number that is no integer": lambda c: c["model"]["vocab"].update({"!": True}),
     "a special token as text": lambda c: c["added_tokens"][0].update(special=False),
     "another kind": lambda c: c["model"].update(type="Unigram"),
-    "no model": lambda c: drop(c, "model"),
-    "a character outside the alphabet": lambda c: c["model"]["vocab"].update({"漢": 5}),
 }
 
 
@@ -480,60 +407,16 @@ def test_a_file_that_is_no_tokenizer_is_one_line(tokenizer, tmp_path, damage):
         Tokenizer.load(tmp_path)
 
 
-def test_too_little_text_and_a_missing_package_are_named(monkeypatch):
-    with pytest.raises(UserError, match="the texts give only 269 tokens, --vocab-size is 1000; use more text or at"):
-        train_tokenizer(["abcd ab"], 1000)
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(
-        UserError, match=r"needs the package tiktoken; install it with `pip install 'trm-bridge\[text\]'`"
-    ):
-        text_package("tiktoken")
-
-
-@pytest.fixture
-def training_source(tmp_path):
-    """The options of a folder with the training texts, of which two fifths are held out."""
+def test_commands_of_tokenizers(tmp_path, capsys):
+    folder = str(tmp_path / "tokenizer")
     (tmp_path / "texts").mkdir()
     for number, text in enumerate(training_texts()):
         (tmp_path / "texts" / f"{number}.txt").write_text(text)
-    return ["--source", str(tmp_path / "texts"), "--test-share", "0.4"]
-
-
-def test_commands_of_tokenizers(training_source, tmp_path, capsys):
-    folder = str(tmp_path / "tokenizer")
+    training_source = ["--source", str(tmp_path / "texts"), "--test-share", "0.4"]
     assert main(["tokenizer", "train", *training_source, "--vocab-size", "300", "--output-dir", folder]) == 0
     assert main(["tokenizer", "evaluate", folder, *training_source]) == 0
     shown = capsys.readouterr().out
     assert "300 tokens, 9 of them special" in shown and "0 documents differ from their decoded tokens" in shown
     assert "0 documents have other tokens by tokenizer.json" in shown
-    assert f"documents of {tmp_path / 'texts'}, and short texts; 300 tokens" in shown
     assert main(["tokenizer", "inspect", folder, "--text", "<|bos|>", "--longest", "2"]) == 0
     assert "7 bytes, 7 tokens" in capsys.readouterr().out
-    assert main(["tokenizer", "inspect", folder, "--text", "\U0001f642", "--longest", "0"]) == 0
-    emoji = capsys.readouterr().out
-    assert all(f"'<0x{byte:02X}>'" in emoji for byte in "\U0001f642".encode()) and "\ufffd" not in emoji
-    assert main(["tokenizer", "weigh"]) == 2
-    assert "use one of train, evaluate, inspect" in capsys.readouterr().err
-
-
-def test_the_tokenizer_of_a_data_set_is_measured_on_its_held_out_text(training_source, tmp_path, capsys):
-    folder = str(tmp_path / "set")
-    assert main(["build-data", "text", *training_source, "--vocab-size", "300", "--output-dir", folder]) == 0
-    capsys.readouterr()
-    assert main(["tokenizer", "evaluate", folder]) == 0
-    heading, _, figures, *texts = capsys.readouterr().out.splitlines()
-    assert heading.startswith(f"held-out text of {folder}, and short texts; 300 tokens")
-    assert [line.split()[0] for line in texts[:4]] == list(SAMPLES)
-    held_out = [text for text in training_texts() if is_test(text, 0, 0.4)]
-    size = sum(len(text.encode()) for text in held_out)
-    assert figures.split()[:3] == ["test", str(len(held_out)), f"{size:,}"]
-
-
-@pytest.mark.usefixtures("nanochat")
-def test_the_published_tokenizer_gives_the_same_ids(tokenizer):
-    from nanochat.tokenizer import RustBPETokenizer
-
-    published = RustBPETokenizer.train_from_iterator(iter(training_texts()), VOCAB_SIZE)
-    texts = list(hostile_strings(500))
-    assert [published.encode(text) for text in texts] == tokenizer.encode_batch(texts)
-    assert [published.encode_special(name) for name in SPECIAL_TOKENS] == list(tokenizer.specials.values())
