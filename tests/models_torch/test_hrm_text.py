@@ -153,22 +153,3 @@ def test_the_published_modules_and_ours_are_the_same_model(published, design, fi
         assert (mine is None) == (parameter.grad is None)  # None for the embedding with two steps: all is under no_grad
         if mine is not None:
             close(mine, parameter.grad)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bp_steps", [2, 3, 4, 5])
-def test_the_bridge_keeps_the_gradients_of_the_published_module(published, bp_steps):
-    class Published(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.whole = model
-
-        def forward(self, tokens, positions, attends):
-            x = self.whole.embed_tokens(tokens)
-            _, hidden = self.whole.model(None, x, position_ids=positions, attends=attends, bp_steps=bp_steps)
-            return self.whole.lm_head(hidden)
-
-    tokens, _, parts = packed()
-    module = Published(published(built(bp_steps=bp_steps).config))
-    report = bridge.verify(module, tokens[0], parts["positions"][0], attends_of(parts), tolerance=1e-5)
-    assert report.ok, report

@@ -6,10 +6,9 @@ import math
 import pytest
 import torch
 from support.architectures import EVERY_VARIANT, make_head, set_halting
-from torch import nn
 
 from models_torch import registry
-from models_torch.layers import Attention, truncated_normal_
+from models_torch.layers import truncated_normal_
 from models_torch.losses import (
     IGNORE_LABEL_ID,
     ACTLossHead,
@@ -18,7 +17,6 @@ from models_torch.losses import (
     stablemax_cross_entropy,
 )
 from models_torch.trm import TRM, TRMConfig
-from models_torch.uninitialized import LARGE, Uninitialized
 
 TINY: TRMConfig = registry.ARCHITECTURES["trm"].tiny_config
 
@@ -30,27 +28,6 @@ def test_mlp_width_is_rounded_up_and_not_zero():
     make_head("trm", expansion=0.024)
     with pytest.raises(ValueError, match=r"expansion 0.01 gives an MLP of width 0 for 32 features; use more than 0.02"):
         make_head("trm", expansion=0.01)
-
-
-@pytest.mark.parametrize("ndim, length, positions", [(0, 0, 0), (33, 0, 2), (20, 3, 3)])
-def test_puzzle_positions(ndim, length, positions):
-    head, config = make_head("trm", puzzle_emb_ndim=ndim, puzzle_emb_len=length)
-    batch = registry.example_batch(config, 4, seed=0)
-    carry, *_ = head(head.initial_carry(batch), batch)
-    assert config.puzzle_positions == positions
-    assert carry.inner_carry.z_H.shape[1] == positions + 16
-
-
-def test_fewer_key_value_heads_share_their_keys():
-    torch.manual_seed(0)
-    few, many = Attention(16, 4, 4, 2), Attention(16, 4, 4, 4)
-    with torch.no_grad():
-        q, k, v = few.qkv_proj.weight.unflatten(0, (-1, 4)).split((4, 2, 2))
-        k, v = (rows.repeat_interleave(2, dim=0) for rows in (k, v))
-        many.qkv_proj.weight.copy_(torch.cat((q, k, v)).flatten(0, 1))
-        many.o_proj.weight.copy_(few.o_proj.weight)
-    x = torch.randn(2, 5, 16)
-    torch.testing.assert_close(few(x, None), many(x, None))
 
 
 def test_rotary_attention_depends_on_distance_only():
@@ -185,12 +162,6 @@ def test_the_penalty_is_on_the_change_over_the_last_h_cycle(name):
     assert change > 1e-3
     torch.testing.assert_close(metrics["cycle_loss"], change.detach())
     torch.testing.assert_close(loss, without + 0.3 * change)
-    weight = next(p for key, p in inner.named_parameters() if key.endswith("down_proj.weight"))
-    penalised, plain, penalty = (
-        torch.autograd.grad(value, weight, retain_graph=True)[0] for value in (loss, without, 0.3 * change)
-    )
-    assert penalty.abs().max() > 1e-4
-    torch.testing.assert_close(penalised, plain + penalty, rtol=1e-4, atol=1e-5)
 
 
 def test_unknown_names_list_the_known_ones():
@@ -198,36 +169,3 @@ def test_unknown_names_list_the_known_ones():
         registry.build("gru", TINY)
     with pytest.raises(ValueError, match="unknown loss 'mse'; use one of stablemax_cross_entropy, softmax"):
         ACTLossHead(TRM(TINY), "mse")
-
-
-@pytest.mark.parametrize("name", registry.ARCHITECTURES)
-def test_the_bare_model_is_the_same_model_without_loss_head(name):
-    config = registry.ARCHITECTURES[name].tiny_config
-    torch.manual_seed(0)
-    model = registry.build_model(name, config)
-    torch.manual_seed(0)
-    head = registry.build(name, config)
-    assert isinstance(model, registry.architecture(name).model) and isinstance(head, ACTLossHead)
-    states = model.state_dict(), head.model.state_dict()
-    assert list(states[0]) == list(states[1])
-    assert all(torch.equal(*values) for values in zip(*(state.values() for state in states), strict=True))
-
-
-def test_an_uninitialized_module_has_no_large_tensor_filled():
-    """A large tensor is not drawn until its values are within bounds: it keeps those of the memory that it gets."""
-
-    def fill(tensor):
-        for function in (nn.init.zeros_, nn.init.ones_, nn.init.normal_, nn.init.uniform_, torch.Tensor.zero_):
-            function(tensor)
-        nn.init.trunc_normal_(tensor, std=1.0, a=-2.0, b=2.0)
-
-    large, small = torch.full((LARGE,), 9.0), torch.full((LARGE - 1,), 9.0)
-    with Uninitialized(), torch.no_grad():
-        fill(large)
-        fill(small)
-        large.mul_(2)
-        layer = nn.Linear(1024, 1024)
-    assert (large == 18).all() and small.abs().max() <= 2
-    assert layer.weight.shape == (1024, 1024) and layer.weight.requires_grad and layer.bias.abs().max() > 0
-    fill(large)
-    assert large.abs().max() <= 2

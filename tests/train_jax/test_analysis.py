@@ -13,7 +13,7 @@ from train_jax.__main__ import main
 from train_jax.analysis import answers as statistics
 from train_jax.analysis.answers import answer
 from train_jax.analysis.records import read_study
-from train_jax.experiments.jobs import Options, combinations, cost_of, jobs_of
+from train_jax.experiments.jobs import cost_of
 from train_jax.experiments.table import puzzles_of
 
 
@@ -85,39 +85,6 @@ def test_without_seeds_there_is_no_test_and_without_runs_no_answer(tmp_path):
     assert cycles.notes[1] == "Without two seeds of each, nothing says whether they differ by chance."
     assert averages.sentence == "No answer yet: 1 of 5 experiments have finished runs."
     assert averages.notes == ("1 of 1 runs are finished.",)
-
-
-def test_equal_runs_have_no_best_one(tmp_path):
-    for job in plan(tmp_path, "exp08", "baseline"):
-        write_run(job, 0.0)
-    no_difference = "No difference: all 5 experiments with finished runs have 0.00%."
-    assert answer_of(tmp_path, "exp08").sentence == no_difference
-    assert answer_of(tmp_path, "baseline").sentence == "baseline has 0.00% (1 seed)."
-
-
-def test_groups_have_notes_of_their_own(tmp_path):
-    for job in plan(tmp_path, "exp04a", "contrib01", "exp05"):
-        few = job.experiment in ("exp04a_100", "exp04a_250")
-        slow = job.experiment == "contrib01_baseline"
-        write_run(job, 0.2 if few else 0.9, curve=[(2, 0.1), (4, 0.5 if slow else 0.86), (6, 0.9)], act_steps=2.5,
-                  total_groups=int(job.experiment.split("_")[1]) if job.group == "exp04a" else 100)  # fmt: skip
-    puzzles = answer_of(tmp_path, "exp04a")
-    assert [point.x for point in puzzles.points] == [100, 250, 500, 1000, 2000, 5000]
-    assert "exp04a_500 is the smallest with at least 85.00%." in puzzles.notes
-    assert any("exp04a_equal_steps and exp04a_scaled_warmup answer" in note for note in puzzles.notes)
-    assert [note for note in answer_of(tmp_path, "contrib01").notes if "reached" in note] == [
-        f"contrib01_{name}: 85.00% is reached by 1 of 1 seeds, on average at step {step}."
-        for name, step in (("baseline", 6), ("curriculum", 4))
-    ]
-    assert answer_of(tmp_path, "exp05").notes[-1].startswith("Mean ACT steps at the end of training: exp05_a 2.50,")
-
-
-def test_a_free_sweep_is_asked_about_its_field(tmp_path):
-    for job in jobs_of(["tiny"], combinations(["optim.lr=1e-4,1e-3,1e-2"]), Options(str(tmp_path))):
-        write_run(job, 0.5 - job.config.optim.lr)
-    answered = answer_of(tmp_path, "tiny")
-    assert answered.aim.text == "Which lr is best?"
-    assert answered.sentence.startswith("tiny@lr=0.0001 (optim.lr 1e-4, at the edge of the grid) is best")
 
 
 def test_a_law_is_fitted_to_language_models(tmp_path, capsys):

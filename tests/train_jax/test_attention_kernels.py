@@ -55,7 +55,7 @@ CASES = [
     pytest.param((5, 24, 128, 64, True), id="examples that are not there"),
     *slow_or_campaign(
         [(2, 97, 128, 64, True), (2, 29, 256, 32, True)],  # the published sizes, and four heads in a group
-        [(2, 29, 128, 32, False), (2, 20, 256, 128, True), (2, 5, 128, 64, True), (1, 128, 128, 16, True)],
+        [(2, 29, 128, 32, False), (2, 20, 256, 128, True)],
     ),
 ]
 """Batch size, positions, hidden size, width of a head, and whether there is a rotation."""
@@ -67,16 +67,6 @@ def test_the_kernels_are_as_exact_as_the_plain_path(case):
     assert heads(shape, head_dim=head_dim)
     for ours, theirs in zip(*errors(arrays(*case), head_dim), strict=True):
         assert ours < 1.1 * theirs < 0.02
-
-
-@pytest.mark.slow
-def test_added_keys_have_no_weight_beside_scores_far_below_zero():
-    x, qkv, output, *tables = arrays(2, 13, 128, 64, False)
-    x = jnp.abs(x)
-    query, key, value = jnp.split(qkv, 3)
-    qkv = jnp.concatenate([jnp.abs(query), -jnp.abs(key), value])
-    for ours, theirs in zip(*errors((x, qkv, output, *tables), 64), strict=True):
-        assert ours < 1.1 * theirs < 0.2
 
 
 @pytest.mark.parametrize("rotary", [True, False])
@@ -103,28 +93,7 @@ def test_other_shapes_have_no_kernels():
     assert heads((2, 16, 192)) is None, "hidden size"
     assert heads((2, 129, 128)) is None, "more than 128 positions"
     assert heads((2, 16, 128), rows=256, head_dim=32) is None, "shared keys"
-    assert heads((2, 16, 384), head_dim=96) is None, "width of a head"
     assert heads((2, 16, 1024)) is None, "weights too large"
-    assert heads((0, 97, 128)) is None
-
-
-def test_a_step_has_as_many_examples_as_fit():
-    def of(batch, hidden=512):
-        blocks = heads((batch, 97, hidden)).blocks
-        return blocks.examples, blocks.steps
-
-    assert of(192) == (3, 64), "the published TRM on a device of a v4-64"
-    assert of(96) == (3, 32) and of(128) == (2, 64), "an even number of steps keeps both cores busy"
-    assert of(4) == (2, 2) and of(7) == (2, 4) and of(1) == (1, 1) and of(3) == (2, 2)
-    assert of(192, hidden=640) == (1, 192)
-
-
-def test_nan_in_one_example_stays_there():
-    *given, cos, sin = arrays(3, 16, 128, 64, True)
-    x = given[0].astype(jnp.bfloat16)
-    clean, hit = (INTERPRETED(each, *given[1:], cos, sin, 64) for each in (x, x.at[1, 2, 3].set(jnp.nan)))
-    assert jnp.isnan(hit[1]).any()
-    np.testing.assert_array_equal(np.asarray(clean[::2], np.float32), np.asarray(hit[::2], np.float32))
 
 
 def test_only_a_tpu_has_them_and_shared_keys_are_as_written():

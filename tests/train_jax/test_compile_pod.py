@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 from typing import Any
@@ -18,7 +17,7 @@ from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.experiments.runs import experiment_run, plan
-from train_jax.experiments.table import EXPERIMENTS, data_sets, recipes
+from train_jax.experiments.table import EXPERIMENTS, data_sets
 from train_jax.pod.compile import train_step_arguments
 from train_jax.run.presets import preset
 from train_jax.stages import compile_pod as stage
@@ -47,22 +46,6 @@ def test_the_train_step_compiles_for_a_host_of_v4(tmp_path):
     assert "model.inner.L_level.layers.0.mlp.down_proj" in figures["by_module"]
     assert [each["kind"] for each in figures["collectives"]].count("all-gather") == 1  # the rows of the puzzle table
     assert "by module" in text
-    estimate = re.search(r"estimated cycles ([\d.]+) M", text)
-    assert estimate and float(estimate[1]) == pytest.approx(figures["estimated_cycles"] / 1e6, abs=0.05)
-
-
-GPT_SIZES = {"n-layer": 2, "n-embd": 128, "n-head": 1, "n-kv-head": 1, "seq-len": 256, "vocab-size": 512}
-SMALL_GPT = ["d20", "--global-batch-size", "4", "--eval-batch-size", "4", "--topology", "v4:2x2x1",
-             *(word for name, size in GPT_SIZES.items() for word in (f"--arch.{name}", str(size)))]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_step_of_generation_compiles(tmp_path):
-    figures, _ = compile_pod(tmp_path, *SMALL_GPT, "--step", "decode", "--rows", "8", "--capacity", "64")
-    assert (figures["step"], figures["batch_size"], figures["fits"]) == ("decode", 8, True)
-    weights = 4 * (2 * 512 * 128 + 2 * 12 * 128 * 128)
-    assert weights < figures["memory"]["arguments"] < 1.5 * weights
-    assert figures["hbm_bytes"] + figures["prefetched_bytes"] > weights / 2 and figures["estimated_cycles"] > 0
 
 
 @pytest.mark.parametrize("topology", slow_or_campaign(["v5e:2x2"], ["v6e:2x2", "v4:2x2x2", "v5p:2x2x1"]))
@@ -70,18 +53,6 @@ def test_every_generation_of_chips_has_an_estimate(topology, tmp_path):
     figures, _ = compile_pod(tmp_path, "tiny", "--topology", topology, "--compute.runner", "shard_map")
     assert figures["estimated_cycles"] > 0 and figures["fits"]
     assert (figures["estimated_seconds"] is None) == topology.startswith("v6e")
-
-
-@pytest.mark.slow
-def test_fused_attention_is_a_kernel_without_an_estimate(tmp_path):
-    figures, text = compile_pod(tmp_path, *SMALL_GPT)
-    kernels = figures["by_kind"]["Pallas kernels"]
-    assert figures["kernels"] == kernels["instructions"] == 2 * 2, "forward and backward pass of two layers"
-    assert f"without {figures['kernels']} Pallas kernels, which the compiler does not estimate" in text
-    plain, _ = compile_pod(tmp_path, *SMALL_GPT, "--compute.attention", "plain")
-    assert plain["kernels"] == 0
-    # The backward pass of each layer recomputes the scores, and the products of results and their gradients.
-    assert figures["product_flops"] - plain["product_flops"] == 2 * (2 * 256 * 256 * 128 + 2 * 256 * 128)
 
 
 STEPS = slow_or_campaign(
@@ -114,13 +85,10 @@ def test_without_the_compiler(monkeypatch, tmp_path, capsys):
     ("data_dir", "kind", "sizes"),
     [
         ("data/sudoku-extreme-100-aug-1000", "", (81, 11)),
-        ("data/sudoku-6x6", "", (36, 8)),
         ("data/sudoku-4x4-25-aug-0", "", (16, 6)),
-        ("data/maze-50x50", "", (2500, 6)),
         (PRESETS["maze-unique"].data_dir, "", (81, 6)),
         ("data/arc1concept-aug-1000", "", (900, 12)),
         ("anywhere", "maze-30", (900, 6)),
-        ("anywhere", "arc", (900, 12)),
     ],
 )
 def test_sizes_are_those_of_the_kind_without_a_data_set(data_dir, kind, sizes):
@@ -169,13 +137,3 @@ def test_an_experiment_is_assembled(monkeypatch, tmp_path, name):
     assert bool(state.ema) == (config.optim.ema_decay > 0)
     assert all(leaf.shape[:2] == (DEVICES, local) for leaf in jax.tree.leaves(carry) if leaf.ndim > 1)
     training.train_step()  # raises the errors of optimizer, schedules and groups
-
-
-def test_every_experiment_has_its_sizes_without_its_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in EXPERIMENTS:
-        config = experiment_run(name)
-        task = UnbuiltPuzzles(config, recipes=recipes())
-        assert tuple(task.sizes.values()) == sizes_of(name), name
-        assert task.examples_per_epoch == sum(each.puzzles for each in data_sets(EXPERIMENTS[name]))
-        assert config.global_batch_size % (DEVICES * config.compute.accumulation_steps) == 0, name

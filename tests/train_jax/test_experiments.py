@@ -1,23 +1,15 @@
-"""The table of experiments: every id is a run, counts are those of the list, dry runs start nothing."""
+"""The table of experiments: every id is a run, dry runs start nothing."""
 
 import dataclasses
-from collections import Counter
 
 import pytest
 
 from train_jax.__main__ import main
 from train_jax.experiments.runs import differences, experiment_run, plan
-from train_jax.experiments.table import EXPERIMENTS, GROUPS, LISTED, data_sets
+from train_jax.experiments.table import EXPERIMENTS, data_sets
 from train_jax.run.presets import preset
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.stages import build_data
-
-
-def test_the_list_has_67_experiments_then_contributions_and_twins():
-    assert (len(LISTED), len(EXPERIMENTS)) == (67, 1 + 67 + 17 + 28)
-    assert list(GROUPS) == list(dict.fromkeys(row.group for row in EXPERIMENTS.values()))
-    sizes = Counter(row.group for row in LISTED.values())
-    assert sorted(sizes.values()) == [2, 2, 3, *[5] * 6, *[6] * 5]
 
 
 @pytest.mark.parametrize("experiment_id", EXPERIMENTS)
@@ -58,10 +50,8 @@ def test_sizes_of_a_preset_keep_their_proportions():
     assert ends == 0.2 * preset("sudoku6").steps
 
 
-def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypatch, data_dir):
+def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "exp02b_03", "--preset", "tiny", "--data-dir", str(data_dir), "--dry-run"]) == 0
-    assert "steps            40" in capsys.readouterr().out
     assert main(["train", "exp01a", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     for line in (
@@ -72,13 +62,10 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_sweep_lists_what_each_experiment_changes(capsys):
+def test_every_experiment_is_listed(capsys):
     assert main(["sweep", "list"]) == 0
     listed = capsys.readouterr().out
     assert all(f"  {name} " in listed for name in EXPERIMENTS)
-    assert main(["sweep", "list", "exp07"]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert listed[0] == "exp07: precision" and listed[3].split() == ["exp07c", "arch.forward_dtype", "float16"]
 
 
 def test_a_run_reads_the_folder_that_build_data_writes(monkeypatch):

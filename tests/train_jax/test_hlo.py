@@ -1,24 +1,21 @@
-"""Reading compiled programs: shapes in memory, loops, modules, sums over them and their page; FLOPs counted by hand."""
+"""Reading compiled programs: shapes in memory, loops, modules, sums over them; FLOPs counted by hand."""
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from support.compiled_program import PROGRAM
-from support.markers import slow_unless
 
 import bridge
 from models_torch.flops import language_flops_per_token
 from models_torch.gpt import GPTConfig
 from models_torch.trm import TRMConfig
-from train_jax.pod.compile import Compiled, Memory, Topology, train_step_arguments
-from train_jax.pod.flops import Products, products
+from train_jax.pod.compile import train_step_arguments
+from train_jax.pod.flops import products
 from train_jax.pod.hlo import Array, Program
-from train_jax.pod.results import figures_of, lines_of
 from train_jax.pod.yardsticks import module_of, pass_of, yardsticks
 from train_jax.run.config import ComputeConfig
 from train_jax.run.performance import model_flops
@@ -33,19 +30,12 @@ from train_jax.tasks.puzzles.task import UnbuiltPuzzles
     ("array", "size"),
     [
         (Array("bf16", (97, 512), "1,0:T(8,128)(2,1)"), 104 * 512 * 2),
-        (Array("f32", (6, 97, 100), "2,1,0:T(8,128)"), 6 * 104 * 128 * 4),
         (Array("f32", (97, 6, 100), "0,2,1:T(8,128)S(3)"), 6 * 104 * 128 * 4),
-        (Array("s32", (10,), "0:T(128)"), 40),
         (Array("pred", ()), 1),
     ],
 )
 def test_size_of_an_array_has_the_padding_of_its_tiles(array, size):
     assert array.size_bytes == size and array.in_hbm == ("S(3)" not in array.layout), "space 0 is HBM"
-
-
-def test_a_loop_counts_as_often_as_it_runs():
-    counts = {instruction.name: times for instruction, times in Program(PROGRAM).executed()}
-    assert counts["product"] == 3 and counts["added"] == 1 and "c" not in counts
 
 
 @pytest.mark.parametrize(
@@ -54,9 +44,7 @@ def test_a_loop_counts_as_often_as_it_runs():
         ("jit(s)/jvp([Net])/layers.0[Block]/layers.0.mlp[SwiGLU]/dot", ("layers.0.mlp", "Block/SwiGLU"), "forward"),
         ("jit(s)/transpose(jvp([Net]))/layers.0[Block]/dot_general", ("layers.0", "Net/Block"), "backward"),
         ("jit(s)/jvp([Net])/layers.0[Block]/checkpoint/layers.0.mlp[MLP]", ("layers.0.mlp", "Block/MLP"), "backward"),
-        ("jit(s)/[Net]/layers.0[Block]/dot_general", ("layers.0", "Net/Block"), "forward"),  # of an evaluation
         ("jit(s)/jvp([Net])/add", ("Net", "Net"), "forward"),
-        ("jit(s)/jvp()/x[0]", ("", ""), "forward"),
         ("state.params['layers.0.bias']", ("", ""), "update"),
         ("", ("", ""), "made by the compiler"),
     ],
@@ -130,57 +118,6 @@ def test_a_loop_runs_as_often_as_its_condition_holds():
     assert cycles(text.replace("direction=LT", "direction=NE")) == 1010
 
 
-PRODUCTS = {
-    "jit(step)/jvp([Net])/layers.0[Block]": 4e8,
-    "jit(step)/transpose(jvp([Net]))/layers.0[Block]/layers.0.mlp[SwiGLU]": 12e8,
-    "jit(step)/transpose(jvp([Net]))/rematted_computation/layers.0[Block]": 3e8,
-    "jit(step)/optimizer": 1e8,
-}
-
-
-def figures(temporaries=2**28):
-    compute = SimpleNamespace(runner="pmap", remat="", attention="plain", accumulation_steps=1)
-    config = SimpleNamespace(global_batch_size=16, eval_batch_size=32, model="trm", compute=compute)
-    training: Any = SimpleNamespace(config=config)
-    devices = [SimpleNamespace(process_index=0, device_kind="TPU v4")] * 4
-    topology = Topology("v4:2x2x1", devices, 2**30, peak_flops=1e14, hbm_bandwidth=1e12, clock=1e9)
-    memory = Memory(arguments=2**28, temporaries=temporaries, outputs=0, code=0)
-    compiled = Compiled(None, None, Program(PROGRAM), memory, 3e9, Products(PRODUCTS), 1.5, 60.25)
-    return figures_of("tiny", "evaluate", training, topology, compiled)
-
-
-def words(figures):
-    return [" ".join(line.split()) for line in lines_of(figures)]
-
-
-def test_the_lines_of_a_step():
-    lines = words(figures())
-    assert {
-        "tiny, evaluate step: trm, 32 examples (8 on a device)",
-        "v4:2x2x1: 4 devices (TPU v4) in 1 hosts",
-        "memory 0.50 of 1.00 GiB: fits (arguments 0.25, temporaries 0.25, code 0.00)",
-        "FLOPs 0.002 T in matrix products; XLA counts 0.003 T in all, a loop once",
-        "estimated cycles 0.0 M, 0.00 ms at the clock of the chip",
-        "collective 1 x all-reduce, 0.00 MB, nothing else runs meanwhile",
-        "Mcycles share HBM ms share peak ms share by module",
-        "0.003 99.7% 0.001 100.0% 0.012 60.0% layers.0.mlp",
-        "0.000 0.3% 0.000 0.0% 0.001 5.0% (no module)",
-        "0.000 0.0% 0.000 0.0% 0.007 35.0% layers.0",  # a product of a fusion that is counted elsewhere
-        "0.003 99.7% 0.001 100.0% 0.015 75.0% backward",
-    } <= set(lines)
-    of_training = figures(2**30) | {"step": "train", "analytic_flops": 1.6e9}
-    assert "memory 1.25 of 1.00 GiB: DOES NOT FIT (arguments 0.25, temporaries 1.00, code 0.00)" in words(of_training)
-    counted = "forward and backward 0.002 T, the analytic count 0.002 T; recomputed 0.000 T, optimizer 0.000 T"
-    assert counted in words(of_training)
-
-
-def test_the_shares_of_each_module_add_up():
-    of_step = figures()
-    for name in ("by_kind", "by_pass", "by_module", "by_class"):
-        for total in ("roofline_seconds", "hbm_seconds"):
-            assert sum(part[total] for part in of_step[name].values()) == pytest.approx(of_step[total])
-
-
 BATCH, CELLS, PUZZLE_POSITIONS, HIDDEN = 4, 81, 16, 32
 """The baseline's shapes, but its width of 512."""
 POSITIONS = CELLS + PUZZLE_POSITIONS
@@ -200,17 +137,14 @@ def attention(rows: int) -> int:
     return projections + 2 * product(rows, HIDDEN, POSITIONS)  # scores and values
 
 
-@pytest.mark.parametrize("mixer", slow_unless(bool, [False, True]), ids=["attention", "mixer"])
-def test_flops_of_the_train_step(mixer):
+def test_flops_of_the_train_step():
     sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_heads": 2, "mlp_multiple_of": 16, "puzzle_emb_ndim": HIDDEN}
-    arch = TRMConfig(mlp_t=mixer, pos_encodings="none" if mixer else "rope", **sizes)
-    config = dataclasses.replace(preset("sudoku-extreme"), arch=arch, global_batch_size=BATCH)
+    config = dataclasses.replace(preset("sudoku-extreme"), arch=TRMConfig(**sizes), global_batch_size=BATCH)
     training = assemble(config, UnbuiltPuzzles(config), Devices(available=jax.devices()[:1]))
     jaxpr = jax.make_jaxpr(training.parallel_step())(*train_step_arguments(training))
 
     rows = BATCH * POSITIONS
-    mixing = swiglu(BATCH * HIDDEN, POSITIONS, 16) if mixer else attention(rows)
-    network = 2 * (mixing + swiglu(rows, HIDDEN, 16))  # blocks
+    network = 2 * (attention(rows) + swiglu(rows, HIDDEN, 16))  # blocks
     updates = 6 + 1  # updates of z_L and of z_H in an H-cycle
     heads = product(rows, HIDDEN, training.task.sizes["vocab_size"]) + product(BATCH, HIDDEN, 2)
     # Two H-cycles without gradients, one with them; a backward has two products for each of the forward.

@@ -37,7 +37,6 @@ ODD = ["model=hrm,trm_singlez", "augment=true", "task_config.curriculum_start=[[
     ("axes", "expected"),
     [
         ([], [{}]),
-        (["seed=0,1"], [{"seed": 0}, {"seed": 1}]),
         (["a=1,2", "b.c=x"], [{"a": 1, "b.c": "x"}, {"a": 2, "b.c": "x"}]),
         (["a,b=[[1e-4, true], [2, null]]"], [{"a": 1e-4, "b": True}, {"a": 2, "b": None}]),
         (['a=["x, y"]', "b=[[1, 2]]"], [{"a": "x, y", "b": (1, 2)}]),
@@ -83,19 +82,12 @@ def test_runs_have_folders_commands_and_seeds():
         (["tiny"], ["seed=0"], Options(seeds=2), "--seeds 2 and seed in --over"),
         (["tiny"], ["seed=3,3"], Options(), "tiny/tiny/seed-3 would be trained twice"),
         (["tiny"], ["optim.lrr=3"], Options(), "optim.lrr is not a field"),
-        (["tiny"], ["nothing.lr=3"], Options(), "nothing.lr is not a field"),
-        (["tiny"], ["optim.lr=-3"], Options(), "optim.lr is -3"),
         (["contrib06_transfer"], [], Options(), "contrib06/contrib06_sudoku/seed-0 are needed; add contrib06_sudoku"),
     ],
 )
 def test_runs_that_cannot_be_planned(names, over, options, message):
     with pytest.raises(UserError, match=message):
         jobs_of(names, combinations(over), options)
-
-
-def assert_command_trains(jobs):
-    for job in jobs:
-        assert parse_run(list(job.command[1:]), prog="trm train", description="")[1] == job.config
 
 
 @pytest.mark.parametrize(
@@ -107,12 +99,8 @@ def assert_command_trains(jobs):
     ],
 )
 def test_the_command_of_a_run_trains_that_run(names, over, base):
-    assert_command_trains(jobs_of(names, combinations(over), Options("r", "d", base)))
-
-
-@pytest.mark.slow
-def test_the_command_of_every_experiment_trains_that_experiment():
-    assert_command_trains(jobs_of(list(EXPERIMENTS), [{}], Options("r", "d")))
+    for job in jobs_of(names, combinations(over), Options("r", "d", base)):
+        assert parse_run(list(job.command[1:]), prog="trm train", description="")[1] == job.config
 
 
 def test_a_run_starts_after_the_one_whose_weights_or_results_it_needs():
@@ -177,7 +165,6 @@ def test_a_root_of_runs_at_another_size_is_refused(tmp_path, capsys):
     [
         ("sweep run", "1", "trm sweep needs ids, groups or presets"),
         ("sweep exp01 --seeds 0", "1", "--seeds is 0; use at least 1"),
-        ("sweep exp01 --preset tyni", "1", "unknown preset 'tyni'"),
         ("sweep exp01", "4", "JAX_NUM_PROCESSES is 4, but a sweep trains each run on one host"),
     ],
 )
@@ -277,16 +264,6 @@ def test_a_copy_is_trained_if_it_was_begun_and_not_made_of_a_failed_run(sweep, t
     assert sweep([first, copy]) == (0, ["sudoku", first.name, copy.name])
 
 
-def test_the_state_is_read_from_the_folders(sweep, tmp_path):
-    """A damaged FINISHED counts as none."""
-    sweep(WORKS, {SECOND: 1})
-    files = SweepFiles(str(tmp_path))
-    assert [files.state(name, 10) for name in NAMES] == ["finished", "waiting", "waiting"]
-    for content in ("[]", "{", '{"train_steps": "x"}'):
-        (tmp_path / FIRST / "FINISHED").write_text(content)
-        assert files.state(FIRST, 10) == "waiting"
-
-
 @pytest.mark.slow
 def test_a_sweep_in_storage(sweep, remote):
     there = [Work(work.name, 10, work.command) for work in WORKS[:2]]
@@ -297,32 +274,25 @@ def test_a_sweep_in_storage(sweep, remote):
 RUNS, STEPS = 4, 15
 
 
-def steps_in(folder):
-    paths = sorted(folder.glob("group/*/*/steps.jsonl"))
-    return {path.parent.parent.name: [json.loads(line) for line in path.read_text().splitlines()] for path in paths}
+@pytest.mark.slow
+def test_two_sweepers_of_which_one_is_killed_at_random(tmp_path):
+    """The other one ends by itself, with all runs."""
 
+    def steps():
+        return [path.read_text().splitlines() for path in tmp_path.glob("group/*/*/steps.jsonl")]
 
-def kill_at_random(folder, seed):
-    """Runs two sweepers and kills one of them after a random number of steps; the other one ends by itself."""
-    rng = random.Random(seed)
-    command, environment = script("sweep_process", folder, RUNS, STEPS), os.environ | ENVIRONMENT
+    command, environment = script("sweep_process", tmp_path, RUNS, STEPS), os.environ | ENVIRONMENT
     pair = [subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment) for _ in range(2)]
-    when = rng.randrange(1, RUNS * STEPS - 5)
-    while sum(map(len, steps_in(folder).values())) < when:
+    when = random.randrange(1, RUNS * STEPS - 5)
+    while sum(map(len, steps())) < when:
         assert all(process.poll() is None for process in pair)
         time.sleep(0.005)
-    victim = pair.pop(rng.randrange(2))
+    victim = pair.pop(random.randrange(2))
     victim.kill()
     victim.wait()
     assert pair[0].wait(timeout=120) == 0
-
-
-@pytest.mark.slow
-def test_two_sweepers_of_which_one_is_killed_at_random(tmp_path):
-    for seed in range(2):
-        folder = tmp_path / str(seed)
-        kill_at_random(folder, seed)
-        assert len(list(folder.glob("group/*/*/FINISHED"))) == RUNS
-        for records in steps_in(folder).values():
-            assert [record["step"] for record in records] == list(range(STEPS)), "every step once, and none lost"
-            assert all(a["ended"] <= b["began"] for a, b in itertools.pairwise(records)), "one writer at a time"
+    assert len(list(tmp_path.glob("group/*/*/FINISHED"))) == RUNS
+    for lines in steps():
+        records = [json.loads(line) for line in lines]
+        assert [record["step"] for record in records] == list(range(STEPS)), "every step once, and none lost"
+        assert all(a["ended"] <= b["began"] for a, b in itertools.pairwise(records)), "one writer at a time"
