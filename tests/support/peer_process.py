@@ -2,9 +2,8 @@
 
 python -m support.peer_process FOLDER INDEX COUNT SILENCE_SECONDS DOING
 
-DOING is `wait` for a minute, `busy` for four seconds in calls that hold the interpreter's lock, `late` to end, `end` at
-once, `fail` with an OSError or `mistake` with a UserError. A file `INDEX.ready` says that it is connected, and
-`INDEX.last` contains the reason that `exit_now` gives.
+DOING is `wait` for a minute, `late` to end, `end` at once, or `fail` with an OSError. A file `INDEX.ready` says that it
+is connected, and `INDEX.last` contains the reason that `exit_now` gives.
 """
 
 import sys
@@ -30,29 +29,17 @@ coordination = types.ModuleType("train_jax.runtime.coordination")  # the real on
 coordination.__dict__.update(publish=publish, read=read)
 sys.modules[coordination.__name__] = coordination
 
-from train_jax.errors import UserError  # noqa: E402
 from train_jax.runtime import peers  # noqa: E402
 
 peers.SILENCE_SECONDS, peers.BEAT_SECONDS, peers.GRACE_SECONDS = float(sys.argv[4]), 0.2, 1.0
 peers.LAST_SECONDS = 0.3
 
 
-def busy():
-    until = time.monotonic() + 4
-    while time.monotonic() < until:
-        sum(range(3_000_000))  # one call of C
-
-
 def fail():
     raise OSError("no space left")
 
 
-def mistake():
-    raise UserError("lr is -1; use a positive one")
-
-
-DOING = {"wait": lambda: time.sleep(60), "busy": busy, "late": lambda: time.sleep(0.6), "end": lambda: None}
-DOING |= {"fail": fail, "mistake": mistake}
+DOING = {"wait": lambda: time.sleep(60), "late": lambda: time.sleep(0.6), "end": lambda: None, "fail": fail}
 with (
     peers.Peers(index, count, "127.0.0.1"),
     peers.before_exit(lambda reason: time.sleep(60)),  # called last, and not waited for

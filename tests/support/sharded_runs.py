@@ -31,8 +31,6 @@ IN_PARTS = SHARDED | {"runner": "shard_map", "accumulation_steps": 2, "steps_per
 RUNS = {
     "replicated": [(8, REPLICATED)],
     "continued on others": [(8, IN_PARTS), (1, REPLICATED), (4, SHARDED)],
-    "sharded": [(8, SHARDED)],
-    "continued": [(8, SHARDED), (8, SHARDED)],
 }
 """Devices and fields of each part of a run; a part but the last is stopped after five steps."""
 

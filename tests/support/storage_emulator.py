@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import ThreadingHTTPServer
@@ -97,7 +96,7 @@ class Emulator:
         self.lock = threading.Lock()
         self.fault: Callable[[str, str], str] = lambda method, path: ""
         """Returns what happens to a request: "" for nothing, a status such as "503", "reset" before it has an effect,
-        "lost" if it has its effect but no answer, "slow" for an answer after two seconds."""
+        "lost" if it has its effect but no answer."""
         self.requests: list[tuple[str, str]] = []
         """Method and path of every request."""
         self._server = _Server(("127.0.0.1", 0), partial(_Handler, self, self._storage))
@@ -144,8 +143,6 @@ class _Handler(RequestHandler):
         emulator = self._emulator
         emulator.requests.append((method, self.path))
         fault = emulator.fault(method, self.path)
-        if fault == "slow":
-            time.sleep(2)
         if fault == "reset" or fault.isdecimal():
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if fault == "reset":

@@ -94,24 +94,9 @@ def test_a_run_writes_its_events_and_its_log_and_is_not_touched_when_it_is_finis
     lines = folder.host_log(0).read_text().splitlines()
     first = "support.toy_language:TokenModel with 624 parameters on 1 x cpu; 256 examples; 18 steps of 8"
     assert lines[lines.index(first) + 1].startswith("train step compiled in ") and lines[-1].startswith("goodput ")
-    evaluated = [f"step {step}: loss" for step, name in RECORDS if name == EVAL]
-    assert [" ".join(line.split()[:3]) for line in lines if line.startswith("step ") and ": loss" in line] == evaluated
-    assert [line for line in lines if line.startswith(f"step  2/{STEPS}  loss ") and line.endswith(" left")]
-    assert [line for line in lines if line.startswith(f"step {STEPS}/{STEPS}  loss ") and line.endswith(" 0 s left")]
     before = folder.events.read_bytes(), folder.config.read_bytes()
     assert train(config) == whole
     assert (folder.events.read_bytes(), folder.config.read_bytes()) == before
-
-
-def test_a_run_that_ended_between_two_dispatches_continues_with_their_cadences(config, tmp_path):
-    """The run has ended after 5 steps, and its next dispatch ends at step 6, as in a run of 18 steps."""
-    fields = {"run_dir": str(tmp_path / "run"), "steps_per_dispatch": 2, "steps": 5, "keep_best": ""}
-    short = with_fields(config, fields | {"keep_checkpoints": 9})
-    train(short)
-    train(dataclasses.replace(short, steps=STEPS))
-    records = read_metrics(RunFolder(tmp_path / "run"))
-    assert {kind(record) for record in records if record["step"] > 5} == {record for record in RECORDS if record[0] > 5}
-    assert complete_steps(RunFolder(tmp_path / "run").checkpoints) == [5, 6, 12, 18]
 
 
 def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp_path):
@@ -150,9 +135,8 @@ def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp
     assert f"18 steps of 8, continuing at step {step}" in folder.host_log(0).read_text()
 
 
-@pytest.mark.parametrize("runner", ["pmap", "shard_map"])
-def test_a_step_takes_the_memory_of_state_and_carry_alone(runner):
-    devices = Devices(1, runner)
+def test_a_step_takes_the_memory_of_state_and_carry_alone():
+    devices = Devices(1)
     step = devices.parallel_train_step(lambda state, carry, batch, key: (state + 1, carry * 2, {"sum": batch.sum()}))
     state, (carry, batch) = devices.replicate(jnp.ones(3)), devices.shard((jnp.ones((1, 4)), jnp.ones((1, 4))))
     after = step(state, carry, batch, devices.random_key(0))
@@ -177,13 +161,10 @@ def test_a_step_that_is_not_finite_is_skipped_or_with_debug_nans_located(config,
     ("backend", "flags", "fields", "message"),
     [
         ("gpu", None, {"deterministic": True}, "run again with XLA_FLAGS=--xla_gpu_deterministic_ops=true"),
-        ("gpu", "--xla_other", {"deterministic": True}, "deterministic needs an XLA flag"),
         ("gpu", "--xla_other --xla_gpu_deterministic_ops=true", {"deterministic": True}, ""),
-        ("gpu", None, {}, ""),
         ("cpu", None, {"deterministic": True}, ""),
         ("cpu", None, {"debug_nans": True, "cpu_examples": 2}, ""),
         ("cpu", None, {"debug_nans": True, "accumulation_steps": 2}, "accumulation_steps is 2"),
-        ("cpu", None, {"steps_per_dispatch": 2, "accumulation_steps": 2}, ""),
         ("cpu", None, {"debug_nans": True, "steps_per_dispatch": 4}, "steps_per_dispatch is 4"),
     ],
 )

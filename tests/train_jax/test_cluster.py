@@ -11,9 +11,8 @@ from support.processes import free_port
 
 from train_jax.errors import LostProcessError, UserError
 from train_jax.runtime import backend, cluster, coordination
-from train_jax.runtime.backend import Choice, PlatformError
+from train_jax.runtime.backend import Choice
 from train_jax.runtime.cluster import Cluster, roll_call, this_cluster, use_on_one_host
-from train_jax.runtime.processes import _check_platforms
 
 
 @pytest.fixture
@@ -97,16 +96,6 @@ def configured(monkeypatch):
     return config
 
 
-def test_auto_says_what_it_chose(alone, configured):
-    assert str(backend.choose("auto")) == "cpu (chosen by auto: this machine has no TPU and no GPU)"
-    (alone / "nvidia0").touch()
-    assert backend.choose("auto").platform == "gpu"
-    (alone / "accel0").touch()
-    assert str(backend.choose("auto")) == f"tpu (chosen by auto: this machine has {alone / 'accel0'})"
-    configured.jax_platforms = "cuda,cpu"
-    assert backend.choose("auto").platform == "gpu" and backend.choose("cpu").platform == "cpu"
-
-
 @pytest.mark.parametrize(
     ("device_file", "several", "platforms"),
     [("none", True, "cpu"), ("nvidia0", False, None), ("nvidia0", True, "cuda,cpu"), ("accel0", False, "tpu,cpu")],
@@ -129,14 +118,6 @@ def test_a_backend_that_cannot_be_used(configured, monkeypatch):
     monkeypatch.setattr(jax, "local_devices", held)
     with pytest.raises(UserError, match="already in use by process with pid 7; `trm preflight` shows who"):
         backend.local_devices()
-
-
-def test_processes_on_different_platforms_are_refused():
-    present = [{"host": f"h{index}", "platform": "tpu"} for index in range(3)]
-    _check_platforms(present)
-    present[2] = {"host": "h2", "platform": "cpu"}
-    with pytest.raises(PlatformError, match="process 2 on h2 computes on the cpu, the others on the tpu; give"):
-        _check_platforms(present)
 
 
 def meet(port, count, present, timeout_seconds):
@@ -178,23 +159,3 @@ def test_a_missing_process_is_named_to_all():
         assert "within 2 s, nor did 1 others; stopped." in text
     port = free_port()
     assert f"process 0 on 127.0.0.1 could not be reached at 127.0.0.1:{port} within 1 s" in meet(port, 2, [1], 1)[1]
-
-
-def test_a_cpu_has_virtual_devices_unless_the_user_sets_them(alone, configured, monkeypatch):
-    def devices_by(wanted, **variables):
-        configured.jax_num_cpu_devices = configured.jax_platforms = None
-        with monkeypatch.context() as patch:
-            for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
-                patch.delenv(name, raising=False)
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            backend.use(wanted, several=False, cpu_devices=8)
-        return configured.jax_num_cpu_devices
-
-    assert devices_by("auto") == devices_by("cpu") == 8
-    assert devices_by("cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2") is None, "the user's flag counts"
-    assert devices_by("cpu", JAX_NUM_CPU_DEVICES="2") is None
-    (alone / "nvidia0").touch()
-    assert (devices_by("auto"), devices_by("gpu")) == (8, None), "auto may fall back to the CPU"
-    (alone / "nvidia0").rename(alone / "accel0")
-    assert devices_by("auto") is None

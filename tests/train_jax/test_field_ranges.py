@@ -107,12 +107,6 @@ def test_help_of_every_stage_fits_a_screen(words, shown):
     assert not words.startswith("build-data") or "None" not in page
 
 
-@pytest.mark.parametrize("model", [*ARCHITECTURES, "support.outside_models:Thinker"])
-def test_a_field_of_training_is_on_one_page_that_fits_a_screen(model, shown):
-    names = ("", *RunConfig.HELP_PAGES) if model == "trm" else ("arch", "act")  # the others are the same
-    pages = {name: shown("train", "tiny", "--model", model, "--help", *filter(None, [name])) for name in names}
-    options = {"": "--steps", "data": "--augment", "arch": "--arch.hidden-size", "act": "--arch.halt-max-steps",
-               "optim": "--optim.beta1", "schedule": "--optim.lr", "muon": "--optim.muon-momentum",
-               "compute": "--compute.remat", "logging": "--keep-best"}  # fmt: skip
-    for where, option in options.items() if model == "trm" else ():
-        assert [name for name in names if f"{option} " in pages[name] or f"{option}," in pages[name]] == [where], option
+def test_every_page_of_the_help_of_training_fits_a_screen(shown):
+    for page in RunConfig.HELP_PAGES:
+        shown("train", "tiny", "--help", page)

@@ -22,8 +22,6 @@ from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.metadata import read_identifiers, read_recipe
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
 GOOD = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
 ODD_NAMES = ("../../etc/passwd", "..", "", "<blank>", "a\nb", "a\n", "a|||t0|||0123456789", "x" * 65)
@@ -35,20 +33,15 @@ FILES = [
     ([], None, "expected an object of puzzles by name, found a list"), ({"a": []}, None, f"{NOT_A} list"),
     *(({name: GOOD}, None, "is not a valid puzzle name") for name in ODD_NAMES),
     ({"a": {"train": []}}, None, f"{NOT_A} ['train']"), ({"a": GOOD | {"train": {}}}, None, "a: train is a dict"),
-    ({"a": GOOD | {"more": []}}, None, "['more', 'test', 'train']"),
-    *(({"a": GOOD | {section: []}}, None, f"a: {section} is an empty list") for section in ("train", "test")),
+    ({"a": GOOD | {"test": []}}, None, "a: test is an empty list"),
     ({"a": GOOD | {"train": [3]}}, None, "train example 1: expected an object with input and output, found int"),
-    ({"a": GOOD | {"train": [{"input": [[1]]}]}}, None, "found ['input']"),
     ({"a": GOOD | {"test": [{"output": [[1]]}]}}, None, "puzzle a, test example 1: expected an object with input, and"),
-    (SOLVED, [], "expected an object of puzzles by name"), (SOLVED, "{", "is not valid JSON"),
-    (SOLVED, {}, "puzzle a: expected a list of 1 solutions, found none"), (SOLVED, {"a": []}, "found 0"),
-    (SOLVED, {"a": [[[1]], [[1]]]}, "found 2"), (SOLVED, {"a": {"0": [[1]]}}, "found none"),
+    (SOLVED, [], "expected an object of puzzles by name"), (SOLVED, {"a": []}, "found 0"),
+    (SOLVED, {}, "puzzle a: expected a list of 1 solutions, found none"),
 ]  # fmt: skip
 GRIDS = [
-    (3, "is not a list of rows"), ([1, 2], "is not a list of rows"), ({"0": [1]}, "is not a list of rows"),
-    ([], "has 0 rows and 0 columns, expected 1 to 30 of each"), ([[]], "has 1 rows and 0 columns"),
-    ([[0]] * 31, "has 31 rows and 1 columns"), ([[0] * 31], "has 1 rows and 31 columns"),
-    ([[0, 1], [0]], "row 2 has 1 cells, expected 2 as in the first"), ([[0], [0, 1]], "row 2 has 2 cells, expected 1"),
+    ([1, 2], "is not a list of rows"), ([], "has 0 rows and 0 columns, expected 1 to 30 of each"),
+    ([[0] * 31], "has 1 rows and 31 columns"), ([[0, 1], [0]], "row 2 has 1 cells, expected 2 as in the first"),
     ([[0, 10]], "row 1 contains 10, expected colours 0 to 9"), ([[0, {}]], "row 1 contains a dict"),
     *(([[0, cell]], f"row 1 contains {cell!r}") for cell in (-1, 2**64, True, 1.0, float("nan"), None, "1", [1])),
 ]  # fmt: skip
@@ -91,10 +84,6 @@ def test_arc_files_of_odd_sizes_and_types_are_refused(tmp_path, monkeypatch):
     assert "68,719,476,736 bytes, expected at most 33,554,432" in refused()
     path.write_bytes(b'{"\xff\xfe": 1}')
     assert "is not valid JSON" in refused()
-    path.unlink()
-    path.mkdir()
-    assert "is missing" in refused()
-    path.rmdir()
     monkeypatch.setattr(arc_json, "LARGEST_FILE_BYTES", 2**20)
     path.write_text("[" + "[]," * (2**20 // 3 - 2) + "[]]")  # empty lists take the most memory for their size
     assert "expected an object of puzzles by name, found a list" in refused(limit_bytes=40 * 2**20)
@@ -113,11 +102,10 @@ def with_header(text: str) -> bytes:
 
 BAD_METADATA = [
     *(({"sets": [name]}, f"sets is [{name!r}]") for name in ("../../x", "/etc/passwd", "..", "a/b", "a\0b", "all\n")),
-    ({"sets": [["all"]]}, "sets is [list], expected one name"), ({"sets": "all"}, "sets is 'all', expected list"),
-    ({"vocab_size": -1}, "vocab_size is -1, expected at least 1"), ({"seq_len": 4.0}, "is 4.0, expected int"),
-    ({"seq_len": 10**30}, f"is {10**30}, expected less than 2147483648"), ({"seq_len": {}}, "a dict, expected int"),
+    ({"sets": [["all"]]}, "sets is [list], expected one name"), ({"vocab_size": -1}, "is -1, expected at least 1"),
+    ({"seq_len": 10**30}, f"is {10**30}, expected less than 2147483648"),
     ({"seq_len": [4] * 1000}, "seq_len is [4, 4, 4, …], expected int"),
-    ({"pad_id": 6}, "pad_id is 6, expected less than vocab"), ({"blank_identifier_id": -1}, "is -1, expected less"),
+    ({"pad_id": 6}, "pad_id is 6, expected less than vocab"),
     *(({"mean_puzzle_examples": float(x)}, f"mean_puzzle_examples is {x}, expected less than") for x in ("nan", "inf")),
 ]  # fmt: skip
 FIELDS = "{{'descr': {}, 'fortran_order': False, 'shape': {}, }}"
@@ -159,10 +147,9 @@ def test_identifiers_and_recipes_with_tricks_are_not_read(data_set, content):
     [
         {"recipe": RECIPE, "findings": []},
         {"recipe": RECIPE, "findings": {"a\n\x1b[31mb": ["\ud800", 1, {}]}, "kind": "\n\x1b[31m", "content": [3]},
-        {"recipe": {"\n\x1b[31m": "\ud800" * 9999}, "kind": "x" * 9999, "content": {"train": "\x1b[2J" * 9999}},
         {"recipe": {"a": [[]] * 9999}, "content_sha256": "\x1b[2J" * 9999, "kind": {}},
     ],
-    ids=range(4),
+    ids=range(3),
 )
 def test_a_recipe_of_somebody_else_stays_on_its_lines(data_set, record):
     (data_set / "recipe.json").write_text(json.dumps(record))
@@ -198,13 +185,10 @@ ROWS = {"sudoku": f"made,{'.' * 40}{SUDOKU[40:]},{SUDOKU},3", "maze": f",S G{'#'
 HEADER = b"source,question,answer,rating\n"
 NO_HEADER, NO_PUZZLE = "line 1: expected the header", "line 2: the question "
 TABLES = {
-    "nothing": (b"", NO_HEADER), "binary": (bytes(range(256)) * 9, NO_HEADER), "no rows": (HEADER, "has no rows"),
-    "UTF-16": (HEADER.decode().encode("utf-16"), NO_HEADER),
+    "binary": (bytes(range(256)) * 9, NO_HEADER), "no rows": (HEADER, "has no rows"),
     "other columns": (b"question,answer\n1,2\n", f"{NO_HEADER} source,question,answer,rating; use"),
-    "zeros": (HEADER + b",\0,\0,\0\n", f"{NO_PUZZLE}has 1 cells"), "odd": (HEADER + b",{odd},{odd},1\n", NO_PUZZLE),
-    "zeros in cells": (HEADER + b",{zeros},{zeros},1\n", NO_PUZZLE), "columns": (HEADER + b"," * 9999, "line 2: "),
+    "odd": (HEADER + b",{odd},{odd},1\n", NO_PUZZLE), "columns": (HEADER + b"," * 9999, "line 2: "),
     "a line without an end": (HEADER + b"," + b"." * 2**20, "line 2: longer than 65,536 characters"),
-    "a header without an end": (b"." * 2**20, "line 1: longer than 65,536 characters"),
     "a field over many lines": (HEADER + b',"' + b".\n" * 2**18, "field larger than field limit"),
     "a stray quote": (HEADER + b',"a"b,c,1\n', "line 2: "), "a return in a line": (HEADER + b",a\rb,c,1\n", "line 2: "),
 }  # fmt: skip
@@ -216,26 +200,12 @@ TABLES = {
 def test_tables_with_tricks_are_refused(tmp_path, kind, case, bad):
     content, message = TABLES[case]
     cells = 81 if kind == "sudoku" else 25
-    content = content.replace(b"{zeros}", bytes(cells)).replace(b"{odd}", b"\xff" * cells)
+    content = content.replace(b"{odd}", b"\xff" * cells)
     for name in ("train.csv", "test.csv"):
         (tmp_path / name).write_bytes(content if name == bad else HEADER + ROWS[kind].encode() + b"\n")
     config = COMMANDS[kind](source=str(tmp_path), output_dir=tmp_path / "set")
     said = refusal(tmp_path, lambda: config.build(lambda *_: None), limit_bytes=2**23)
     assert said.startswith(f"{tmp_path / bad} ") and message in said
-
-
-TEXTS = [
-    "", "\n", "\0" * 81, "." * 80 + "\0", "\ufeff" + "." * 81, "\u0661" * 81, "\u00b2" * 81, "\uff11" * 81,
-    "." * 82, "." * 10**6, "\n" * 10**6, "-" * 10**6, "55" + "." * 79, "1234567.." + "." * 7 + "89" + "." * 63,
-    "\x1b[31m" + "." * 81, "S", "SG", "S.G..\n" * 5, "\u2028".join([".....", "S...G"]), ".....\n" * 50,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-@pytest.mark.parametrize("kind", [SudokuKind(GEOMETRIES[9]), MazeKind(5)])
-def test_texts_with_tricks_are_refused(tmp_path, kind, text):
-    (tmp_path / "puzzle.txt").write_text(text, encoding="utf-8")
-    refusal(tmp_path, lambda: kind.read(tmp_path / "puzzle.txt", data_dir=""), limit_bytes=2**28)
 
 
 @pytest.mark.slow

@@ -18,11 +18,10 @@ from train_jax import hooks, loop
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints
-from train_jax.run.config import RunConfig, from_json, to_json, with_model
+from train_jax.run.config import RunConfig, from_json, to_json
 from train_jax.run.model import build_module, sized
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
-from train_jax.run.resume import open_run
 from train_jax.stages.train import cli
 
 
@@ -150,7 +149,6 @@ def test_fields_that_a_preset_sets_are_carried_over_and_the_rest_are_the_archite
     assert arch["no_ACT_continue"] is False and before["no_ACT_continue"] is True
     assert arch["H_layers"] == 2 and arch["num_heads"] == 8
     assert config.optim == preset("sudoku6").optim and config.model == "hrm"
-    assert with_model(preset("sudoku-extreme"), "transformer").arch.num_heads == 12
     assert parsed_run("tiny") == parsed_run("tiny", "--model", "trm") == preset("tiny")
     outside = parsed_run("tiny", "--model", OUTSIDE, "--arch.options", '{"width": 4}').arch
     assert outside == OutsideConfig(halt_max_steps=4, forward_dtype="float32", options={"width": 4})
@@ -158,38 +156,3 @@ def test_fields_that_a_preset_sets_are_carried_over_and_the_rest_are_the_archite
     assert isinstance(plain, OutsideConfig) and plain.halt_max_steps == 1
     with pytest.raises(UserError, match="model hrm needs HRMConfig, found TRMConfig"):
         dataclasses.replace(preset("tiny"), model="hrm")
-
-
-def test_another_model_or_fewer_options_make_another_run(tmp_path, parsed_run):
-    options = "--arch.options", '{"width": 4, "more": 1}'
-    config = parsed_run("tiny", "--model", OUTSIDE, *options, "--run-dir", str(tmp_path))
-    open_run(config)
-    open_run(config)
-    fewer = dataclasses.replace(config, arch=dataclasses.replace(config.arch, options={"width": 4}))
-    with pytest.raises(UserError, match=r"\(arch.options.more 1 there, None requested\)"):
-        open_run(fewer)
-    with pytest.raises(UserError, match=r"\(model support.outside_models:Thinker there, hrm requested\)"):
-        open_run(with_model(config, "hrm"))
-    assert json.loads((tmp_path / "config.json").read_text())["arch"]["options"] == {"width": 4, "more": 1}
-
-
-def test_the_defaults_of_a_run():
-    """Scripts of users depend on them; those of the architecture and the optimizer are tested with the presets."""
-    given = {"data_dir": "", "run_dir": "", "arch": preset("tiny").arch, "task_config": preset("tiny").task_config}
-    config = RunConfig(**given)
-    parts = {*given, "optim", "compute"}
-    assert {name: value for name, value in vars(config).items() if name not in parts} == {
-        "resume": "auto", "task": "puzzles", "model": "trm", "platform": "auto", "init_from": "", "init_only": "",
-        "init_optimizer": False,
-        "epochs": 50_000, "steps": 0, "global_batch_size": 6144, "eval_every_steps": 1000, "eval_batch_size": 6144,
-        "eval_examples": 0, "checkpoint_every_steps": 1000, "checkpoint_every_minutes": 0, "keep_checkpoints": 2,
-        "keep_every_steps": 0, "keep_best": "", "log_every_steps": 50, "seed": 0, "profile": 0, "profile_skip": 10,
-        "profile_server": 0,
-        "debug_nans": False, "deterministic": False, "wandb": "auto", "wandb_project": "trm", "wandb_group": "",
-        "wandb_name": "",
-    }  # fmt: skip
-    assert vars(config.compute) == {
-        "runner": "pmap", "cpu_devices": 0, "cpu_examples": 0, "accumulation_steps": 1, "steps_per_dispatch": 1,
-        "reduction": "flat", "shard_optimizer": False, "remat": "", "attention": "plain", "mlp": "plain",
-        "choices": "", "batches_ahead": 2, "compile_cache": True, "load": "",
-    }  # fmt: skip

@@ -12,9 +12,8 @@ from support import torch_optimizers
 from support.torch_optimizers import SHAPES
 
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer, group_labels, learning_rates, trainable
+from train_jax.optim.chain import dense_optimizer, group_labels, trainable
 from train_jax.optim.config import OptimConfig, ParameterGroup, from_fields
-from train_jax.optim.rules import sparse_sign_sgd, sum_by_row
 from train_jax.optim.schedule import learning_rate
 
 STEPS = 50
@@ -25,8 +24,6 @@ CASES = {
     "lion": dataclasses.replace(BASE, optimizer="lion", lr=1e-3, beta2=0.99),
     "muon": dataclasses.replace(BASE, optimizer="muon"),
     "adamw_clipped": dataclasses.replace(BASE, clip_norm=0.5),
-    # At lr 1e-2 PyTorch's own rounding of `1 - lr * weight_decay`, the same at every step, comes to 1.1e-6 over fifty.
-    "adam_atan2_constant": dataclasses.replace(BASE, optimizer="adam_atan2", lr=5e-3, lr_min_ratio=1.0, warmup_steps=0),
 }
 NANOCHAT = {
     "muon_2025": dataclasses.replace(BASE, optimizer="muon_2025"),
@@ -103,8 +100,7 @@ def test_muon_updates_embeddings_and_heads_by_adamw():
     assert {name for name, array in squares.items() if isinstance(array, jax.Array)} == rows
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.1, 0.0])
-@pytest.mark.parametrize("warmup", [0, 7])
+@pytest.mark.parametrize(("ratio", "warmup"), [(1.0, 0), (0.1, 7)])
 def test_schedule_is_the_published_one_at_every_step(ratio, warmup):
     config = OptimConfig(warmup_steps=warmup, lr_min_ratio=ratio)
     expected = [torch_optimizers.rate(step, 1e-3, config, 100) for step in range(1, 101)]
@@ -115,12 +111,6 @@ def test_schedule_is_the_published_one_at_every_step(ratio, warmup):
     np.testing.assert_allclose([shorter(count) for count in range(4)], [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
 
 
-def test_sign_sgd_only_decays_a_row_whose_gradient_is_zero():
-    """`test_step.py` compares the table with PyTorch."""
-    gradients = sum_by_row(jnp.array([1, 1]), jnp.zeros((2, 2)))
-    np.testing.assert_allclose(sparse_sign_sgd(jnp.ones((3, 2)), gradients, 0.1, 0.5), [[1, 1], [0.95, 0.95], [1, 1]])
-
-
 # ---- groups
 
 GROUP_SHAPES = {"embed.weight": (5, 4), "layers.0.weight": (4, 4), "layers.0.bias": (4,), "head.weight": (5, 4)}
@@ -129,19 +119,6 @@ GROUPS = (
     ParameterGroup(r".*\.bias", weight_decay=0.0),
 )
 GROUPED = OptimConfig(lr=1e-2, warmup_steps=5, weight_decay=0.3, groups=GROUPS)
-
-
-def test_the_learning_rates_in_use_are_named():
-    def rates(config, names=tuple(GROUP_SHAPES)):
-        return {name: round(float(rate(0)), 6) for name, rate in learning_rates(names, config, STEPS).items()}
-
-    assert rates(GROUPED) == {"default": 0.002, "group_0": 0.2, "group_1": 0.002}
-    assert rates(dataclasses.replace(GROUPED, groups=GROUPS[1:])) == {"": 0.002}
-    assert rates(OptimConfig(lr=0.002, warmup_steps=0)) == {"": 0.002}
-    everything = (dataclasses.replace(GROUPS[0], pattern=".*"),)
-    assert rates(dataclasses.replace(GROUPED, groups=everything)) == {"": 0.2}, "no parameter has the rate of optim.lr"
-    assert rates(GROUPED, ["embed.weight", "layers.0.bias"]) == {"group_0": 0.2, "group_1": 0.002}
-    assert rates(OptimConfig(), []) == {}
 
 
 def arrays(seed):
@@ -199,8 +176,6 @@ def test_parameters_are_grouped_and_frozen_by_patterns():
     assert labels["layers.0.bias"] == "group 0" and labels["layers.0.weight"] == "group 1"
     assert labels["head.weight"] == "default"
     assert from_fields(dataclasses.asdict(GROUPED)) == GROUPED, "through JSON"
-    with pytest.raises(UserError, match=r"optim.groups: lr is -1; use"):
-        ParameterGroup("a", lr=-1)
     with pytest.raises(UserError, match=r"optim.groups: pattern '\(' is not a regular expression"):
         ParameterGroup("(")
     assert set(trainable(params, OptimConfig(freeze="layers.*"))) == {"embed.weight", "head.weight"}
@@ -209,11 +184,10 @@ def test_parameters_are_grouped_and_frozen_by_patterns():
         trainable(params, OptimConfig(freeze="layer"))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_linear_decay_over_the_last_share_of_the_steps(share):
-    config = OptimConfig(warmup_steps=20, decay="linear", decay_share=share, lr_min_ratio=0.1)
+def test_linear_decay_over_the_last_share_of_the_steps():
+    config = OptimConfig(warmup_steps=20, decay="linear", decay_share=0.25, lr_min_ratio=0.1)
     rate = learning_rate(2.0, config, 100)
-    begin = 100 - round(share * 80)
+    begin = 80
     expected = [
         2.0 * (step / 20 if step < 20 else 1.0 if step <= begin else 1 - 0.9 * (step - begin) / (100 - begin))
         for step in range(1, 101)
@@ -232,18 +206,5 @@ def test_an_optimizer_from_outside(tmp_path, monkeypatch):
     gradients = [arrays(1)]
     for name, array in in_jax(config, gradients).items():
         np.testing.assert_allclose(array - arrays(0)[name], -1e-3 * np.sign(gradients[0][name]), rtol=1e-3)
-    with pytest.raises(UserError, match=r"optim.optimizer 'their_rules:none': 'their_rules' has no 'none'"):
-        dense_optimizer(dataclasses.replace(config, optimizer="their_rules:none"), 1)
     with pytest.raises(UserError, match="is 'sgd'; use one of adamw, adam_atan2, adam_atan2_published, lion, muon"):
         dense_optimizer(OptimConfig(optimizer="sgd"), 1)
-
-
-def test_muon_with_groups_of_other_parameters():
-    """The parameters of other groups have no shape where Muon chooses its matrices."""
-    groups = (ParameterGroup("embed.*", optimizer="adamw", lr=0.2), ParameterGroup("head.*", optimizer="adamw"))
-    gradients = [arrays(1), arrays(2)]
-    grouped = in_jax(dataclasses.replace(GROUPED, optimizer="muon", groups=groups), gradients)
-    common = in_jax(dataclasses.replace(GROUPED, optimizer="muon", groups=()), gradients)
-    for name in ("layers.0.weight", "layers.0.bias", "head.weight"):
-        np.testing.assert_allclose(grouped[name], common[name], rtol=0, atol=1e-6)
-    assert not np.allclose(grouped["embed.weight"], common["embed.weight"])

@@ -9,7 +9,6 @@ import subprocess
 import time
 
 import pytest
-from support.markers import slow_unless
 from support.processes import free_port
 from support.scripts import ENVIRONMENT, ROOT, script
 
@@ -59,10 +58,8 @@ def test_the_others_end_with_an_error_that_names_the_lost_process(tmp_path, vict
     assert all(last.startswith(f"error: process {victim} on {platform.node()} {reason}; stopped.") for last in lasts)
 
 
-@pytest.mark.parametrize("doing", slow_unless("late".__eq__, ["late", "busy"]))
-def test_a_process_that_is_busy_is_not_lost_and_all_wait_for_it(tmp_path, doing):
-    processes = Processes(tmp_path, "end", doing)
-    assert processes.ended() == {0: (0, ""), 1: (0, "")}
+def test_all_wait_for_a_process_that_is_late(tmp_path):
+    assert Processes(tmp_path, "end", "late").ended() == {0: (0, ""), 1: (0, "")}
 
 
 def test_an_error_of_one_process_ends_the_others(tmp_path):
@@ -70,13 +67,6 @@ def test_an_error_of_one_process_ends_the_others(tmp_path):
     assert ended[0][0] == LostProcessError.STATUS
     assert f"process 1 on {platform.node()} ended with an error (OSError: no space left)" in ended[0][1]
     assert ended[1][0] == 1 and "OSError: no space left" in ended[1][1] and "trm:" not in ended[1][1]
-
-
-@pytest.mark.slow
-def test_a_mistake_that_all_make_is_the_error_of_all(tmp_path):
-    ended = Processes(tmp_path, "mistake", "mistake").ended()
-    assert [status for status, _ in ended.values()] == [2, 2]
-    assert all("use a positive one" in error and "trm:" not in error for _, error in ended.values())
 
 
 def test_a_process_that_does_not_connect_is_named_and_a_stranger_is_not_taken_for_it(monkeypatch):

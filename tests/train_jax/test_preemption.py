@@ -36,13 +36,6 @@ class Network:
             handler(self._index, value)
 
 
-def test_one_process_stops_after_a_step_that_it_has_begun():
-    agreement = _Agreement(None)
-    assert agreement.begin(1) and agreement.begin(2) and not agreement.stops_at(2)
-    agreement.propose()
-    assert agreement.result() == 2 and agreement.stops_at(2) and not agreement.begin(3)
-
-
 def test_processes_stop_after_the_last_step_that_one_of_them_has_begun():
     network = Network(3)
     first, second, third = network.agreements
@@ -130,19 +123,6 @@ def test_another_thread_saves_and_ends_a_process_whose_main_thread_is_busy(watch
     failed = "stopped by SIGTERM; saving failed (no space left)"
     assert watched(lambda watching: None, full_disk) == ["logged", "saved", (1, f"error: {failed}")]
     assert f"trm: {failed}\n" in capsys.readouterr().err
-
-
-def test_a_thread_of_a_program_does_not_take_the_signal():
-    """`train` may be called there, where Python allows no handlers."""
-
-    def train():
-        with Preemption().watching() as watching:
-            watching.before_step(1, lambda: None)
-            watching.check()
-            return signal.getsignal(signal.SIGTERM)
-
-    with ThreadPoolExecutor() as pool:
-        assert pool.submit(train).result(10) == signal.getsignal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("processes", slow_or_campaign([2], [1]))

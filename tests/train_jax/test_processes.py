@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from support.markers import slow_or_campaign
-from support.processes import other_code, own_lines, run_processes
+from support.processes import own_lines, run_processes
 from support.scripts import script
 
 from benchmarks.faults_runs import relative_error
@@ -67,23 +67,6 @@ def test_two_processes_learn_the_same_as_one_device(tmp_path, data_dir, single_p
     assert read_goodput(RunFolder(run_dir)).seconds["compile"] > 0, "compiled at the first call"
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("runner", ["pmap", "shard_map"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon_2026"])
-def test_two_processes_with_a_sharded_optimizer_learn_the_same_as_one_device(tmp_path, data_dir, runner, optimizer):
-    """A puzzle model with its table is trained, and again from the checkpoint in the middle."""
-    rule = f"optimizer={optimizer!r}"
-    train(tmp_path / "one", data_dir, 1, 1, rule)
-    sharded = (rule, "shard_optimizer=True", f"runner={runner!r}")
-    train(tmp_path / "two", data_dir, 2, 4, *sharded)
-    assert_same(tmp_path / "two", tmp_path / "one")
-    learned = dict(np.load(tmp_path / "two.npz"))
-    revert_to_step_ten(tmp_path / "two")
-    train(tmp_path / "two", data_dir, 2, 4, *sharded)
-    for name, array in np.load(tmp_path / "two.npz").items():
-        assert array.tobytes() == learned[name].tobytes(), name
-
-
 @pytest.mark.slow
 def test_a_run_continues_with_another_number_of_processes(tmp_path, data_dir, single_process_run):
     """Two processes of four devices train it, then one of eight; two processes evaluate it."""
@@ -113,16 +96,6 @@ def test_an_error_in_one_process_stops_all_with_one_line(tmp_path, data_dir):
     (first,), (second,) = map(own_lines, texts)
     message = "does not contain the files that the first process wrote"
     assert message in second and (message in first or "process 1 of 2 failed" in first)
-
-
-@pytest.mark.slow
-def test_processes_with_other_code_are_refused(tmp_path, data_dir):
-    own = ["--data-dir", str(data_dir), "--run-dir", str(tmp_path / "run"), "--wandb", "disabled"]
-    command = [sys.executable, "-m", "train_jax", "train", "tiny", *own]
-    statuses, texts = run_processes([command] * 2, [tmp_path] * 2, environments=({}, other_code(tmp_path / "copy")))
-    message = "2 processes were started with different code (`trm preflight` names the files"
-    assert statuses == [2, 2] and all(message in text for text in texts), "\n".join(texts)
-    assert not (tmp_path / "run").exists()
 
 
 FAILURES = "no data; build them", "process 0 of 2 failed; see its output for the reason"

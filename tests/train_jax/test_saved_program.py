@@ -15,27 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.markers import slow_or_campaign
-from support.processes import run_processes
-from support.scripts import ROOT, run_script, script
+from support.scripts import ROOT, run_script
 
 from train_jax.errors import UserError
 from train_jax.exported_step import PLATFORMS, platforms_for
 from train_jax.run.config import ComputeConfig
 from train_jax.runtime.compilation import ProgramKey, compile_lowered, entries_apart, load_program, save_program, ship
 from train_jax.runtime.devices import Devices
-
-
-@pytest.mark.slow
-def test_a_saved_train_step_trains_the_same_weights_in_two_processes(data_dir, tmp_path):
-    """The first process saves it and both load it; they refuse the step that one process saved."""
-    command = script("saved_by_processes", data_dir, tmp_path)
-    for count in (1, 2):
-        statuses, texts = run_processes([command] * count)
-        assert statuses == [0] * count, "\n".join(texts)
-    for text in texts:
-        (line,) = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
-        assert line["equal"] and line["leaves"] > 10 and line["loads"] == ["step.program"]
-        assert "was compiled for devices 2, not 4" in line["of one process"]
 
 
 def lowered(scale):
@@ -178,12 +164,10 @@ def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices
     ("platform", "fields", "platforms"),
     [
         ("cpu", {}, PLATFORMS),
-        ("tpu", {}, PLATFORMS),
         ("gpu", {}, ("cuda",)),
         ("tpu", {"mlp": "fused"}, ("tpu",)),
         ("cpu", {"attention": "fused"}, PLATFORMS),  # there are no such kernels on a CPU
         ("cpu", {"choices": "cpu/trm::mix_positions=joined"}, ("cpu",)),
-        ("cpu", {"choices": "tpu/trm::mix_positions=fused"}, PLATFORMS),
     ],
 )
 def test_a_step_with_kernels_is_for_their_platform(platform, fields, platforms, monkeypatch):

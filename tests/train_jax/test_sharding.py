@@ -11,7 +11,7 @@ from support.scripts import run_script
 from support.toy_language import write_tokens
 from support.toy_training import BAD, BASE, SHARDED, STEPS
 
-from train_jax.core.sharding import Bucket, Sharded
+from train_jax.core.sharding import Sharded
 from train_jax.optim.chain import matrices_alike
 from train_jax.optim.config import ParameterGroup
 from train_jax.run.presets import preset
@@ -22,29 +22,6 @@ OTHER_CASES = ("adam_atan2", "lion", "groups", "frozen head", "muon", "muon_2025
 
 
 # ---- buckets
-
-
-@pytest.mark.parametrize(
-    ("shape", "matrices", "held"),
-    [
-        ((16, 3), False, (4, 3)),  # keeps its shape
-        ((6, 5), False, (8,)),  # flat, with two elements of padding
-        ((), False, (1,)),
-        ((2, 3), True, (2, 3)),
-    ],
-)
-def test_a_bucket_holds_its_parameters_and_zeros(shape, matrices, held):
-    names = ("a", "b", "c") if matrices else ("a",)
-    rng = np.random.default_rng(0)
-    arrays = {name: rng.normal(size=shape).astype(np.float32) for name in names}
-    bucket = Bucket(names, shape, matrices, devices=4)
-    joined = bucket.join(arrays)
-    assert joined.reshape(4, -1, *joined.shape[1:])[0].shape == held
-    assert np.abs(joined).sum() == pytest.approx(sum(np.abs(array).sum() for array in arrays.values()), rel=1e-6)
-    split = bucket.split(joined)
-    assert list(split) == list(names)
-    for name in names:
-        np.testing.assert_array_equal(split[name], arrays[name])
 
 
 def test_a_bucket_has_matrices_of_one_group_and_shape_one_for_each_device():
@@ -116,10 +93,3 @@ def last_states(folder, *names):
 def test_a_run_continues_with_and_without_the_option_on_other_devices(tmp_path):
     """Sharded in parts under `shard_map` on eight devices, replicated on one, sharded under `pmap` on four."""
     last_states(tmp_path, "replicated", "continued on others")
-
-
-@pytest.mark.campaign
-def test_a_sharded_run_continues_bit_for_bit(tmp_path):
-    _, whole, continued = last_states(tmp_path, "replicated", "sharded", "continued")
-    for name, array in whole.items():
-        assert continued[name].tobytes() == array.tobytes(), name

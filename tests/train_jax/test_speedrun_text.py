@@ -21,20 +21,20 @@ from train_jax.tasks.language.export_check import check_export
 
 
 def commands_of(profile, tmp_path):
-    """The `trm` commands of the script, in their order, with data and run in `tmp_path`; what it prints before them."""
+    """The `trm` commands of the script, in their order, with data and run in `tmp_path`."""
     script, trm = tmp_path / "script" / "speedrun_tpu.sh", tmp_path / "bin" / "trm"
     for path in (script, trm):
         path.parent.mkdir(exist_ok=True)
     script.write_text((ROOT / "speedrun_tpu.sh").read_text())
-    script.with_name("environment.sh").write_text('echo "extras $*"\n')
+    script.with_name("environment.sh").touch()
     trm.write_text('#!/bin/sh\nprintf "%s\\n" "$(printf " %s" "$@")" >> "$LOG"\n')
     trm.chmod(0o755)
-    (log := tmp_path / "commands").unlink(missing_ok=True)
+    log = tmp_path / "commands"
     environment = {"PROFILE": profile, "LOG": str(log), "PATH": f"{trm.parent}:{os.environ['PATH']}"}
     environment |= {"DATA_DIR": str(tmp_path / "data"), "RUN_DIR": str(tmp_path / "run")}
     done = subprocess.run(["bash", str(script)], env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout, [shlex.split(line) for line in log.read_text().splitlines()]
+    return [shlex.split(line) for line in log.read_text().splitlines()]
 
 
 PHASES = "build-data preflight train build-data train"
@@ -45,33 +45,21 @@ NANOCHAT = "build-data train train chat-eval chat-eval chat-eval report summary"
     ("profile", "stages", "phases"),
     [
         ("text", "build-data preflight train evaluate generate export report summary", []),
-        ("tiny", "build-data preflight train solve export report summary", []),
         ("chat-quick", f"{PHASES} train chat-eval chat-eval report summary", ["sft run", "rl run-sft"]),
         ("nanochat", f"{PHASES} {NANOCHAT}", ["mid run", "sft run-mid", "rl run-sft"]),
     ],
 )
 def test_a_profile_has_its_stages_and_phases(tmp_path, profile, stages, phases):
-    _, commands = commands_of(profile, tmp_path)
+    commands = commands_of(profile, tmp_path)
     assert " ".join(command[0] for command in commands) == stages
     options = [dict(itertools.pairwise(command)) for command in commands]
     begun = [f"{each['--phase']} {Path(each['--init-from']).name}" for each in options if "--phase" in each]
     assert begun == phases
 
 
-def test_a_second_run_repeats_no_evaluation_and_no_report(tmp_path):
-    output, _ = commands_of("chat-quick", tmp_path)
-    assert {"text", "chat", "serve"} <= set(output.splitlines()[0].split()), "the extras to install"
-    assert f"trm chat {tmp_path}/run-rl" in output and f"trm serve {tmp_path}/run-rl" in output
-    for name in ("run-sft/evaluation/chat.json", "run-rl/evaluation/chat.json", "run-rl/report/index.html"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-    _, commands = commands_of("chat-quick", tmp_path)
-    assert " ".join(command[0] for command in commands) == f"{PHASES} train summary"
-
-
 @pytest.mark.slow
 def test_every_phase_of_a_small_chat_model(tmp_path, capsys, monkeypatch):
-    _, commands = commands_of("chat-quick", tmp_path)
+    commands = commands_of("chat-quick", tmp_path)
     monkeypatch.chdir(ROOT)
     for command in commands:
         assert trm(command) == 0, command
@@ -81,13 +69,11 @@ def test_every_phase_of_a_small_chat_model(tmp_path, capsys, monkeypatch):
     table = (folder.report.parent / "phases.md").read_text().splitlines()
     assert [line.split(" | ")[0] for line in table[2:]] == ["| run", "| run-sft", "| run-rl", "| together"]
     assert "spelling:5" in table[0] and "<h2>Phases</h2>" in folder.report.read_text()
-    assert trm(["report", str(folder.path), "--price-per-hour", "3600"]) == 0
-    assert "| cost |" in (folder.report.parent / "phases.md").read_text().splitlines()[0]
 
 
 @pytest.mark.slow
 def test_every_stage_of_a_small_language_model(tmp_path, capsys, monkeypatch):
-    _, commands = commands_of("text-tiny", tmp_path)
+    commands = commands_of("text-tiny", tmp_path)
     monkeypatch.chdir(ROOT)
     outputs = {}
     for command in commands:

@@ -13,7 +13,7 @@ from google.auth.exceptions import DefaultCredentialsError
 
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError
-from train_jax.run import cache, lease, storage
+from train_jax.run import lease, storage
 from train_jax.run.files import (
     append_text,
     local_copy,
@@ -22,7 +22,7 @@ from train_jax.run.files import (
     whole_file,
     write_text,
 )
-from train_jax.run.storage import is_remote, path_of, read_generation, write_generation
+from train_jax.run.storage import path_of, read_generation, write_generation
 
 
 def failing_twice(fault, requests=lambda method, path: True):
@@ -61,32 +61,6 @@ def test_a_file_is_written_whole_or_not_at_all(anywhere):
     assert not file.exists() and not file.is_file()
     with pytest.raises(FileNotFoundError):
         file.read_text()
-
-
-def test_files_that_grow_are_written_where_lines_can_be_added(anywhere):
-    """A disk has them in their place; those of storage are continued in the cache and uploaded whole."""
-    run = anywhere / "run"
-    file, folder = run / "metrics.jsonl", run / "wandb"
-    write_text(file, "one\n")
-    local, other = cache.continued_file(file), cache.continued_file(run / "events.jsonl")
-    assert (local == file) == (anywhere == run.parent and not is_remote(run)) and not other.exists()
-    with local.open("a") as lines:
-        lines.write("two\n")
-    if is_remote(run):
-        assert file.read_text() == "one\n"
-        cache.upload_working_file(run / "events.jsonl")  # not there yet
-    cache.upload_working_file(file)
-    assert file.read_text() == "one\ntwo\n"
-    other.write_text("start\n")
-    cache.upload_working_files(run / "another")
-    assert (run / "events.jsonl").exists() == (not is_remote(run))
-    cache.upload_working_files(run)
-    assert (run / "events.jsonl").read_text() == "start\n"
-    assert cache.continued_file(run / "events.jsonl").read_text() == "start\n"
-    (run / "events.jsonl").unlink()
-    assert not cache.continued_file(run / "events.jsonl").exists(), "what the cache has of a run that was removed"
-    place = cache.working_folder(folder)
-    assert place == folder if not is_remote(run) else place.is_dir() and place.is_relative_to(cache.cache_folder())
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "reset", "lost"])
@@ -208,11 +182,3 @@ def test_who_lost_the_lease_writes_nothing_more(folder, emulator):
             with pytest.raises(StorageError, match="was taken over by process 7 on other, because this process was"):
                 lease.check_writer(folder)
     assert emulator.read(f"{folder.name}/lock") == ELSEWHERE
-
-
-def test_a_lost_answer_is_not_taken_for_another_writer(folder, emulator):
-    lost = iter(["", "", "lost"])
-    fault = lambda method, path: next(lost, "") if method == "POST" else ""  # noqa: E731
-    with emulator.failing(fault), lease.sole_writer(folder):
-        for _ in range(4):
-            lease.check_writer(folder)

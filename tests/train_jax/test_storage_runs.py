@@ -82,20 +82,6 @@ def undisturbed(tmp_path, data_dir, capsys):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("fault", ["503", "reset", "lost", "slow"])
-def test_requests_that_fail_change_nothing(arguments, remote, emulator, undisturbed, monkeypatch, fault):
-    """One request in ten fails, drawn at random."""
-    monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)
-    random = np.random.default_rng(0)
-    share = 0.01 if fault == "slow" else 0.1
-    with emulator.failing(lambda method, path: fault if random.random() < share else ""):
-        assert main(arguments("run")) == 0
-        assert main(["export", f"{remote}/run", "--no-check"]) == 0
-    run = RunFolder(path_of(remote) / "run")
-    assert (losses(run), run.weights.read_bytes()) == undisturbed
-
-
-@pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(10))
 def test_killed_at_any_request(arguments, remote, emulator, undisturbed, seed):
     """A run of six steps makes about 700 requests."""

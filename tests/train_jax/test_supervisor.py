@@ -80,20 +80,6 @@ def test_sigterm_goes_to_the_run_and_nothing_is_restarted(supervised, handler):
     assert supervised(f"signal.signal(signal.SIGTERM, {handler}); time.sleep(30)") == (75, 1, [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_a_restart_ends_the_supervisor(number):
-    said, handlers = [], [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-
-    def say(line):
-        said.append(line)
-        os.kill(os.getpid(), number)
-
-    start = time.monotonic()
-    assert Supervisor([sys.executable, "-c", "raise SystemExit(1)"], 3, say).run() == 75
-    assert said == ["the run ended with status 1; restart 1 of 3 in 10 s"] and time.monotonic() - start < 9
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
-
-
 def test_a_run_without_its_supervisor_stops_as_after_sigterm(tmp_path):
     code = HEADER + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(30)"
     read, write = os.pipe()
