@@ -1,0 +1,19 @@
+"""Serves a scripted model in a process of its own, and prints its port: `python -m support.serve_scripted`."""
+
+import time
+
+from support.served import listening, model_of
+from train_jax.serving.app import create_app
+from train_jax.serving.gate import Gate
+from train_jax.serving.limits import Limits
+from train_jax.tasks.language.chat.server import TextService
+
+QUEUE, CAPACITY = 24, 2048
+
+if __name__ == "__main__":
+    limits = Limits(requests_per_minute=10**6, queue=QUEUE)
+    model, gate = model_of(capacity=CAPACITY, limits=limits), Gate(limits)
+    model.thread.engine.warm_up(range(1, model.thread.engine.capacity + 1))
+    with listening(create_app(gate, [TextService(gate, [model])])) as port:
+        print(port, flush=True)
+        time.sleep(3600)
