@@ -3,7 +3,6 @@
 import math
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,36 +86,6 @@ def test_every_curve_can_be_drawn(values, log_y):
     assert titles == [f"a: {number(y)} at {x} x" for x, y in finite]
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_peaks():
-    points = [(float(x), 1.0) for x in range(50_000)]
-    points[31_234] = (31_234.0, 9.0)
-    drawing = plot([Series("a", points)], title="t", x_label="x")
-    assert len(drawing) < 20_000
-    lines = [each for each in ElementTree.fromstring(drawing).findall(".//{*}path") if "--s1" in each.get("style", "")]
-    levels = set(heights(lines[0]))
-    assert max(levels) - min(levels) > 100
-
-
-def test_points_are_labelled_where_there_is_room():
-    points, labels = [(1.0, 1.0), (1.001, 1.0), (3.0, 2.0), (4.0, 2.0)], ("one", "two", "", "4<")
-    root = drawn(Series("a", points, marks=True, labels=labels))
-    texts = [each.find("{*}text") for each in root.findall(".//{*}g") if each.get("class") == "label"]
-    assert [each.text for each in texts if each is not None] == ["one", "4<"]
-    assert texts[-1] is not None and float(texts[-1].get("x", "nan")) + 6.4 * 2 <= 440
-
-
-def test_a_drawing_follows_the_page_and_is_the_same_every_time():
-    series = [Series("a", [(0, 1), (5, 30)]), Series("b", [(0, 2)], 2, True)]
-    drawing = plot(series, title="t, %", x_label="steps")
-    assert drawing == plot(series, title="t, %", x_label="steps")
-    assert not re.search("#[0-9a-f]{6}|font-family|date", drawing)
-    root = ElementTree.fromstring(drawing)
-    assert root.get("aria-label") == "t, %, over steps: a from 1 at 0 to 30 at 5; b from 2 at 0 to 2 at 0"
-    ids = re.findall(' id="([^"]*)"', drawing)
-    others = re.findall(' id="([^"]*)"', plot(series, title="t, %", x_label="minutes"))
-    assert ids and not set(ids) & set(others), "two drawings of a page must not share an id"
-
-
 def marks(root: ElementTree.Element) -> list[float]:
     """Returns the horizontal places of the markers of the first series."""
     return [float(each.get("x", "nan")) for each in group(root, "points-0").findall(".//{*}use")]
@@ -127,23 +96,6 @@ def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios():
     assert second - first == pytest.approx(third - second, abs=0.2)
     near = plot([Series("a", [(20, 1), (30, 2)])], title="t", x_label="x", log_x=True)
     assert ">20<" in near and ">30<" in near, "between powers of ten, the values themselves are ticks"
-
-
-def test_series_differ_in_more_than_colour_and_may_have_points_without_a_line():
-    series = [Series(name, [(0, 1), (1, 2), (2, 1), (3, 2)], n, True) for n, name in enumerate("abc", 1)]
-    groups = [group(drawn(*series), f"points-{n}") for n in range(3)]
-    dashes = [
-        re.findall(r"stroke-dasharray: ([\d.,]+)", each.findall(".//{*}path")[0].get("style", "")) for each in groups
-    ]
-    assert dashes[0] == [] and len({str(each) for each in dashes}) == 3
-    assert len({each.findall("{*}defs/{*}path")[0].get("d") for each in groups}) == 3
-    without = drawn(replace(series[0], line=False))
-    assert marks(without) == marks(drawn(series[0]))
-    assert len(group(without, "points-0").findall(".//{*}path")) == len(groups[0].findall(".//{*}path")) - 1
-    # A line of many points has markers only if that is asked; a single point has no line.
-    many = drawn(Series("a", [(x, 2) for x in range(20)]))
-    assert "points-0" not in {each.get("class") for each in many.iter()}
-    assert len(marks(drawn(Series("a", [(10, 2)])))) == 1
 
 
 # ---- traces of ACT steps and boards
