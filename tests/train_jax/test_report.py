@@ -12,18 +12,15 @@ import numpy as np
 import pytest
 from support.documents import Balanced, words
 
-from models_torch.trm import TRMConfig
 from train_jax.errors import UserError
-from train_jax.optim.config import ParameterGroup
 from train_jax.report.answers import Answers, by_act_step, first_unsolved, read_results, slowest_solved
 from train_jax.report.boards import board
 from train_jax.report.plots import Series, plot
 from train_jax.report.puzzle_page import page, picture
-from train_jax.report.run_page import SIZED_BY_DATA, learning, read_run_files
+from train_jax.report.run_page import read_run_files
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.machine import write_machine
-from train_jax.run.model import sized
 from train_jax.run.presets import preset
 from train_jax.stages.report import Report, main
 from train_jax.tasks.puzzles.format import load_split
@@ -31,7 +28,6 @@ from train_jax.tasks.puzzles.metrics import HaltingCurve, Point
 from train_jax.tasks.puzzles.metrics import to_json as curve_to_json
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
-from train_jax.tasks.puzzles.task import PuzzleTask
 
 PUZZLES, ACT_STEPS = 8, 4
 HOSTILE = "<script>alert('1')</script> & \"x\""
@@ -141,21 +137,6 @@ def test_the_section_of_early_halting(run_dir):
         read_results(read_run_files(str(run_dir)))
 
 
-def test_every_learning_rate_in_use_is_plotted(run_dir):
-    files = read_run_files(str(run_dir))
-    groups = (ParameterGroup("lm_head.*", lr=0.1), ParameterGroup("q_head.*"))
-    config = dataclasses.replace(files.config, optim=dataclasses.replace(files.config.optim, groups=groups))
-    rates = {"train/lr/default": 0.2, "train/lr/group_0": 0.1}
-    records = [{"step": step, "train_seconds": 1.0, "train/grad_norm": 1.0, **rates} for step in (1, 2)]
-    of_groups = dataclasses.replace(files, config=config, records=records)
-    for each, titles in (
-        (of_groups, ["learning rate, default", "learning rate, lm_head.*"]),
-        (files, ["learning rate"]),
-    ):
-        plots = learning(each, ())
-        assert [re.findall(r'aria-label="(.*?), over', plot)[0] for plot in plots] == [*titles, "gradient norm"]
-
-
 def test_text_of_the_run_is_never_markup(run_dir):
     folder = RunFolder(run_dir)
     rewrite(folder.config, wandb_project=HOSTILE)
@@ -244,14 +225,6 @@ def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
     assert text.count("input") == 1
     with pytest.raises(UserError, match="is not a folder; give --picture a file in an existing folder"):
         main(Report(str(run_dir), picture=tmp_path / "nowhere" / "picture.svg"))
-
-
-def test_the_fields_left_out_of_the_configuration_are_those_that_the_data_decides(data_dir):
-    arch = TRMConfig(batch_size=77, seq_len=77)
-    task = PuzzleTask(dataclasses.replace(preset("tiny"), data_dir=str(data_dir)))
-    before, after = dataclasses.asdict(arch), dataclasses.asdict(sized(arch, task, 3))
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed <= SIZED_BY_DATA and {"batch_size", "seq_len"} <= changed
 
 
 def test_a_summary_loads_nothing_that_it_does_not_need(run_dir):

@@ -148,30 +148,6 @@ def test_a_mistake_is_one_line_and_status_2(made, tmp_path, capsys):
         known_kind(words, "the run was trained on")
 
 
-@pytest.mark.slow
-def test_a_mistake_in_a_file_is_one_line_and_status_2(made, tmp_path, capsys):
-    def written(name, content):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return ["--file", path]
-
-    (maze, _), (arc, arc_data) = made("maze"), made("arc")
-    task = json.dumps({"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[1]]}]})
-    known = next(iter(json.loads((arc_data / "test_puzzles.json").read_text())))
-    cases = (
-        ([maze, "--file", tmp_path / "none.txt"], "cannot be read (No such file or directory)"),
-        ([maze, *written("binary", b"\xff\xfe\x00")], "is not UTF-8 text; give a text file with one puzzle"),
-        ([maze, *written("long", "." * 2**21)], "cannot be read (2,097,152 bytes, expected at most 1,048,576)"),
-        ([maze, *written("six", "\n".join(["S.G###"] + ["######"] * 5))], "the maze is 6x6, expected a 5x5 maze"),
-        ([maze, *written("shut", MAZE.replace("#.G", "##G"))], "no path from start to goal; remove walls"),
-        ([maze, "--data-dir", arc_data], "contains ARC puzzles, expected 5x5 mazes as in training; give a --data-dir"),
-        ([arc, "--puzzle", "1" * 16], "trained on ARC puzzles; give --file TASK.json instead of --puzzle"),
-        ([arc, *written("unknown.json", task)], "puzzle unknown is not in"),
-        ([arc, *written(f"{known}.json", task), "--index", 1], "test examples 0 to 0"),
-    )
-    check_mistakes(capsys, cases)
-
-
 # ---- the text of a trace, and the checks of an answer
 
 
@@ -200,14 +176,6 @@ def test_grids_stand_side_by_side_and_one_that_stays_is_drawn_once():
     assert "\x1b" not in text
     unknown = trace_text(trace_of(SWAPPED, solution=None), width=80, styled=False)
     assert "!" not in unknown and "wrong" not in unknown
-    styled = trace_text(trace_of(SWAPPED), width=80, styled=True)
-    assert styled.splitlines()[2] == (
-        "| . \x1b[1m2\x1b[0m | . \x1b[1m4\x1b[0m |   "
-        "| \x1b[4;31m2\x1b[0m!\x1b[1;4;31m1\x1b[0m!| \x1b[4m3\x1b[0m \x1b[1m4\x1b[0m |"
-    )
-    narrow = trace_text(trace_of(SWAPPED, SOLUTION, SOLUTION), width=20, styled=False).splitlines()
-    assert max(map(len, narrow[: narrow.index("*: changed; !: wrong")])) <= 20
-    assert {"input", "ACT step 1", "ACT steps 2-3"} <= {line.strip() for line in narrow}
 
 
 def test_the_last_line_names_the_mistakes_of_an_answer():
