@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 DEVICES = 2
@@ -70,7 +71,7 @@ class Exploration(nn.Module):
         return torch.rand_like(q_halt), torch.randint_like(steps, low=2, high=self.high)
 
 
-def random_numbers(config, seed):
+def random_numbers(config, seed) -> dict[str, Any]:
     """Returns the random numbers of every step for the whole batch, from the key of the step."""
     fn = bridge.export(Exploration(config.arch.halt_max_steps))
     rows = config.global_batch_size

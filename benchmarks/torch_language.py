@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from support.nanochat_optimizers import Muon2025, momentum, warmdown
 
 import bridge
+from benchmarks.nanochat_optimizers import Muon2025, momentum, warmdown
 from train_jax.run.folder import read_run
 from train_jax.run.model import build_module
 from train_jax.runtime.devices import Devices
@@ -84,7 +84,7 @@ def evaluate(model, task, rows):
     model.eval()
     stream, sizes = task.test_stream, torch.from_numpy(task.token_bytes.astype(np.int64))
     seq_len = model.config.seq_len
-    sums = dict.fromkeys(("loss", "tokens", "nats", "bytes"), 0.0)
+    sums: dict[str, float] = dict.fromkeys(("loss", "tokens", "nats", "bytes"), 0.0)
     for batch in eval_batches(stream, rows=rows, seq_len=seq_len, limit=count_rows(stream, seq_len), shard=(0, 1)):
         tokens, targets = on_host(batch)
         losses = model(tokens, targets, loss_reduction="none").reshape(-1).double()

@@ -13,12 +13,13 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from support import torch_optimizers
 
+from benchmarks import torch_optimizers
 from models_torch.registry import build, config_class
 from train_jax.optim.config import from_fields
 from train_jax.tasks.puzzles.batches import load_mixture
@@ -27,10 +28,10 @@ from train_jax.tasks.puzzles.batches import load_mixture
 def train(config, start, draws, snapshots):
     """Trains; returns the metrics of every step, and parameters, EMA and puzzle table at the steps in `snapshots`."""
     data = load_mixture(config.data_dir, "train")
-    module = build_module(config, data.metadata, start)
+    module: Any = build_module(config, data.metadata, start)
     params, optim = dict(module.named_parameters()), config.optim
     ema = {name: p.detach().clone() for name, p in params.items()}
-    optimizer = torch_optimizers.counterpart(optim, params)
+    optimizer: Any = torch_optimizers.counterpart(optim, params)
     table, carry, results = module.model.inner.puzzle_emb, None, {}
 
     def rate(peak):

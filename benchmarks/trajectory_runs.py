@@ -141,9 +141,8 @@ def start_jobs(side: Side, jobs: Sequence[dict[str, Any]], folder: Path) -> subp
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment of a process that imports from `tests`."""
-    # The packages come before `tests`, which also contains a folder called `bridge`.
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    """Returns the environment of a process that imports from `benchmarks`."""
+    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def finish(process: subprocess.Popen) -> None:

@@ -14,10 +14,10 @@ import numpy as np
 import optax
 import pytest
 import torch
-from support import nanochat_optimizers as reference
 from support.markers import slow_unless
-from support.torch_optimizers import muon_in_float32
 
+from benchmarks import nanochat_optimizers as reference
+from benchmarks.torch_optimizers import muon_in_float32
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer
 from train_jax.optim.config import OptimConfig

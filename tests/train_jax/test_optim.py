@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 import torch
-from support import torch_optimizers
-from support.torch_optimizers import SHAPES
 
+from benchmarks import torch_optimizers
+from benchmarks.torch_optimizers import SHAPES
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, group_labels, trainable
 from train_jax.optim.config import OptimConfig, ParameterGroup, from_fields

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from support import torch_optimizers, toy_training
+from support import toy_training
 from support.markers import slow_unless
 from support.scripts import run_script
 from support.toy_training import ALL_GOOD, BAD, BATCH, CASES, STEPS, TABLE
 
+from benchmarks import torch_optimizers
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.registry import ARCHITECTURES
 from train_jax.core.guard import FIRST_SCALE, LARGEST_SCALE, check_finite, new_guard

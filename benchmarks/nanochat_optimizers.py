@@ -1,6 +1,7 @@
 """References for the optimizers and schedules of nanochat, in plain PyTorch, one parameter after the other."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ def trajectory(version, start, gradients, *, dtype=torch.float32):
     """Yields the parameters after each step with the published settings; `dtype` is that of Newton-Schulz."""
     steps = len(gradients)
     params = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in start.items()}
-    muon = (Muon2025 if version == 2025 else Muon2026)(dtype)
+    muon: Any = (Muon2025 if version == 2025 else Muon2026)(dtype)
     adamw = torch.optim.AdamW([{"params": [params[name]], **fields} for name, fields in ADAMW[version].items()])
     peaks = [group["lr"] for group in adamw.param_groups]
     for step, gradient in enumerate(gradients):

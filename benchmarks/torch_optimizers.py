@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from typing import Any
 from unittest import mock
 
 import torch
@@ -107,7 +108,7 @@ def muon_in_float32():
 def trajectory(config, start, gradients, *, peak, total_steps):
     """Returns the parameters after each step as NumPy arrays; `gradients` has one dict per step, like `start`."""
     params = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in start.items()}
-    optimizer = counterpart(config, params)
+    optimizer: Any = counterpart(config, params)
     for number, step in enumerate(gradients, 1):
         for name, p in params.items():
             p.grad = torch.tensor(step[name])
