@@ -19,7 +19,9 @@ from train_jax.run.files import (
     local_copy,
     move_folder,
     remove_folder,
+    upload_folder,
     whole_file,
+    write_bytes,
     write_text,
 )
 from train_jax.run.storage import path_of, read_generation, write_generation
@@ -61,6 +63,17 @@ def test_a_file_is_written_whole_or_not_at_all(anywhere):
     assert not file.exists() and not file.is_file()
     with pytest.raises(FileNotFoundError):
         file.read_text()
+
+
+@pytest.mark.slow
+def test_large_objects_come_in_parts(remote, tmp_path):
+    content = bytes(range(256)) * 2**12 * 60
+    write_bytes(path_of(remote) / "large", content)
+    (tmp_path / "file").write_bytes(content)
+    upload_folder(tmp_path, path_of(remote), last=[])
+    for name in ("large", "file"):
+        with local_copy(path_of(remote) / name) as local:
+            assert local.read_bytes() == content
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "reset", "lost"])
