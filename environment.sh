@@ -11,7 +11,7 @@ if [ -n "$_missing" ]; then
         echo "$_python is $("$_python" -V 2>&1); Python 3.11 to 3.13 is needed: set PYTHON=python3.11" >&2
         exit 2
     fi
-    echo "setting up .venv:$_missing (about 1 GB the first time) …"
+    echo "setting up .venv:$_missing (about 2 GB the first time) …"
     [ -x .venv/bin/python ] || "$_python" -m venv .venv
     # torch first and by itself, so that a CPU build where there is one is kept: models run in JAX, torch traces them.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch

@@ -83,3 +83,8 @@ def brief(value: Any) -> str:
         shown = [repr(each)[:20] if isinstance(each, int | float | str) else type(each).__name__ for each in value[:3]]
         return f"[{', '.join(shown)}{', …' * (len(value) > 3)}]"
     return repr(value)[:40] if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+
+
+def pip_install(extra: str) -> str:
+    """Returns the command that installs an extra of this project, as words of an error."""
+    return f"`pip install -c constraints.txt -e '.[{extra}]'`"

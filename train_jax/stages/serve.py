@@ -13,7 +13,7 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.core.state import Arrays
-from train_jax.errors import UserError
+from train_jax.errors import UserError, pip_install
 from train_jax.run.folder import complete_steps
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.backend import Platform
@@ -68,7 +68,7 @@ def main(config: Serve) -> None:
         from train_jax.serving.gate import Gate, is_loopback
     except ImportError as error:
         raise UserError(
-            f"this command needs the package {error.name}; install it with `pip install 'trm-bridge[serve]'`"
+            f"this command needs the package {error.name}; install it with {pip_install('serve')}"
         ) from None
     token = os.environ.get(config.token_variable, "")
     if not token and not is_loopback(config.host):

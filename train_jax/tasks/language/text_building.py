@@ -157,11 +157,12 @@ def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, r
         shards, digest = writer.close()
         content[split] = SplitRecord(*totals, shards=shards, sha256=digest)
     skipped = Skipped.total(record.skipped for record in records)
+    count = sum(each.documents for each in content.values())
     for split, each in content.items():
         if not each.tokens:
             raise UserError(
-                f"the {split} split has no documents; use more --source (a .txt file is one document) or another "
-                f"--test-share{skipped.note}"
+                f"the {split} split has no documents: there are {count}, and --test-share is {options.test_share:g}; "
+                f"use more --source (a .txt file is one document) or another --test-share{skipped.note}"
             )
     findings: dict[str, Any] = {
         "skipped_empty": skipped.empty,

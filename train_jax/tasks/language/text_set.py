@@ -159,7 +159,7 @@ class TextSet:
             size = f" --vocab-size {vocab_size}" if vocab_size else ""
             raise UserError(
                 f"{path_of(directory)} is not a text data set; build one with "
-                f"`trm build-data text{size} --output-dir {directory}`"
+                f"`trm build-data text --source FOLDER{size} --output-dir {directory}`"
             )
         self.directory, self.folder, self.record = directory, folder, record
         self.vocab_size: int = record["vocab_size"]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from train_jax.errors import UserError
+from train_jax.errors import UserError, pip_install
 from train_jax.run.files import write_text
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, read_whole
@@ -57,9 +57,7 @@ def text_package(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         package = name.partition(".")[0]
-        raise UserError(
-            f"this command needs the package {package}; install it with `pip install 'trm-bridge[text]'`"
-        ) from None
+        raise UserError(f"this command needs the package {package}; install it with {pip_install('text')}") from None
 
 
 @dataclass(frozen=True)
@@ -236,8 +234,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer({bytes(token): rank for token, rank in trainer.get_mergeable_ranks()})
     if tokenizer.vocab_size != vocab_size:
         raise UserError(
-            f"the texts give only {tokenizer.vocab_size} tokens, --vocab-size is {vocab_size}; use more text or at "
-            f"most --vocab-size {tokenizer.vocab_size}"
+            f"the texts give only {tokenizer.vocab_size} tokens, --vocab-size is {vocab_size}; use more text "
+            f"(whole documents are held out, and a .txt file is one) or at most --vocab-size {tokenizer.vocab_size}"
         )
     return tokenizer
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from train_jax.errors import UserError
+from train_jax.errors import UserError, pip_install
 from train_jax.run.storage import path_of
 from train_jax.tasks.language.chat.calculator import Functions, calculate
 from train_jax.tasks.language.chat.conversations import Conversation, Part, assistant, parse_conversation, user
@@ -351,7 +351,7 @@ class SmallTalk(Problems):
     def items(self, count: int | None) -> Sequence[Conversation]:
         where, installed = self.folder, package_folder("chatterbot_corpus")
         if not where and installed is None:
-            raise UserError("smalltalk needs the package chatterbot-corpus; run `pip install 'trm-bridge[chat]'`")
+            raise UserError(f"smalltalk needs the package chatterbot-corpus; run {pip_install('chat')}")
         folder = path_of(where) if where or installed is None else installed / "data" / "english"
         talks = [talk for path in sorted(folder.glob("*.yml")) for talk in _dialogues(path)]
         return self._of_split((talk[0].text.lower(), talk) for talk in talks)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, ClassVar
 
-from train_jax.errors import UserError
+from train_jax.errors import UserError, pip_install
 from train_jax.tasks.language.chat.problems import Problem, Problems, said, split_of
 
 _EVALUATES = re.compile(r"\b(?:eval|exec|compile|parse_expr)\(|\bsympy\b")
@@ -49,7 +49,7 @@ class ReasoningGym(Problems):
         try:
             gym = importlib.import_module("reasoning_gym")
         except ImportError:
-            raise UserError(f"{self.name} needs its package; run `pip install 'trm-bridge[reasoning]'`") from None
+            raise UserError(f"{self.name} needs its package; run {pip_install('reasoning')}") from None
         options = dict(self.options)
         name = options.pop("set")
         try:
