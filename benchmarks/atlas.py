@@ -171,6 +171,7 @@ def run(options: Options) -> None:
 _OUT = ("not built", "fails in PyTorch")
 """Not counted as tried."""
 _RIGHT = ("right", "PyTorch is off")
+"""Counted as right."""
 
 
 def page(rows: list[dict[str, Any]]) -> str:

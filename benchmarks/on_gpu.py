@@ -60,7 +60,7 @@ def _in_torch(side: str, module: nn.Module, inputs: list[torch.Tensor]) -> tuple
         loss = run(*inputs)
         torch.autograd.grad(loss, parameters)
         torch.cuda.synchronize()
-        return float(loss)
+        return float(loss.detach())
 
     return call, torch.cuda.max_memory_allocated
 
