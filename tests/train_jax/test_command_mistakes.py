@@ -39,7 +39,7 @@ MISTAKES = {
     "build-data sudoku --size": "'--size'. Expected 1 values; see trm build-data sudoku --help",
     # data sets and models
     "train tiny --data-dir no --run-dir run": "no data set at no/train (dataset.json is missing); build one with `trm",
-    "train d20 --data-dir no --run-dir run": "trm build-data text --vocab-size 65536",
+    "train d20 --data-dir no --run-dir run": "build one with `trm build-data text --source FOLDER --vocab-size 65536",
     f"{TRAIN} gru": "unknown architecture 'gru'; use one of trm, trm_singlez, trm_hier6, hrm, transformer",
     f"{TRAIN} nowhere:Net": "'nowhere' cannot be imported (ModuleNotFoundError",
     f"{TRAIN} {THINKER}": "support.outside_models:Thinker cannot be constructed with {'batch_size': 16, ",
