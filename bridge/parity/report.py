@@ -90,7 +90,7 @@ UNPROVED = (
 
 @dataclasses.dataclass(frozen=True)
 class ParityReport:
-    """The result of `verify`. `str()` is the table, worst leaf first; `to_json` is for programs."""
+    """The result of `verify`. `str()` is the table, worst leaf first, with 20 equal leaves; `to_json` has all."""
 
     rows: tuple[Row, ...]
     environment: Environment = dataclasses.field(default_factory=Environment.here)
@@ -124,8 +124,11 @@ class ParityReport:
         return f"{len(self.rows)} leaves compared, {beyond} beyond tolerance, {unproved} unproved"
 
     def __str__(self) -> str:
+        shown = len(self.rows) - max(self.count("equal") - 20, 0)
+        more = [f"… {len(self.rows) - shown} more, equal"] if shown < len(self.rows) else []
         remark = [UNPROVED] if self.count("unproved") else []
-        return "\n".join([str(self.environment), _COLUMNS, *map(str, self.rows), *remark, *self.granted, self.summary])
+        lines = [*map(str, self.rows[:shown]), *more, *remark, *self.granted, self.summary]
+        return "\n".join([str(self.environment), _COLUMNS, *lines])
 
     def to_json(self) -> str:
         """Returns `ok`, the counts, the environment and all rows; an infinite number is `null`."""

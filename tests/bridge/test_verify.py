@@ -1,6 +1,7 @@
 """`bridge.verify`: the leaves that it compares, tolerances, calls, and the report."""
 
 import copy
+import dataclasses
 import json
 import threading
 import warnings
@@ -101,6 +102,14 @@ def test_what_is_zero_is_unproved_where_perturbed_parameters_cannot_be_run():
     assert [(r.kind, r.name) for r in report.rows if r.verdict == "unproved"] == 2 * [("gradient", "w")]
     assert report.worst.verdict == "unproved" and "0 beyond tolerance, 2 unproved" in str(report)
     assert "a side fails at perturbed parameters" in str(report)
+
+
+def test_the_table_has_twenty_equal_leaves():
+    report = bridge.verify(nn.Sequential(*(nn.Linear(3, 3) for _ in range(8))), X, input_gradients=False)
+    lines, rows = str(report).splitlines(), report.rows
+    assert report.ok and len(rows) > 20 and lines[22:] == [f"… {len(rows) - 20} more, equal", report.summary]
+    worse = dataclasses.replace(report, rows=(dataclasses.replace(rows[0], error=1.0), *rows[1:]))
+    assert "1 beyond tolerance" in str(worse) and len(str(worse).splitlines()) == len(lines) + 1
 
 
 def test_jitter_is_the_same_for_the_module_in_float64():

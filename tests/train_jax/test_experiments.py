@@ -59,7 +59,10 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys, tmp_path, monkeypa
         "examples seen    49,999,872", "warning: warm-up takes more than 10% of the steps",
     ):  # fmt: skip
         assert line in shown
-    assert not list(tmp_path.iterdir())
+    assert main(["train", "chat-tiny", "--dry-run"]) == 2, "no data set for the length of an epoch"
+    shown = capsys.readouterr().out
+    assert "  arch.n_layer: here 4\n" in shown and "optimizer muon_2025, lr 0.03, momentum_start" in shown
+    assert "None" not in shown and not list(tmp_path.iterdir())
 
 
 def test_every_experiment_is_listed(capsys):

@@ -40,8 +40,9 @@ def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
     changed = differences(config, named_run("baseline"))
     print(f"{name}: {config.model} on {config.data_dir}, into {config.run_dir}")
     for field, (old, new) in changed.items():
-        if field not in ("run_dir", "data_dir"):
-            print(f"  {field}: baseline {old}, here {new}")
+        of_another = new is None and field.startswith(("arch.", "task_config."))  # another model or task has it
+        if field not in ("run_dir", "data_dir") and not of_another:
+            print(f"  {field}: {'' if old is None else f'baseline {old}, '}here {_shown(new)}")
     sets = data_sets(EXPERIMENTS[name], preset) if name in EXPERIMENTS else ()
     if sets and config.data_dir == ",".join(each.folder for each in sets):
         # An epoch has one augmentation of each puzzle; the data set need not exist.
@@ -50,6 +51,13 @@ def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
         per_epoch = task_class(config.task)(config).examples_per_epoch
     for line in plan_lines(name, config, per_epoch):
         print(f"  {line}")
+
+
+def _shown(value: Any) -> Any:
+    """Returns groups of parameters as text with the fields that are set, and any other value as it is."""
+    if not (isinstance(value, tuple) and value and isinstance(value[0], dict)):
+        return value
+    return "; ".join(", ".join(f"{k} {v}" for k, v in group.items() if v is not None) for group in value)
 
 
 def cli(argv: list[str]) -> None:

@@ -162,7 +162,7 @@ def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, r
         if not each.tokens:
             raise UserError(
                 f"the {split} split has no documents: there are {count}, and --test-share is {options.test_share:g}; "
-                f"use more --source (a .txt file is one document) or another --test-share{skipped.note}"
+                f"give more --source (a .txt file is one; divide a large one) or another --test-share{skipped.note}"
             )
     findings: dict[str, Any] = {
         "skipped_empty": skipped.empty,
