@@ -75,7 +75,7 @@ text)
     ;;
 text-tiny)
     preset=chat-tiny
-    data=(text --source docs --vocab-size 512)
+    data=(text --source docs --test-share 0.2 --vocab-size 512)
     fields=(--steps 20 --arch.n-layer 1 --arch.n-embd 64 --arch.n-head 2 --arch.n-kv-head 2 --arch.seq-len 128)
     ;;
 chat)
@@ -87,7 +87,7 @@ chat)
     ;;
 chat-quick)
     preset=chat-tiny
-    data=(text --source docs --vocab-size 512)
+    data=(text --source docs --test-share 0.2 --vocab-size 512)
     fields=(--steps 10 --arch.n-layer 1 --arch.n-embd 64 --arch.n-head 2 --arch.n-kv-head 2)
     sft_tasks=(identity:20 spelling:200)
     questions=(spelling:5)
@@ -105,7 +105,7 @@ nanochat)                                                # the mixtures of the p
     ;;
 nanochat-quick)                                          # the same phases: --rehearse 2x4 instead of --tpu NAME
     preset=d4
-    data=(text --source docs --vocab-size 512)
+    data=(text --source docs --test-share 0.2 --vocab-size 512)
     fields=(--steps 10 --arch.n-layer 1 --arch.n-embd 64 --arch.n-head 2 --arch.n-kv-head 2 --arch.seq-len 128)
     fields+=(--global-batch-size 16 --eval-batch-size 16 --eval-examples 16)
     mid_tasks=(spelling:100 counting:50) mid=(--steps 5)
