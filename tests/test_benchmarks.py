@@ -123,7 +123,7 @@ def test_a_side_that_computes_something_else_is_named():
         check_losses([eager, bridged], 1e-5, 1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_sides_agree_on_the_model_of_the_speedrun(tmp_path):
     """`torch.compile` is left out, because it needs a C++ compiler."""
     command = [sys.executable, "-m", "benchmarks.step", "--sizes", "sudoku9", "--sides", "eager", "by hand", "bridge",

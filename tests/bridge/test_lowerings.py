@@ -46,7 +46,7 @@ COARSER = {
 """Op -> how the gradient of what serves it otherwise is another."""
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "op",
     [op for op in LOWERINGS if op in CASES and op not in UNDEFINED],

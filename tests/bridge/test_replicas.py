@@ -14,10 +14,11 @@ PROCESS = Path(__file__).with_name("replicas_process.py")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    out = tmp_path_factory.mktemp("replicas") / "replicas.json"
-    subprocess.run([sys.executable, str(PROCESS), str(out)], check=True)
-    return json.loads(out.read_text())
+def results(made_once):
+    def run(folder):
+        subprocess.run([sys.executable, str(PROCESS), str(folder / "replicas.json")], check=True)
+
+    return json.loads((made_once("replicas", run) / "replicas.json").read_text())
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])

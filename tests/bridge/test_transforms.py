@@ -11,7 +11,7 @@ import pytest
 from rows import ROWS
 from side_by_side import call, compiled, gradient_of, in_pytorch, in_scan, inputs_of, leaves_of, objective_of, stacked
 from side_by_side import report as compare
-from support.markers import slow_unless
+from support.markers import slow_or_campaign, slow_unless
 
 
 def under_checkpoint(row, train):
@@ -61,7 +61,10 @@ def by_turns(case):
 
 @pytest.mark.parametrize(
     "case",
-    slow_unless(by_turns, itertools.product(TRANSFORMATIONS, ROWS, (True, False))),
+    [
+        *slow_unless(by_turns, itertools.product(TRANSFORMATIONS, ROWS, (True,))),
+        *slow_or_campaign([], itertools.product(TRANSFORMATIONS, ROWS, (False,))),
+    ],
     ids=lambda case: f"{case[0].__name__}-{case[1]}-{'train' if case[2] else 'eval'}",
 )
 def test_row(case):

@@ -38,7 +38,7 @@ def test_an_average_of_checkpoints_is_the_mean_of_weights_and_tables(run):
     assert changed > 5, "the checkpoints are equal: nothing was averaged"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_chosen_checkpoint_has_results_of_its_own(run, capsys):
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     where = str(run.path)

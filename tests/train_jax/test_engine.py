@@ -183,7 +183,8 @@ def test_a_row_may_fill_the_cache(module, engine):
     assert engine.counts.prefilled == before + 1
 
 
-@pytest.mark.parametrize("name", slow_or_campaign(["gpt"], ["gpt_2026"]))
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", ["gpt", "gpt_2026"])
 def test_a_row_is_the_same_on_eight_devices_and_two_processes(name):
     results = json.loads(run_script("generate_on_devices", name, 8))
     statuses, texts = run_processes([script("generate_on_devices", name, 4)] * 2)
@@ -227,7 +228,7 @@ def language_model(name, sizes):
     [
         # The rows are longer than the windows of 128 tokens that `gpt_2026` has.
         *(pytest.param(n, SMALL, [1, 17, 40, 112, 125, 128], 24, marks=pytest.mark.slow) for n in ("gpt", "gpt_2026")),
-        *(pytest.param(name, {}, [1, 3, 17, 40], 32, marks=pytest.mark.slow) for name in ("GPT2", "Mistral")),
+        *(pytest.param(name, {}, [1, 3, 17, 40], 32, marks=pytest.mark.campaign) for name in ("GPT2", "Mistral")),
         *(pytest.param(name, {}, range(1, 129, 4), 128, marks=pytest.mark.campaign) for name in HUGGING_FACE),
         *(
             pytest.param(name, LARGE | {"n_kv_head": heads}, MANY, 128, marks=pytest.mark.campaign)

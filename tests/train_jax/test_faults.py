@@ -50,7 +50,7 @@ def test_campaign(part):
     assert main(Campaign((part,))) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_two_processes_with_restarts_join_again_after_one_was_killed(tmp_path, data_dir):
     folder, count = tmp_path / "run", 2
     words = ["--data-dir", str(data_dir), "--run-dir", str(folder), "--wandb", "disabled", "--restarts", "2"]

@@ -287,7 +287,7 @@ def test_a_step_without_targets_changes_no_bit_and_is_counted(weighted_run):
     assert int(last.step.reshape(-1)[0]) == 2 and not np.any(last.guard.skipped_steps)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_on_two_data_sets_by_command(text, tmp_path, capsys):
     run, names = str(tmp_path / "run"), ",".join(str(text / name) for name in ("plain", "weighted"))
     small = "--arch.seq-len 24 --arch.n-layer 2 --arch.n-embd 32 --global-batch-size 8 --steps 3 --wandb disabled"

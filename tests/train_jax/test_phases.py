@@ -251,7 +251,7 @@ def test_the_sampled_tokens_of_an_answer_are_trained(training):
     assert set(trained.sum(axis=1)) <= set(range(1, 9))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_continues_bit_for_bit_and_reports(config, tmp_path, monkeypatch, capsys):
     weights = dataclasses.replace(with_task(config, "language"), run_dir=str(tmp_path / "base"))
     write_run_of(weights, step=3)

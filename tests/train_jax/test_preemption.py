@@ -140,7 +140,8 @@ def test_a_compilation_of_a_minute_does_not_delay_the_stop(tmp_path, data_dir, p
     assert all("before the first step" in run.text(index) for index in range(processes))
 
 
-@pytest.mark.parametrize("case", slow_or_campaign([(2, "saving")], [(1, "training"), (2, "evaluating")]))
+@pytest.mark.campaign
+@pytest.mark.parametrize("case", [(2, "saving"), (1, "training"), (2, "evaluating")])
 def test_a_run_that_is_preempted_ends_as_one_that_is_not(tmp_path, data_dir, case):
     """Only the last process gets the signal; all save the same step, and end."""
     processes, phase = case

@@ -68,7 +68,8 @@ def test_a_machine_that_is_ready(where, capsys, tmp_path):
     assert not (tmp_path / "runs").exists(), "everything that was made is removed"
 
 
-@pytest.mark.parametrize("model", slow_or_campaign(["hrm"], ["transformer", "trm_hier6"]))
+@pytest.mark.campaign
+@pytest.mark.parametrize("model", ["hrm", "transformer", "trm_hier6"])
 def test_other_architectures_beside_pytorch(where, model):
     assert not failed(preflight("none", 1, *where, "--model", model, "--arch.forward-dtype", "bfloat16"))
 

@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-from support.markers import slow_or_campaign
 from support.processes import own_lines, run_processes
 from support.scripts import script
 
@@ -55,7 +54,8 @@ def single_process_run(tmp_path_factory, data_dir):
     return run_dir
 
 
-@pytest.mark.parametrize("runner", slow_or_campaign(["pmap"], ["shard_map"]))
+@pytest.mark.campaign
+@pytest.mark.parametrize("runner", ["pmap", "shard_map"])
 def test_two_processes_learn_the_same_as_one_device(tmp_path, data_dir, single_process_run, runner):
     run_dir = tmp_path / "two"
     texts = train(run_dir, data_dir, 2, 4, f"runner='{runner}'")

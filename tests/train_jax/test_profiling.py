@@ -134,7 +134,7 @@ def test_the_requested_steps_are_traced(monkeypatch, tmp_path, first, dispatch, 
     assert ("profile" in clock.spent()[2]) == bool(traced)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_steps_of_a_run_are_profiled(data_dir, tmp_path, capsys):
     run = tmp_path / "run"
     fields = "steps=12", "log_every_steps=4", "profile=3", "profile_skip=4"

@@ -142,7 +142,7 @@ def test_choices_in_a_configuration(choices_file):
         kernels(ComputeConfig(choices="cpu/trm::mix_positions=magic"), "cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_keeps_its_choices_without_their_file_and_follows_another_one(choices_file, tmp_path, data_dir):
     folder = RunFolder(tmp_path / "run")
     arguments = ["train", "tiny", "--data-dir", data_dir, "--run-dir", folder.path, "--wandb", "disabled"]

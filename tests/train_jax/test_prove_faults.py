@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from support.markers import slow_or_campaign
 from support.processes import run_processes
 from support.scripts import ROOT, script
 
@@ -41,7 +42,7 @@ def test_a_full_disk(context, monkeypatch):
     assert failed(rows) == {"disk"} and {"model beside PyTorch", "memory"} <= {row.name for row in rows}
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_slow_input(context, monkeypatch):
     def slow(make, *others):
         return Feed(lambda number: (time.sleep(0.3), make(number))[1], *others)
@@ -131,10 +132,10 @@ def test_a_part_that_hangs(tmp_path):
     assert statuses == [86, 0] and [(row.name, row.status) for row in rows] == [("hangs", "FAIL"), ("rest", "PASS")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("fault", "choice"), [("timings:0,1", "joined"), ("show_choices:0,1+wrong:1", "plain")])
-def test_two_processes_choose_the_same(tmp_path, data_dir, fault, choice):
+@pytest.mark.parametrize("case", slow_or_campaign([("show_choices:0,1+wrong:1", "plain")], [("timings:0,1", "joined")]))
+def test_two_processes_choose_the_same(tmp_path, data_dir, case):
     """The times of the processes contradict each other, or a kernel is wrong in one of them alone."""
+    fault, choice = case
     arguments = ["prove", "tiny", "--data-dir", data_dir, "--output", tmp_path, "--choose", "--worker"]
     statuses, texts = run_processes([script("faulty_machine", fault, 1, *arguments)] * 2)
     assert statuses == [0, 0] and all(f"chosen: trm::mix_positions {choice}" in text for text in texts), texts

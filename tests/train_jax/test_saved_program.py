@@ -141,7 +141,8 @@ def elsewhere(folder):
     return BEFORE + code.replace("runs/mine/train-step", folder) + AFTER
 
 
-@pytest.mark.parametrize("devices", slow_or_campaign([2], [1]))
+@pytest.mark.campaign
+@pytest.mark.parametrize("devices", [1, 2])
 def test_twenty_steps_elsewhere_are_those_of_the_run(data_dir, tmp_path, devices):
     """State, carry and metrics are those of its jitted step bit for bit."""
     run_script("exported_steps", data_dir, tmp_path, devices)

@@ -95,7 +95,7 @@ def test_weights_of_another_model_are_refused_before_anything_is_written(config,
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_that_continues_or_is_finished_does_not_need_its_source(config, data_dir, tmp_path):
     source, finished = write_run(tmp_path / "source", data_dir, act_steps=2, step=3), tmp_path / "run" / "FINISHED"
     fields = {"init_from": source, "checkpoint_every_steps": 1, "eval_every_steps": 0, "log_every_steps": 1, "steps": 2}
