@@ -79,7 +79,7 @@ ROWS = (
     ),
     Row(
         "the model computes what PyTorch computes, with every gradient",
-        ("bridge/test_trm_ladder.py", "train_jax/test_preflight.py::test_other_architectures_beside_pytorch"),
+        ("bridge/test_trm_ladder.py", "train_jax/test_preflight.py::test_two_hosts_that_are_ready"),
         "the same comparison on the chip: `trm preflight` makes it",
         proved_by="preflight / model beside PyTorch; preflight / matrix product; foreign modules",
     ),
@@ -136,7 +136,7 @@ ROWS = (
         "process 0 alone writes metrics and wandb; every process has its own log; keys are in no file",
         (
             "train_jax/test_run_files.py",
-            "train_jax/test_processes.py::test_two_processes_learn_the_same_as_one_device",
+            "train_jax/test_processes.py::test_a_run_continues_with_another_number_of_processes",
         ),
         "the account of wandb",
     ),

@@ -90,7 +90,7 @@ def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, finished_run
     assert goodput.sessions == 2 and sum(goodput.seconds.values()) == pytest.approx(goodput.wall_seconds, rel=0.01)
 
 
-@pytest.mark.campaign
+@pytest.mark.slow
 def test_the_programs_of_runs(tmp_path, data_dir):
     """An epoch of this data has four steps; the second depth is compiled while the first one trains."""
     small = "steps=6", "eval_every_steps=2", "H_cycles=1", "L_cycles=1", "halt_max_steps=2"

@@ -35,7 +35,7 @@ def test_a_sweep_that_is_interrupted_continues(tmp_path, capsys):
     assert "1 runs of 1 experiments: 1 finished" in capsys.readouterr().out
 
 
-@pytest.mark.campaign
+@pytest.mark.slow
 def test_an_experiment_by_its_name_and_stage_by_stage(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "exp02b" / "exp02b_01" / "seed-0"
