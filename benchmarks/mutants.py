@@ -27,6 +27,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -54,6 +55,7 @@ class Observer:
         self.run += 1
         self._lines.clear()
         if self._records:
+            threading.settrace(self._trace)  # for threads that the test starts
             sys.settrace(self._trace)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -65,6 +67,7 @@ class Observer:
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
         sys.settrace(None)
+        threading.settrace(None)
         lines = {file[self._start :]: sorted(lines) for file, lines in self._lines.items()}
         self.tests.setdefault(nodeid, {"seconds": 0.0, "failed": True})["lines"] = lines
 
