@@ -25,6 +25,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -137,6 +138,7 @@ def in_fork(tree: Path, task: Task, options: argparse.Namespace, output: Path) -
     os.dup2(log, 2)
     if not task.records:
         resource.setrlimit(resource.RLIMIT_CPU, (options.limit, options.limit + 5))
+        signal.alarm(2 * options.limit)  # a mutant that waits forever needs no processor
     try:
         tested(tree, options.package, task.arguments, task.records, output)
     finally:
@@ -231,7 +233,7 @@ def campaign(options: argparse.Namespace, root: Path) -> None:
 
         def finish(result: dict, tree: Path) -> None:
             shutil.copy2(root / mutant.file, tree / mutant.file)
-            slow = result["signal"] in (24, 9)
+            slow = result["signal"] in (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM)
             verdict = "survived" if result["code"] == 0 else "slow" if slow else "killed"
             say(mutant, verdict, {key: result[key] for key in ("failed", "run", "seconds", "cpu")})
 

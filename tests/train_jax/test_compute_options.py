@@ -51,7 +51,7 @@ def test_options_do_not_change_what_is_learned(tmp_path, data_dir):
     assert not {name: each for name, each in worst.items() if each[0] > 1e-5}
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_eight_devices_learn_the_same_as_one_from_the_start_or_from_a_checkpoint(tmp_path, data_dir):
     """Both runs have the same global batch and exploration, and puzzle rows repeated within and across devices.
 

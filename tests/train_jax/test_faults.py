@@ -18,7 +18,7 @@ from benchmarks.faults_runs import FIELDS, Run, differences, free_address
 from train_jax.errors import LostProcessError
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_that_is_killed_in_each_phase_ends_as_one_that_is_not(tmp_path, data_dir):
     """The run is killed at random moments, and continues from the checkpoints that are left."""
     whole, folder = tmp_path / "whole", tmp_path / "run"

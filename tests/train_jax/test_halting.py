@@ -189,7 +189,7 @@ def test_the_answers_are_those_of_early_halting(batch_size, threshold):
     check_same(evaluate_refilled(identifiers, batch_size, Devices(1), threshold), halted)
 
 
-@pytest.mark.parametrize("stop", slow_unless(lambda stop: stop == 0.9999, [0.5, 0.9999]))
+@pytest.mark.parametrize("stop", [0.9999, pytest.param(0.5, marks=pytest.mark.campaign)])
 def test_trajectories_that_stop_have_the_answers_of_all_trajectories(stop):
     """The figures are those computed from the answers of all trajectories, and do not depend on the batch. Without a
     halt, the answer is that of the highest logit."""
@@ -331,7 +331,7 @@ def test_the_noise_has_the_standard_deviation_and_is_added_after_each_step():
     assert abs(np.corrcoef(added)[np.triu_indices(3, 1)]).max() < 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_one_device_and_eight_give_the_same(tmp_path):
     for devices in (1, 8):
         run_script("trajectories_on_devices", devices, 8, tmp_path / str(devices))

@@ -155,7 +155,7 @@ def test_a_character_appears_with_its_last_byte(language_run):
     assert pieces[-1] == "\ufffd" and not any("\ufffd" in piece for piece in pieces[:-1])
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_bench_generate_measures_bytes_and_tokens(capsys):
     sizes = ["--rows", "1", "4", "--prompt-tokens", "20", "--tokens", "9", "--rounds", "1"]
     assert trm(["bench-generate", "chat-tiny", *sizes]) == 0

@@ -71,7 +71,7 @@ def test_every_phase_of_a_small_chat_model(tmp_path, capsys, monkeypatch):
     assert "spelling:5" in table[0] and "<h2>Phases</h2>" in folder.report.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_every_stage_of_a_small_language_model(tmp_path, capsys, monkeypatch):
     commands = commands_of("text-tiny", tmp_path)
     monkeypatch.chdir(ROOT)

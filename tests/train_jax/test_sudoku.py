@@ -222,7 +222,7 @@ def test_a_rating_is_the_number_of_guesses_of_its_definition(size, count):
     assert found.tolist() == [guesses_by_hand(puzzle, geometry) for puzzle in puzzles]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_easier_puzzles_are_left_out_with_any_number_of_processes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sudoku_generator, "BATCH", 256)
     for count in (3, 1):

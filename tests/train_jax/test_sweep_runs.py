@@ -19,7 +19,7 @@ def command(*names, root, data):
     return ["sweep", *names, *SMALL, "--runs-root", str(root), "--data-root", str(data)]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_sweep_that_is_interrupted_continues(tmp_path, capsys):
     """SIGTERM reaches the run, which saves; the same command continues both."""
     words = command("exp02b_01", root=tmp_path / "runs", data=tmp_path / "data")

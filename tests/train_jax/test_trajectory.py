@@ -11,8 +11,11 @@ float32 differs from its float64 by more than the tolerance, 8 times that differ
 bfloat16 is in `test_trajectory_bf16.py`.
 """
 
+import functools
+
 import numpy as np
 import pytest
+from support.markers import slow_or_campaign
 
 from benchmarks.trajectory_runs import (
     CASES,
@@ -29,52 +32,51 @@ from benchmarks.trajectory_runs import (
     write_start,
 )
 
-pytestmark = pytest.mark.slow  # 17 runs of a hundred steps; tests/bridge/test_trm_ladder.py has twenty steps of each
-
-every_case = pytest.mark.parametrize("case", CASES)
 LOSS, WEIGHTS = 1e-4, 1e-3
 SEED = 4
 LEAKY = "TRM attention"
 
+pytestmark = pytest.mark.slow  # 7 or 5 runs of a hundred steps; tests/bridge/test_trm_ladder.py has twenty of each case
+every_case = pytest.mark.parametrize("case", slow_or_campaign([LEAKY], [case for case in CASES if case != LEAKY]))
+
 
 @pytest.fixture(scope="module")
 def runs(made_once):
-    """The results of each run, by case and name."""
-    root = made_once("trajectory", train)
-    folders = {case: root / case.replace(" ", "-") for case in CASES}
-    return {(case, path.stem): dict(np.load(path)) for case in CASES for path in folders[case].glob("*.npz")}
+    """`runs(case)`: the results of each run of the case by name."""
+
+    @functools.cache
+    def runs_of(case):
+        folder = made_once(f"trajectory-{case.replace(' ', '-')}", functools.partial(train, case))
+        return {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
+
+    return runs_of
 
 
-def train(root):
-    """Every run, in folders by case; JAX first, because it records the random numbers."""
-    write_puzzles(root / "data", size=4, count=64, num_empty=1)
-    jax, wide, torch = {}, {}, {}
-    for case in CASES:
-        folder = root / case.replace(" ", "-")
-        folder.mkdir()
-        config = tiny_run(CASES[case], root / "data")
-        double = in_dtype(config, "float64")
-        write_start(folder / "start.npz", config, seed=SEED)
-        draws, wide_draws = (str(folder / f"draws-{dtype}.npz") for dtype in ("float32", "float64"))
-        jax[case, "jax"] = job(folder, "jax", config, draws=draws)
-        wide[case, "jax64"] = job(folder, "jax64", double, draws=wide_draws)
-        torch[case, "torch"] = job(folder, "torch", config, draws=draws)
-        torch[case, "reference"] = job(folder, "reference", double, draws=draws)
-        torch[case, "torch64"] = job(folder, "torch64", double, draws=wide_draws)
-        if case == LEAKY:
-            jax[case, "leaky"] = job(folder, "leaky", config, leaky=True)
-            torch[case, "shifted"] = job(folder, "shifted", config, draws=str(folder / "draws-shifted.npz"))
-    both = [start_jobs("jax", list(jobs.values()), root) for jobs in (jax, wide)]
-    for process in both:
+def train(case, folder):
+    """Every run of the case; JAX first, because it records the random numbers."""
+    write_puzzles(folder / "data", size=4, count=64, num_empty=1)
+    config = tiny_run(CASES[case], folder / "data")
+    double = in_dtype(config, "float64")
+    write_start(folder / "start.npz", config, seed=SEED)
+    draws, wide_draws = (str(folder / f"draws-{dtype}.npz") for dtype in ("float32", "float64"))
+    jax = [job(folder, "jax", config, draws=draws)]
+    wide = [job(folder, "jax64", double, draws=wide_draws)]
+    torch = [job(folder, "torch", config, draws=draws), job(folder, "reference", double, draws=draws)]
+    torch += [job(folder, "torch64", double, draws=wide_draws)]
+    if case == LEAKY:
+        shifted = str(folder / "draws-shifted.npz")
+        jax += [job(folder, "leaky", config, leaky=True)]
+        torch += [job(folder, "shifted", config, draws=shifted)]
+    for process in [start_jobs("jax", jobs, folder) for jobs in (jax, wide)]:
         finish(process)
-    draws = np.load(jax[LEAKY, "jax"]["draws"])
-    np.savez(torch[LEAKY, "shifted"]["draws"], **{name: np.roll(array, 1, axis=0) for name, array in draws.items()})
-    finish(start_jobs("torch", list(torch.values()), root))
+    if case == LEAKY:
+        np.savez(shifted, **{name: np.roll(array, 1, axis=0) for name, array in np.load(draws).items()})
+    finish(start_jobs("torch", torch, folder))
 
 
 @every_case
 def test_float32_is_within_the_tolerance(runs, case):
-    ours, theirs, exact = (runs[case, side] for side in ("jax", "torch", "reference"))
+    ours, theirs, exact = (runs(case)[side] for side in ("jax", "torch", "reference"))
     difference, own = loss_differences(ours, theirs), np.maximum.accumulate(loss_differences(exact, theirs))
     print(f"\n{case}: loss differs by {difference.max():.1e}, PyTorch's float32 from its float64 by {own.max():.1e}")
     assert len(difference) == STEPS and (difference <= np.maximum(LOSS, 8 * own)).all()
@@ -87,7 +89,7 @@ def test_float32_is_within_the_tolerance(runs, case):
 @every_case
 def test_puzzle_table(runs, case):
     """Sign SGD turns a gradient that is zero except for rounding into a whole step: few entries may be steps apart."""
-    ours, theirs, step = runs[case, "jax"], runs[case, "torch"], CASES[case].optim.sparse_lr
+    ours, theirs, step = runs(case)["jax"], runs(case)["torch"], CASES[case].optim.sparse_lr
     ours, theirs = (side[f"{STEPS}/table/weights"] for side in (ours, theirs))
     assert np.median(np.abs(theirs[1:])) > 5 * step, "the rows hardly changed: nothing was compared"
     gaps = np.abs(ours - theirs)
@@ -99,7 +101,7 @@ def test_puzzle_table(runs, case):
 
 @every_case
 def test_float64_differs_by_rounding_only(runs, case):
-    ours, theirs = runs[case, "jax64"], runs[case, "torch64"]
+    ours, theirs = runs(case)["jax64"], runs(case)["torch64"]
     print(f"\n{case}: loss differs by {loss_differences(ours, theirs).max():.1e}")
     np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=1e-9)
     for name in ("count", "steps", "exact_accuracy", "q_halt_accuracy"):
@@ -112,7 +114,7 @@ def test_float64_differs_by_rounding_only(runs, case):
 
 @every_case
 def test_the_runs_learn_halt_early_and_change_every_weight(runs, case):
-    theirs = runs[case, "torch"]
+    theirs = runs(case)["torch"]
     loss, late = theirs["loss"], slice(STEPS // 2, None)
     assert loss[-10:].mean() < 0.5 * loss[:5].mean()
     assert theirs["exact_accuracy"][late].sum() > 30, "too few puzzles were solved"
@@ -123,10 +125,10 @@ def test_the_runs_learn_halt_early_and_change_every_weight(runs, case):
 
 
 def test_without_gradient_mode_the_losses_differ(runs):
-    difference = loss_differences(runs[LEAKY, "leaky"], runs[LEAKY, "torch"])
+    difference = loss_differences(runs(LEAKY)["leaky"], runs(LEAKY)["torch"])
     assert difference[0] < 1e-5 < 100 * LOSS < difference.max()
 
 
 def test_with_the_random_numbers_of_another_step_the_losses_differ(runs):
-    difference = loss_differences(runs[LEAKY, "jax"], runs[LEAKY, "shifted"])
+    difference = loss_differences(runs(LEAKY)["jax"], runs(LEAKY)["shifted"])
     assert difference.max() > 100 * LOSS
