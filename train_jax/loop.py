@@ -137,7 +137,8 @@ class _Run:
             [
                 *remarks,
                 f"{config.model} with {size:,} parameters on {devices.kind}; {training.task.description}; "
-                f"{total_steps} steps of {config.global_batch_size}{continuing}",
+                f"{total_steps} steps of {config.global_batch_size}, metrics every {config.log_every_steps} steps"
+                f"{continuing}",
             ]
         )
         return session, feed, dispatches

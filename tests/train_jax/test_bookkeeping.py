@@ -92,7 +92,8 @@ def test_a_run_writes_its_events_and_its_log_and_is_not_touched_when_it_is_finis
     assert kinds == {"start", "restore", "compile", "data", "steps", "evaluation", "saving", "end"}
     assert training_seconds([first, *others, end]) == pytest.approx(whole["train_seconds"], abs=0.01)
     lines = folder.host_log(0).read_text().splitlines()
-    first = "support.toy_language:TokenModel with 624 parameters on 1 x cpu; 256 examples; 18 steps of 8"
+    model = "support.toy_language:TokenModel with 624 parameters on 1 x cpu"
+    first = f"{model}; 256 examples; 18 steps of 8, metrics every 2 steps"
     assert lines[lines.index(first) + 1].startswith("train step compiled in ") and lines[-1].startswith("goodput ")
     before = folder.events.read_bytes(), folder.config.read_bytes()
     assert train(config) == whole
@@ -132,7 +133,7 @@ def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp
     assert seconds == sorted(seconds) and seconds[-1] == again["train_seconds"]
     assert training_seconds(read_events(folder)) == pytest.approx(again["train_seconds"], abs=0.02)
     assert [event["step"] for event in read_events(folder) if event["event"] == "continue"] == [0, step]
-    assert f"18 steps of 8, continuing at step {step}" in folder.host_log(0).read_text()
+    assert f"metrics every 2 steps, continuing at step {step}" in folder.host_log(0).read_text()
 
 
 def test_a_step_takes_the_memory_of_state_and_carry_alone():
