@@ -121,6 +121,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(line, given, tmp_path, finishe
         ("acc", PuzzleTask.evaluated, (2, 0), "keep_best is acc, which no evaluation has; use one of exact_accuracy"),
         ("acc", LanguageTask.evaluated, (2, 0), "keep_best is acc, which no evaluation has; use one of bits_per_byte"),
         ("-exact_accuracy", PuzzleTask.evaluated, (2, 0), ""),
+        ("exact_accuracy", PuzzleTask.evaluated, (5, 0), "its evaluation is every 5 steps"),
         ("loss", (), (0, 2), "its evaluation is every 0 steps"),
         ("hard/loss", (), (0, 2), ""),
     ],
@@ -132,6 +133,8 @@ def test_the_figure_of_the_best_checkpoint_is_checked_before_the_run(keep_best, 
     evaluations = [Periodic(evaluator, every[0]), Periodic(evaluator, every[1], "hard")]
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
         _check_keep_best(config, known, evaluations, 9)
+    if " every 5 steps" in message:
+        _check_keep_best(dataclasses.replace(config, checkpoint_every_minutes=1), known, evaluations, 9)
 
 
 def test_texts_that_are_not_utf8_are_counted_in_the_error(tmp_path, capsys):

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.documents import Balanced, words
 from support.made_conversations import made_conversations
 
@@ -237,6 +238,10 @@ def test_texts_and_conversations_have_the_same_tokens(drawn, exported):
 def test_the_command_writes_the_folder_and_refuses_other_models(drawn, tmp_path, capsys):
     assert trm(["export", str(drawn.folder.path), "--format", "huggingface", "--output", str(tmp_path / "folder")]) == 0
     assert f"{tmp_path}/folder/config.json: 0.0 MB" in capsys.readouterr().out
+    names = {re.sub(r"layers\.\d+", "layers.N", name) for name in load_file(tmp_path / "folder" / "model.safetensors")}
+    layer = {f"model.layers.N.self_attn.{part}_proj.weight" for part in "qkvo"}
+    layer |= {"model.layers.N.mlp.fc1.weight", "model.layers.N.mlp.fc2.weight"}
+    assert names == layer | {"model.embed_tokens.weight", "lm_head.weight"}
     other = dataclasses.replace(drawn, config=dataclasses.replace(drawn.config, model="gpt_2026", arch=GPT2026Config()))
     with pytest.raises(UserError, match="gpt_2026: its NanoChatForCausalLM is --model gpt, its HrmText"):
         next(write_folder(other, tmp_path / "other"))
