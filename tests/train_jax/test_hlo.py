@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,10 @@ import bridge
 from models_torch.flops import language_flops_per_token
 from models_torch.gpt import GPTConfig
 from models_torch.trm import TRMConfig
-from train_jax.pod.compile import train_step_arguments
-from train_jax.pod.flops import products
+from train_jax.pod.compile import Compiled, Memory, train_step_arguments
+from train_jax.pod.flops import Products, products
 from train_jax.pod.hlo import Array, Program
+from train_jax.pod.results import figures_of, lines_of
 from train_jax.pod.yardsticks import module_of, pass_of, yardsticks
 from train_jax.run.config import ComputeConfig
 from train_jax.run.performance import model_flops
@@ -184,3 +186,39 @@ def test_flops_of_a_language_model():
     # Newton-Schulz iterates five times with three products; more rows than columns are transposed.
     square, wide = 4 * (3 * 2 * 48**3), 2 * (2 * 2 * 48 * 48 * 192 + 2 * 48**3)
     assert counted.outside == 2 * 5 * (square + wide)
+
+
+# ---- the figures of a compiled step
+
+
+PRODUCTS = {
+    "jit(step)/transpose(jvp([Net]))/layers.0[Block]/layers.0.mlp[SwiGLU]": 12e8,
+    "jit(step)/transpose(jvp([Net]))/rematted_computation/layers.0[Block]": 3e8,
+    "jit(step)/optimizer": 5e8,
+}
+"""FLOPs of products by their names."""
+
+
+class Slice:
+    """Stands for a `Topology`: four devices of 1 GiB, 1 TB/s, 100 TFLOP/s and 1 GHz."""
+
+    name, devices, hosts = "v4:2x2x1", range(4), 1
+    hbm_bytes, hbm_bandwidth, peak_flops, clock = 2**30, 1e12, 1e14, 1e9
+
+
+def test_the_figures_of_a_step_add_up_and_name_what_does_not_fit():
+    compute = SimpleNamespace(runner="pmap", remat="", attention="plain", accumulation_steps=1)
+    config = SimpleNamespace(global_batch_size=16, eval_batch_size=32, model="trm", compute=compute)
+    training, topology = cast(Any, SimpleNamespace(config=config)), cast(Any, Slice())
+    memory = Memory(arguments=2**28, temporaries=2**30, outputs=0, code=0)
+    compiled = Compiled(None, None, Program(PROGRAM), memory, 3e9, Products(PRODUCTS), 1.5, 60.25)
+    figures = figures_of("tiny", "evaluate", training, topology, compiled)
+    assert not figures["fits"] and figures["roofline_seconds"] == 20e8 / 1e14
+    for split in ("by_kind", "by_pass", "by_module", "by_class"):
+        for total in ("roofline_seconds", "hbm_seconds"):
+            assert sum(part[total] for part in figures[split].values()) == pytest.approx(figures[total])
+    lines = [" ".join(line.split()) for line in lines_of(figures)]
+    assert lines[0] == "tiny, evaluate step: trm, 32 examples (8 on a device)"
+    assert "memory 1.25 of 1.00 GiB: DOES NOT FIT (arguments 0.25, temporaries 1.00, code 0.00)" in lines
+    assert "0.003 99.7% 0.001 100.0% 0.012 60.0% layers.0.mlp" in lines
+    assert "0.000 0.0% 0.000 0.0% 0.003 15.0% layers.0" in lines, "a product of a fusion that is counted elsewhere"
