@@ -169,7 +169,7 @@ def run(options: Options) -> None:
 
 
 _OUT = ("not built", "fails in PyTorch")
-"""Not counted as tried."""
+"""Outcomes that do not count as tried."""
 _RIGHT = ("right", "PyTorch is off")
 """Counted as right."""
 

@@ -146,7 +146,7 @@ def _is_size(default: Any, key: str) -> bool:
 _DEPTHS = ("depth", "depths", "layers", "num_layers", "serial_depths", "parallel_depth", "block_config", "k_sec", "d")
 """Names of numbers of blocks in constructors and configurations."""
 _NESTED = ("blocks", "stages", "block_args")
-"""Of those that hold such configurations, or a list of blocks for each stage."""
+"""Names of settings that hold such configurations, or a list of blocks for each stage."""
 
 
 def _timm() -> dict[str, Entry]:

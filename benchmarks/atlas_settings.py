@@ -23,7 +23,7 @@ TRANSFORMERS: dict[str, Any] = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0,
     "index_topk": 4, "index_head_dim": 16, "index_n_heads": 2, "image_size": 32, "patch_size": 8, "num_labels": 3,
 }  # fmt: skip
-"""Of a configuration that has these names."""
+"""Small sizes for a configuration of transformers that has settings of these names."""
 TRANSFORMERS_BY_TYPE: dict[str, dict[str, Any]] = {
     "cvt": {"embed_dim": (16, 32, 64), "num_heads": (1, 2, 4), "depth": (1, 2, 3)},
     "deepseek_v32": {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
@@ -45,9 +45,9 @@ TRANSFORMERS_BY_TYPE: dict[str, dict[str, Any]] = {
     "t5": {"decoder_start_token_id": 0},
     "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
-"""By `model_type`: what the others of the type have to agree with, and names that no other type has."""
+"""Settings by `model_type`: sizes that have to agree with others of the type, and names that no other type has."""
 LEFT_OUT = {"nemo_speechlm": "three encoders of audio and a language model, whose settings have to agree"}
-"""Of transformers, by `model_type`, with the reason."""
+"""Models of transformers that are left out: `model_type` -> reason."""
 TRANSFORMERS_INPUTS: dict[str, Callable[[], dict[str, Any]]] = {
     "siglip2": lambda: {
         "pixel_values": torch.randn(2, 16, 3 * 8 * 8),
@@ -55,7 +55,7 @@ TRANSFORMERS_INPUTS: dict[str, Callable[[], dict[str, Any]]] = {
         "spatial_shapes": torch.tensor([[4, 4], [2, 8]]),
     },
 }
-"""By `model_type`, in place of those of the task."""
+"""Inputs by `model_type`, where those of the task do not serve."""
 
 DIFFUSERS: dict[str, Any] = {
     "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "sample_size": 8,
@@ -64,14 +64,14 @@ DIFFUSERS: dict[str, Any] = {
     "caption_projection_dim": 32, "text_embed_dim": 32, "hidden_size": 32, "num_embeds_ada_norm": 10,
     "time_embed_dim": 32, "text_dim": 32, "freq_dim": 32, "ffn_dim": 64,
 }  # fmt: skip
-"""Of a constructor that has these names."""
+"""Small sizes for a constructor of diffusers that has parameters of these names."""
 DIFFUSERS_INPUTS: dict[str, Callable[[], torch.Tensor]] = {
     "timestep": lambda: torch.tensor([3, 7]),
     "encoder_hidden_states": lambda: torch.randn(2, 5, 32),
     "class_labels": lambda: torch.tensor([1, 2]),
     "pooled_projections": lambda: torch.randn(2, 32),
 }
-"""Of a forward that has these names; images and latents have the channels of the model."""
+"""Inputs for a forward of diffusers that has parameters of these names; images have the model's channels."""
 
 
 @dataclasses.dataclass(frozen=True)
