@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from eager import randn, verified
-from support.markers import slow_unless
+from support.markers import slow_or_campaign, slow_unless
 from torch import nn
 
 import bridge
@@ -183,8 +183,11 @@ MODULES = {
 }
 
 
+OTHERS = [name for name in MODULES if name not in ("attention", "lstm")]
+
+
 @both_modes
-@pytest.mark.parametrize("name", slow_unless({"attention", "lstm"}.__contains__, MODULES))
+@pytest.mark.parametrize("name", ["attention", "lstm", *slow_or_campaign([], OTHERS)])
 def test_torch_module(name, train):
     torch.manual_seed(0)
     module, args, kwargs = MODULES[name]()
@@ -194,8 +197,7 @@ def test_torch_module(name, train):
 # ---- Hugging Face's RT-DETR: every gradient leaf, with weights that make activations large and attention saturated
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("perturbation", [0.05, 0.5])
+@pytest.mark.parametrize("perturbation", slow_or_campaign([0.05], [0.5]))
 def test_every_gradient_of_the_score_head(perturbation):
     """At 0.05 activations are of size 1; at 0.5 the encoder's are 1e7 and its attention has scores of 1e12.
 

@@ -30,7 +30,7 @@ def parity(name, train=True, jit=True):
     [
         pytest.param(True, True, id="train"),
         pytest.param(False, True, id="eval"),
-        pytest.param(True, False, id="without jit", marks=pytest.mark.slow),
+        pytest.param(True, False, id="without jit", marks=pytest.mark.campaign),
     ],
 )
 @pytest.mark.parametrize("name", ROWS)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from support.markers import slow_unless
+from support.markers import slow_or_campaign, slow_unless
 
 import bridge
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
@@ -34,9 +34,7 @@ VARIANTS = {
 }
 """Every architecture, mixer, window, convolution, penalty, kind of positions and kind of halting."""
 BY_DEFAULT = "transformer"
-TRAINED = [
-    variant for variant in VARIANTS if variant not in ("continue", "window", "convolution")
-]  # hrm halts that way, too
+TRAINED = slow_or_campaign(["attention", "mixer", "hrm"], ["trm_singlez", "trm_hier6", "transformer"])
 MODEL = 1e-4
 """Tolerance for a whole model, relative as in `bridge.verify`."""
 
@@ -163,7 +161,6 @@ def trained(variant):
     return list(jax_training(VARIANTS[variant][0], module, config, 20))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", TRAINED)
 def test_one_step_then_twenty(variant):
     """Rungs 4 and 5, no exploration: the two sides draw different numbers. Puzzle rows repeat within a batch.
@@ -196,7 +193,6 @@ def test_one_step_then_twenty(variant):
             assert all(np.abs(state.params[name] - start[name]).max() > 5e-3 for name in start), "nothing was trained"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", TRAINED)
 def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
     """Rung 6."""

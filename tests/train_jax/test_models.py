@@ -48,7 +48,7 @@ def test_a_model_with_its_own_loss_trains_exports_and_reports(tmp_path, data_dir
     assert len(changed) > len(initial) / 2
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir, monkeypatch, capsys):
     """Running statistics, dropout and Adam's moments continue; the weights load into the class itself."""
 
