@@ -106,7 +106,6 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.filterwarnings("ignore::bridge.BridgeWarning")
 def test_distributions(name):
     compare(CALLS[name], [randn(3, 4)], 5e-5, rng=jax.random.key(0))
 

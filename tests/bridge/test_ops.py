@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from eager import verified
 from special_points import BINARY, ROW_VALUES, ROWS, UNARY
+from support.markers import slow_or_campaign
 from torch import nn
 
 from benchmarks import op_columns, op_survey
@@ -180,14 +181,12 @@ QUICK = [*_OF_TORCH.split(), *(f"nn.functional.{name}" for name in _OF_FUNCTIONA
 """Ops that every model of this field is made of."""
 
 
-def when(name):
-    """Returns the name for `parametrize`: one in 16 runs by default, half of the others are slow, half a campaign."""
-    number = QUICK.index(name)
-    mark = pytest.mark.slow if number % 2 else pytest.mark.campaign
-    return pytest.param(name, marks=mark if number % 16 else ())
+FEW = QUICK[::16]
 
 
-@pytest.mark.parametrize("name", [when(name) for name in QUICK])
+@pytest.mark.parametrize(
+    "name", [*FEW, *slow_or_campaign(QUICK[1::2], [name for name in QUICK[::2] if name not in FEW])]
+)
 def test_database_sample(name):
     """The first samples of PyTorch's database; the whole of it is `python -m benchmarks.op_survey`."""
     pytest.importorskip("expecttest", reason="PyTorch's op database imports it; it is in the test extra")

@@ -193,7 +193,6 @@ def checked_by_pytorch(x):
     return x * 2
 
 
-@pytest.mark.filterwarnings("ignore:a check of traced values is not made")
 def test_checks_of_pytorch():
     verified(checked_by_pytorch, X)
     with pytest.raises(RuntimeError, match="Expected cond to be True"):

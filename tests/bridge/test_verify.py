@@ -324,7 +324,6 @@ def in_float32_only(x, w):
         (in_float32_only, "PyTorch fails in float64, so the leaf cannot be judged: RuntimeError: "),
     ],
 )
-@pytest.mark.filterwarnings("ignore::bridge.BridgeWarning")
 def test_float64_hides_no_fault(forward, note):
     try:
         report = bridge.verify(Applied(forward), X, steps=1)

@@ -133,7 +133,7 @@ def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp
     assert seconds == sorted(seconds) and seconds[-1] == again["train_seconds"]
     assert training_seconds(read_events(folder)) == pytest.approx(again["train_seconds"], abs=0.02)
     assert [event["step"] for event in read_events(folder) if event["event"] == "continue"] == [0, step]
-    assert f"metrics every 2 steps, continuing at step {step}" in folder.host_log(0).read_text()
+    assert f"18 steps of 8, metrics every 2 steps, continuing at step {step}" in folder.host_log(0).read_text()
 
 
 def test_a_step_takes_the_memory_of_state_and_carry_alone():

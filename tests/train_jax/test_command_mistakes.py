@@ -133,8 +133,12 @@ def test_the_figure_of_the_best_checkpoint_is_checked_before_the_run(keep_best, 
     evaluations = [Periodic(evaluator, every[0]), Periodic(evaluator, every[1], "hard")]
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
         _check_keep_best(config, known, evaluations, 9)
-    if " every 5 steps" in message:
-        _check_keep_best(dataclasses.replace(config, checkpoint_every_minutes=1), known, evaluations, 9)
+
+
+def test_with_checkpoints_by_the_clock_any_evaluation_can_be_the_best():
+    fields: Any = {"keep_best": "exact_accuracy", "checkpoint_every_steps": 2, "checkpoint_every_minutes": 1}
+    evaluator: Any = None
+    _check_keep_best(dataclasses.replace(preset("tiny"), **fields), PuzzleTask.evaluated, [Periodic(evaluator, 5)], 9)
 
 
 def test_texts_that_are_not_utf8_are_counted_in_the_error(tmp_path, capsys):

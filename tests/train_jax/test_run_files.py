@@ -160,7 +160,7 @@ def command(place, data_at):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["disk"], indirect=True)
+@pytest.mark.parametrize("place", ["disk", pytest.param("storage", marks=pytest.mark.campaign)], indirect=True)
 def test_a_run_continues_with_more_steps_and_records_what_changed(command, place, data_at, capsys):
     assert command("--resume", "must") == 2
     assert "run has no checkpoint; use --resume auto" in capsys.readouterr().err and not (place / "run").exists()

@@ -22,15 +22,16 @@ def test_training_and_every_evaluation_of_puzzles(tmp_path):
     build = ["build-data", "sudoku", "--size", "4", "--num-train", "64", "--num-test", "16", "--output-dir", data]
     sizes = ["--arch.L-layers", "1", "--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]
     train = ["train", "tiny", "--data-dir", data, "--run-dir", run, "--wandb", "disabled", "--eval-batch-size", "8"]
-    built, trained, refilled, tried, solved = programs(
+    built, trained, halted, refilled, tried, solved = programs(
         build,
         [*train, *NARROW, *sizes, "--steps", "2", "--eval-every-steps", "0"],
+        ["evaluate", run, "--halt-early"],
         ["evaluate", run, "--halt-early", "--refill"],
         ["evaluate", run, "--trajectories", "2", "--depth", "2"],
         ["solve", run],
     )
     assert not built and trained == ["eval_step", "initial_carry", "with_key"]
-    assert [refilled, tried, solved] == [["queue_step"], ["trajectory_step"], ["eval_step"]]
+    assert [halted, refilled, tried, solved] == [["queue_step"], ["queue_step"], ["trajectory_step"], ["eval_step"]]
 
 
 @pytest.mark.parametrize("preset", slow_or_campaign(["chat-tiny"], ["chat-tiny-2026"]))
