@@ -17,9 +17,20 @@ from torch import nn
 from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
 from bridge.export import check_method, export
 from bridge.module.copy import state_of
-from bridge.parity.arbiter import Arbiter
+from bridge.parity.arbiter import NARROW, Arbiter
 from bridge.parity.report import Again, Environment, ParityReport, Row, compare, proved
-from bridge.parity.sides import Advance, Call, JaxSide, TorchSide, copied, in_float64, named_inputs, projection, widened
+from bridge.parity.sides import (
+    Advance,
+    Call,
+    JaxSide,
+    TorchSide,
+    copied,
+    in_double,
+    in_float64,
+    named_inputs,
+    projection,
+    widened,
+)
 from bridge.symbolic.ranges import Int64, check_values, checked
 from bridge.tensor.arrays import check_kinds
 
@@ -82,20 +93,24 @@ def verify(
                 check_values(f"input {name}", value)
     rows: list[Row] = []
     draws: list[list[torch.Tensor]] = []
-    arbiter = Arbiter(
-        lambda: TorchSide(_in_double(original, wide), call, widened),
-        lambda: JaxSide(export(_in_double(original, wide), int64=int64, static=static), call, jit, widened),
-        lambda: TorchSide(copied(original), call),
-    )
-    again = _again(original, wide, call, draws)
+
+    def arbiter_at(state: nn.Module, double: nn.Module | None) -> Arbiter:
+        """Returns an arbiter for steps that start from the parameters and buffers of `state`."""
+        return Arbiter(
+            lambda: TorchSide(_in_double(state, double, method), call, widened),
+            lambda: JaxSide(export(_in_double(state, double, method), int64=int64, static=static), call, jit, widened),
+            lambda: TorchSide(copied(state), call),
+        )
+
+    arbiter = arbiter_at(original, wide)
+    again = _again(original, wide, call, draws, torch_side)
     for step in range(steps):
         with named_failure(f"PyTorch itself fails, in step {step}", _remedy(call, step)):
             ours = torch_side.next()
         with named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
             theirs = jax_side.next(torch_side.draws)
         draws.append(torch_side.draws)
-        arbiter.draws.append(torch_side.draws)
-        arbiter.leaves.append((ours, theirs))
+        arbiter.add(torch_side, ours, theirs)
         rows += compare(step, ours, theirs, again, tolerance)
     if jax_side.asked and any("gradient" in row.kind and row.verdict == "beyond tolerance" for row in rows):
         text = (
@@ -107,7 +122,7 @@ def verify(
     granted += [f"check not made: {place}" for place in fn.options.assumed]
     rows = proved(arbiter.decide(rows))
     if wanted := {(row.kind, row.name) for row in rows if row.zero}:
-        rows += _perturbed(original, wide, wanted, call, jax_side, tolerance)
+        rows += _perturbed(original, wide, wanted, call, jax_side, tolerance, arbiter_at)
     return ParityReport.of(rows, granted)
 
 
@@ -115,7 +130,13 @@ _NOISES = (0.1, 0.1, 0.01)  # of the parameters at which leaves that are zero ar
 
 
 def _perturbed(
-    module: nn.Module, double: nn.Module | None, wanted: set[Any], call: Call, jax_side: JaxSide, tolerance: float
+    module: nn.Module,
+    double: nn.Module | None,
+    wanted: set[Any],
+    call: Call,
+    jax_side: JaxSide,
+    tolerance: float,
+    arbiter_at: Callable[[nn.Module, nn.Module | None], Arbiter],
 ) -> list[Row]:
     """Returns a row for each wanted leaf, (kind, name), at the first perturbed parameters where it is not zero.
 
@@ -129,10 +150,12 @@ def _perturbed(
             state, wide = copied(module, noise, seed), None if double is None else copied(double, noise, seed)
             side = TorchSide(copied(state), call)
             ours, theirs = side.next(), jax_side.at(state).next(side.draws)
-            for row in compare(0, ours, theirs, _again(state, wide, call, [side.draws]), tolerance):
-                if (row.kind, row.name) in wanted and not row.zero:
-                    remark = "; ".join(filter(None, (f"at parameters with noise of {noise}", row.note)))
-                    found.setdefault((row.kind, row.name), dataclasses.replace(row, note=remark))
+            rows = compare(0, ours, theirs, _again(state, wide, call, [side.draws], side), tolerance)
+            arbiter = arbiter_at(state, wide)
+            arbiter.add(side, ours, theirs)
+            for row in arbiter.decide([r for r in rows if (r.kind, r.name) in wanted and not r.zero]):
+                remark = "; ".join(filter(None, (f"at parameters with noise of {noise}", row.note)))
+                found.setdefault((row.kind, row.name), dataclasses.replace(row, note=remark))
             zero = [Row(kind, name, 0, 0.0, 0.0, tolerance, note=note) for kind, name in wanted]
     return [*found.values(), *(row for row in zero if (row.kind, row.name) not in found)]
 
@@ -146,22 +169,23 @@ def _remedy(call: Call, step: int) -> str:
 
 
 _ROUNDING = 1e-3
-"""A leaf that differs more from float64 has 16-bit roundings in it, or is another computation."""
+"""A leaf of float32 that differs more from float64 may be another computation."""
 
 
-def _in_double(module: nn.Module, double: nn.Module | None) -> nn.Module:
-    return copied(module)._apply(widened) if double is None else copied(double)
+def _in_double(module: nn.Module, double: nn.Module | None, method: str) -> nn.Module:
+    return in_double(module, method) if double is None else copied(double)
 
 
 def _again(
-    module: nn.Module, double: nn.Module | None, call: Call, draws: list[list[torch.Tensor]]
+    module: nn.Module, double: nn.Module | None, call: Call, draws: list[list[torch.Tensor]], side: TorchSide
 ) -> Iterator[Again | str]:
     """Yields PyTorch's leaves of the latest step, computed once more, or the reason why there are none.
 
-    `draws` holds the random draws of each step that was not repeated so far. The caller appends to it.
+    `draws` holds the random draws of each step that was not repeated so far. The caller appends to it. `side` took the
+    steps.
     """
     try:
-        wide = TorchSide(_in_double(module, double), call, widened)
+        wide = TorchSide(_in_double(module, double, call.method), call, widened)
         # In float64, parameters and buffers have memory of their own; they may have shared it before.
         same = TorchSide(copied(module)._apply(torch.clone), call)
         while True:
@@ -169,7 +193,8 @@ def _again(
                 doubles = [wide.next(drawn) for drawn in draws]
             again = [same.next(drawn) for drawn in draws]
             draws.clear()
-            yield Again(doubles[-1], again[-1], _ROUNDING if double is None else math.inf)
+            limit = _ROUNDING if double is None else math.inf
+            yield Again(doubles[-1], again[-1], None if side.epsilon > NARROW else limit)
     except Exception as error:
         yield from itertools.repeat(f"PyTorch fails in float64, so the leaf cannot be judged: {first_line(error)}")
 

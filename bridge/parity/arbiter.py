@@ -1,8 +1,9 @@
 """An arbiter for leaves beyond tolerance: both sides in float64, and finite differences of PyTorch's.
 
-Roundings decide at a ReLU at 0, or in a BatchNorm of two images, where noise of that size moves PyTorch's leaf. Other
-leaves are decided where both sides agree in float64. Two gradients that do not are compared along their difference with
-the finite difference of the objective in PyTorch and float64, in which no rule of autograd has a part.
+Roundings decide in 16 bits, at a ReLU at 0, or in a BatchNorm of two images, where noise of that size moves PyTorch's
+leaf. Other leaves are decided where both sides agree in float64. Two gradients that do not are compared along their
+difference with the finite difference of the objective in PyTorch and float64, in which no rule of autograd has a part;
+not where the module cuts or replaces gradients, which need not be derivatives then.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ _STEPS = (1e-3, 1e-5)
 _NEAR = 0.1
 """A side is right if its distance from the judge is below this fraction of the difference between the sides."""
 _NOISE, _TRIES = 1e-6, 8
-"""Relative changes of the parameters in float32. If they move a leaf by `_NEAR` of the difference, rounding does."""
+"""Relative changes of the parameters, or one rounding of the type where that is more. If they move a leaf by `_NEAR` of
+the difference, rounding does."""
+NARROW = 1e-4
+"""A type whose roundings are larger than this has 16 bits or fewer."""
 Moves = dict[int, dict[tuple[str, str], float]]
 """Step -> (kind, name) -> how far noise moves a leaf."""
 _MOST = 8  # decided leaves of a report: each one takes two to four more runs
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Arbiter:
     """Decides about leaves beyond tolerance. `torch_side` and `jax_side` make a new side in float64."""
 
@@ -44,6 +48,18 @@ class Arbiter:
     leaves: list[tuple[Leaves, Leaves]] = dataclasses.field(default_factory=list)
     """The leaves of each step, PyTorch's and JAX's."""
 
+    epsilon: float = 0.0
+    """The distance from 1 to the next number in the narrowest floating-point type of the steps."""
+    derivatives: bool = True
+    """False if the module cuts or replaces gradients: a finite difference says nothing then."""
+
+    def add(self, side: TorchSide, ours: Leaves, theirs: Leaves) -> None:
+        """Adds a step that `side` took, with the leaves of both sides."""
+        self.draws.append(side.draws)
+        self.leaves.append((ours, theirs))
+        self.epsilon = side.epsilon
+        self.derivatives = not side.cuts_gradients
+
     def decide(self, rows: list[Row]) -> list[Row]:
         """Returns the rows, with larger tolerances where roundings decide, and notes on the worst of the others."""
         undecided = [row for row in rows if _is_open(row)]
@@ -53,7 +69,7 @@ class Arbiter:
         wide = [] if narrow_only else self._in_float64(max(row.step for row in undecided))
         moves = {step: self._moved(step) for step in {row.step for row in undecided}}
         if len(wide) == 2:
-            rows = [_beside_noise(row, wide, moves) if _is_open(row) else row for row in rows]
+            rows = [self._beside_rounding(row, wide, moves) if _is_open(row) else row for row in rows]
         first = {(row.kind, row.name): row for row in reversed(rows) if _is_open(row)}
         chosen = sorted(first.values(), key=lambda row: -row.error)[:_MOST]
         notes = {id(row): self._decision(row, wide, moves) for row in chosen}
@@ -77,7 +93,7 @@ class Arbiter:
         decision, text = self._by_float64(row, wide, gap / np.linalg.norm(gap), narrow) if wide else ("undecided", "")
         moved = moves[row.step][row.kind, row.name]
         if decision == "undecided" and moved >= _NEAR * np.abs(gap).max():
-            noise = f"noise of {_NOISE:g} in the parameters moves PyTorch's by {moved:.2g}"
+            noise = f"noise of {self._noise:.2g} in the parameters moves PyTorch's by {moved:.2g}"
             decision, text = "rounding", "; ".join(filter(None, (noise, text)))
         return f"{decision}: {text}" if text else ""
 
@@ -91,7 +107,7 @@ class Arbiter:
         near, decision, judged = _NEAR * abs(theirs - ours), "undecided", ""
         wides = [*(number(side[row.step][row.kind][row.name].values) for side in wide), math.nan][:2]
         agreed = wides[0] if abs(wides[1] - wides[0]) <= near else math.nan
-        steps = _STEPS if "gradient" in row.kind else ()
+        steps = _STEPS if "gradient" in row.kind and self.derivatives else ()
         differences = (("finite difference", self._finite_difference(row, direction, step)) for step in steps)
         for name, judge in itertools.chain([("both in float64", agreed)], differences):
             judged = f"{name} {judge:.7g}"
@@ -108,11 +124,36 @@ class Arbiter:
         for seed in range(_TRIES):
             generator, side = torch.Generator().manual_seed(seed), self.narrow_side()
             noise = {n: t.detach() * torch.randn(t.shape, generator=generator) for n, t in side.trained.items()}
-            leaves = self._shifted(side, step, {("gradient", name): _NOISE * each for name, each in noise.items()})
+            shifts = {("gradient", name): self._noise * each for name, each in noise.items()}
+            leaves = self._shifted(side, step, shifts)
             for kind, name in moves:
                 moved = difference(leaves[kind][name].values, expected[kind, name])
                 moves[kind, name] = max(moves[kind, name], moved if math.isfinite(moved) else 0.0)
         return moves
+
+    @property
+    def _noise(self) -> float:
+        return max(_NOISE, self.epsilon)
+
+    def _beside_rounding(self, row: Row, wide: list[list[Leaves]], moves: Moves) -> Row:
+        """Returns the row, judged by 8 times what rounding moves PyTorch's own leaf, if both sides agree in float64.
+
+        That is how far noise moves it, and in 16 bits its distance from float64 where that is more.
+        """
+        exact, others = (side[row.step][row.kind][row.name].values for side in wide)
+        if difference(exact, others) > _NEAR * row.tolerance * row.scale:
+            return row
+        moved = moves[row.step][row.kind, row.name] / row.scale
+        note = f"noise of {self._noise:.2g} in the parameters moves PyTorch's by {moved:.1e}"
+        if self.epsilon > NARROW:
+            ours = self.leaves[row.step][0][row.kind][row.name].values
+            own = difference(ours, exact) / row.scale
+            if own > moved:
+                moved, note = own, f"float64 differs from PyTorch's own by {own:.1e}"
+        if row.error > 8 * moved:
+            return row
+        note = f"rounding: both sides agree in float64, and {note}"
+        return dataclasses.replace(row, tolerance=8 * moved, note=note)
 
     def _finite_difference(self, row: Row, direction: np.ndarray, length: float) -> float:
         ends: list[float] = []
@@ -130,17 +171,7 @@ class Arbiter:
         return side.next(self.draws[step], shifts)
 
 
-def _beside_noise(row: Row, wide: list[list[Leaves]], moves: Moves) -> Row:
-    """Returns the row, judged by 8 times what noise moves PyTorch's own leaf, if both sides agree in float64."""
-    wides = [side[row.step][row.kind][row.name].values for side in wide]
-    moved = moves[row.step][row.kind, row.name] / row.scale
-    if row.error > 8 * moved or difference(*wides) > _NEAR * row.tolerance * row.scale:
-        return row
-    note = f"rounding: both sides agree in float64, and noise of {_NOISE:g} in the parameters moves PyTorch's"
-    return dataclasses.replace(row, tolerance=8 * moved, note=f"{note} by {moved:.1e}")
-
-
 def _is_open(row: Row) -> bool:
     """True if a decision is wanted, and PyTorch reproduces its result."""
-    known = row.kind in (".grad", "parameter") or row.note.startswith("PyTorch itself")
+    known = row.kind == ".grad" or row.note.startswith("PyTorch itself")
     return row.verdict == "beyond tolerance" and math.isfinite(row.error) and not known

@@ -173,12 +173,13 @@ class Again(NamedTuple):
     """PyTorch's leaves of two further runs of the same step: in float64, and in the module's own types.
 
     The second run distinguishes rounding from state outside of the module. `limit` is the largest difference from
-    float64, relative to a leaf's scale, that is still considered rounding.
+    float64, relative to a leaf's scale, that is still considered rounding; None in 16 bits, where the size of a
+    difference says nothing and the arbiter decides.
     """
 
     wide: Leaves
     same: Leaves
-    limit: float
+    limit: float | None
 
 
 def named(tree: Any) -> dict[str, Leaf]:
@@ -269,6 +270,8 @@ def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | st
         return dataclasses.replace(row, note="PyTorch itself computes something else when it is called again")
     own = difference(wide.values, expected.values) / row.scale
     allowed, limit, note = 8 * own, again.limit, f"float64 differs from PyTorch's own by {own:.1e}"
+    if limit is None:
+        return dataclasses.replace(row, note=note)
     if "gradient" in row.kind and _magnitude(wide.values) <= 1e-12 * largest:
         allowed = max(allowed, 8 * float(np.finfo(np.float32).eps) * largest / row.scale)
         limit, note = max(limit, 0.05), "zero in float64"  # relative to a scale of at least 1e-3 of the largest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import re
 import sys
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from bridge._compat.torch import DispatchMode, lazy_conjugates
 from bridge.dispatch.compute import is_draw, is_random
@@ -103,6 +105,40 @@ def widened(value: Any) -> Any:
     return value.detach().to(torch.promote_types(value.dtype, torch.float64)).requires_grad_(value.requires_grad)
 
 
+class _WideCasts(TorchFunctionMode):
+    """Casts to floating-point types of fewer bits than float64 give float64."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _CASTS:
+            return args[0].double()
+        if func is not torch.Tensor.view:  # which reads the bits of a type
+            args = tuple(map(_wide_dtype, args))
+            kwargs = {name: _wide_dtype(value) for name, value in (kwargs or {}).items()}
+        return func(*args, **(kwargs or {}))
+
+
+_CASTS = (torch.Tensor.bfloat16, torch.Tensor.half, torch.Tensor.float)
+
+
+def _wide_dtype(value: Any) -> Any:
+    is_float = isinstance(value, torch.dtype) and differentiable(value)
+    return torch.promote_types(value, torch.float64) if is_float else value
+
+
+def in_double(module: nn.Module, method: str) -> nn.Module:
+    """Returns a copy of the module in float64, whose `method` casts to no narrower floating-point type."""
+    copy = copied(module)._apply(widened)
+    narrow = getattr(copy, method)
+
+    @functools.wraps(narrow)
+    def wide(*args: Any, **kwargs: Any) -> Any:
+        with _WideCasts():  # inside of the call, where it precedes the modes of the bridge
+            return narrow(*args, **kwargs)
+
+    vars(copy)[method] = wide
+    return copy
+
+
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
     """Tensors that the module makes are in float64, too."""
@@ -148,6 +184,11 @@ class TorchSide:
         """The draws of the last step."""
         self.objective = 0.0
         """The objective of the last step."""
+        self.epsilon = 0.0
+        """The distance from 1 to the next number in the narrowest floating-point type that the steps had."""
+        self.cuts_gradients = False
+        """True if a step used a tensor that requires grad in a way that autograd does not see: its gradient may be
+        another one than the derivative."""
         if call.train is not None:
             module.train(call.train)
         self._first = self._state().keys()
@@ -164,8 +205,11 @@ class TorchSide:
             leaf = self.trained[name] if kind == "gradient" else named_inputs(args, kwargs)[0][name]
             leaf.data += shift
         asked = {name for name, t in named_inputs(*given)[0].items() if torch.is_tensor(t) and t.requires_grad}
-        with drawing(draws) as self.draws:
+        with watched_generator() as default, _Watch(draws, default) as watch:
             outputs = method_of(self._module, self._call.method)(*args, **kwargs)
+        self.draws = watch.draws
+        self.epsilon = max(self.epsilon, watch.epsilon)
+        self.cuts_gradients |= watch.cuts_gradients
         # Copied before the backward pass, which adds to a `grad` that the module returns or that its `backward()` left.
         self._outputs = convert(outputs, lambda v: v.detach().clone() if torch.is_tensor(v) else v, objects=True)
         leaves = self.trained | {name: leaf for name, leaf in inputs.items() if name in asked}
@@ -305,22 +349,28 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
         type.__setattr__(BridgeTensor, "requires_grad", known)
 
 
-@contextlib.contextmanager
-def drawing(given: list[torch.Tensor] | None) -> Iterator[list[torch.Tensor]]:
-    """Records what PyTorch draws, or replays `given`."""
-    with watched_generator() as default, _Draws(given, default) as mode:
-        yield mode.draws
+class _Watch(DispatchMode):
+    """Records what PyTorch draws, or replays `given`, and notes what the verdict on its results depends on."""
 
-
-class _Draws(DispatchMode):
     def __init__(self, given: list[torch.Tensor] | None, default: WatchedGenerator):
         super().__init__()
         self._default = default
         self._replay = None if given is None else iter(given)
         self.draws: list[torch.Tensor] = []
+        self.epsilon = 0.0
+        self.cuts_gradients = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        out = self._run(func, args, kwargs)
+        for result in out if isinstance(out, (tuple, list)) else (out,):
+            if torch.is_tensor(result) and differentiable(result.dtype):
+                self.epsilon = max(self.epsilon, torch.finfo(result.dtype).eps)
+        if func is torch.ops.aten.detach.default or not torch.is_grad_enabled():  # as in a custom Function, too
+            self.cuts_gradients |= any(torch.is_tensor(value) and value.requires_grad for value in args)
+        return out
+
+    def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if self._default.seeded or kwargs.get("generator") is not None or not is_random(func):
             with lazy_conjugates():
                 return func(*args, **kwargs)  # a seeded generator gives both sides the same numbers

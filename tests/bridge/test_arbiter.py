@@ -29,8 +29,17 @@ class Wrong(torch.autograd.Function):
 
 
 def wrong_in(side):
-    """Returns the sine, whose backward is wrong on one side."""
-    return lambda x: Wrong.apply(x) if isinstance(x, BridgeTensor) == (side == "JAX") else x.sin()
+    """Returns the sine, whose gradient is wrong on one side."""
+
+    def sine(x):
+        if isinstance(x, BridgeTensor):
+            return Wrong.apply(x) if side == "JAX" else x.sin()
+        y = x.sin()
+        if side == "PyTorch":
+            y.register_hook(lambda gradient: gradient * 7)
+        return y
+
+    return sine
 
 
 @pytest.mark.parametrize("side", ["PyTorch", "JAX"])
@@ -79,8 +88,40 @@ def test_a_corner_beside_the_parameters_does_not_decide_against_both_in_float64(
 def test_no_decision_where_nothing_agrees():
     module = Call(lambda x: x + 0.5 * isinstance(x, BridgeTensor))
     assert notes(module, randn(5))["output value"].startswith("undecided: both in float64 nan, PyTorch ")
-    twice = Call(lambda x: Wrong.apply(x) if isinstance(x, BridgeTensor) else Wrong.apply(x) * 2 - x.sin())
+    twice = Call(lambda x: Wrong.apply(x) if isinstance(x, BridgeTensor) else wrong_in("PyTorch")(x) * 2 - x.sin())
     assert notes(twice, randn(5))["input gradient 0"].startswith("undecided: finite difference ")
+
+
+class Doubled(torch.autograd.Function):
+    """A gradient that the module replaces by twice the derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        lambda x: x.detach() * x,
+        lambda x: x + (x.round() - x).detach(),
+        lambda x: Doubled.apply(x),
+        lambda x: Call(lambda y: x * y)(torch.no_grad()(torch.sin)(x)),
+    ],
+    ids=["detach", "straight through", "custom backward", "no_grad"],
+)
+def test_a_finite_difference_does_not_decide_where_the_module_cuts_or_replaces_gradients(right):
+    """JAX has half of PyTorch's gradient, which is no derivative."""
+
+    def forward(x):
+        y = right(x)
+        return (y + y.detach()) / 2 if isinstance(x, BridgeTensor) else y
+
+    assert notes(Call(forward), randn(5))["input gradient 0"].startswith("undecided: both in float64 nan, PyTorch ")
 
 
 class Corner(nn.Module):

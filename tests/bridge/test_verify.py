@@ -311,8 +311,11 @@ def with_state(x, w, calls=[0]):  # noqa: B006
     return x * w * (1 + 1e-3 * calls[0])
 
 
+EYE = torch.eye(3)
+
+
 def in_float32_only(x, w):
-    return F.linear(x * (1 + traced(x)), torch.eye(3, dtype=torch.float32)) * w
+    return F.linear(x * (1 + traced(x)), EYE) * w
 
 
 @pytest.mark.parametrize(
