@@ -23,7 +23,7 @@ from bridge.errors import named_failure
 from bridge.parity import Row
 from bridge.parity.report import Again, Leaves, compare, leaf_of, named
 from bridge.parity.sides import Call as Steps
-from bridge.parity.sides import TorchSide, copied, drawing, in_float64, projection, to_jax, widened
+from bridge.parity.sides import TorchSide, copied, in_float64, projection, to_jax, watching, widened
 
 TOLERANCE = {"bfloat16": 4 * torch.finfo(torch.bfloat16).eps}
 """Tolerance of a column, 1e-5 by default."""
@@ -172,12 +172,12 @@ def forward_mode(module: Call, tolerance: float, wide: Call, jit: bool) -> Rows:
     tangents = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in module.leaves]
 
     def in_pytorch(call: Call, draws: list[torch.Tensor] | None = None) -> Leaves:
-        with named_failure(PYTORCH_FAILS), drawing(draws) as drawn, forward_ad.dual_level():
+        with named_failure(PYTORCH_FAILS), watching(draws) as watch, forward_ad.dual_level():
             pairs = zip(call.leaves, tangents, strict=True)
             duals = [forward_ad.make_dual(p.detach().clone(), t.to(p.dtype)) for p, t in pairs]
             leaves, structure = tree_flatten(call.run(duals, [t.clone() for t in call.inputs]))
             found = [forward_ad.unpack_dual(t) if torch.is_tensor(t) else (t, None) for t in leaves]
-        recorded[:] = drawn
+        recorded[:] = watch.draws
         slopes = {str(i): _slope(*pair) for i, pair in enumerate(found) if _inexact(pair[0])}
         return {"output": named(tree_unflatten([p for p, _ in found], structure)), "tangent": slopes}
 

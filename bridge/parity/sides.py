@@ -205,7 +205,7 @@ class TorchSide:
             leaf = self.trained[name] if kind == "gradient" else named_inputs(args, kwargs)[0][name]
             leaf.data += shift
         asked = {name for name, t in named_inputs(*given)[0].items() if torch.is_tensor(t) and t.requires_grad}
-        with watched_generator() as default, _Watch(draws, default) as watch:
+        with watching(draws) as watch:
             outputs = method_of(self._module, self._call.method)(*args, **kwargs)
         self.draws = watch.draws
         self.epsilon = max(self.epsilon, watch.epsilon)
@@ -349,7 +349,14 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
         type.__setattr__(BridgeTensor, "requires_grad", known)
 
 
-class _Watch(DispatchMode):
+@contextlib.contextmanager
+def watching(given: list[torch.Tensor] | None) -> Iterator[Watch]:
+    """Records what PyTorch draws, or replays `given`."""
+    with watched_generator() as default, Watch(given, default) as watch:
+        yield watch
+
+
+class Watch(DispatchMode):
     """Records what PyTorch draws, or replays `given`, and notes what the verdict on its results depends on."""
 
     def __init__(self, given: list[torch.Tensor] | None, default: WatchedGenerator):

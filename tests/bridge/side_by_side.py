@@ -17,7 +17,7 @@ from rows_registry import Row
 import bridge
 from bridge.parity import ParityReport
 from bridge.parity.report import Leaves, compare, leaf_of, named
-from bridge.parity.sides import drawing, gradient_leaf, projection
+from bridge.parity.sides import gradient_leaf, projection, watching
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert
 
@@ -38,7 +38,7 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
     for i, seed in enumerate(seeds):
         args, kwargs = convert(row.example(seed), lambda v: leaf(v, row.input_gradients))
         torch.manual_seed(seed)
-        with drawing(None) as made:
+        with watching(None) as watch:
             out = getattr(module, row.method)(*args, **kwargs)
         value = projection(out)
         if row.spans_calls:
@@ -46,7 +46,7 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
         else:  # gradients add up; PyTorch would not go back past a leaf that a later call has filled
             value.backward()
         outputs[f"call {i}"], inputs[f"input {i}"] = out, tensors_of((args, kwargs))
-        draws.append(made)
+        draws.append(watch.draws)
     if row.spans_calls:
         total.backward()
     state = state_of(module)
