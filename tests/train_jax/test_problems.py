@@ -16,10 +16,11 @@ import pyarrow.parquet
 import pytest
 from support import made_gym
 from support.made_wordnet import MEANINGS, make_wordnet
+from support.scripted_model import BYTES
 
 from train_jax.errors import UserError
-from train_jax.tasks.language.chat.calculator import calculate
-from train_jax.tasks.language.chat.conversations import Part, parse_conversation, to_json
+from train_jax.tasks.language.chat.calculator import calculate, tool_of
+from train_jax.tasks.language.chat.conversations import Part, parse_conversation, render, to_json
 from train_jax.tasks.language.chat.problems import multiple_choice, words
 from train_jax.tasks.language.chat.sudoku import Sudoku, solve, solved_grids
 from train_jax.tasks.language.chat.task_names import task_name
@@ -279,10 +280,36 @@ def test_the_calls_of_an_answer_are_parts(tmp_path):
     problems = task_name(f"gsm8k@{tmp_path}").open("test")
     assert problems.conversation(0)[1].parts == (
         Part("text", "It is 3+2="), Part("python", "3+2"), Part("python_output", "5"), Part("text", "5.\nThen "),
-        Part("python", "5*1000"), Part("python_output", ""), Part("text", "!\n#### 5,000"),
+        Part("python", "5*1000"), Part("python_output", "5000"), Part("text", "!\n#### 5,000"),
     )  # fmt: skip
     assert problems.is_right(0, "so #### 5000 or #### 6")
     assert not problems.is_right(0, "#### 5") and not problems.is_right(0, "5000")
+
+
+GSM8K_CALLS = ("0.2*50=10", "70*.01*90=63", "10*7=70.00", "2-1.5=.5", "3/4=3/4", "5*2=x=10", "2000+1,000=3000", "9/3")
+"""Calls as the data set has them: without `.0` and rounding errors, some of them with further zeros."""
+
+
+@pytest.mark.parametrize("text", ["calculator", "counting", "sudoku", "gsm8k"])
+def test_training_has_the_output_that_the_tool_returns(text, tmp_path):
+    if text == "gsm8k":
+        rows = [{"question": call, "answer": f"It is <<{call}>>.\n#### 1"} for call in GSM8K_CALLS]
+        write(tmp_path / "train.jsonl", rows)
+        text = f"gsm8k@{tmp_path}"
+    problems = task_name(f"{text}:20").open("train")
+    respond = tool_of(BYTES, problems.functions)
+    outputs = {}
+    for index in range(len(problems)):
+        tokens = render(BYTES, problems.conversation(index)).tokens
+        end = tokens.index(BYTES.specials["<|python_end|>"]) + 1
+        output = respond(tokens[:end])
+        assert output is not None
+        follows = tokens[end : end + len(output) + 1]
+        assert follows[:-1] == output, "the tokens of the output"
+        assert follows[-1] != BYTES.specials["<|output_start|>"]
+        outputs[problems.conversation(index)[0].text] = BYTES.decode(output[1:-1])
+    if text.startswith("gsm8k"):
+        assert outputs == dict(zip(GSM8K_CALLS, ("10", "63", "70", "0.5", "0.75", "", "3000", "3"), strict=True))
 
 
 def test_rows_that_are_nested_are_read(tmp_path):
@@ -373,12 +400,21 @@ def test_conversations_are_the_published_ones_in_the_published_order(hub, name, 
     assert len(problems) == len(task) == 12
     for index in range(len(task)):
         conversation, expected = problems.conversation(index), task[index]
+        for message in expected["messages"] if name == "gsm8k" else ():
+            _calculate_outputs(message["content"])
         assert _texts(to_json(conversation)) == _texts(to_json(parse_conversation(expected)))
         if problems.kind == "categorical":
             assert problems.problem(index).letters == tuple(expected["letters"])
         if name == "gsm8k":
             for answer in (conversation[-1].text, "#### 7", "#### 22,000.", "22000"):
                 assert problems.is_right(index, answer) == task.evaluate(expected, answer)
+
+
+def _calculate_outputs(parts):
+    """Replaces the outputs of calls, which the published class takes from the file, by those of the calculator."""
+    for number, part in enumerate(parts):
+        if isinstance(part, dict) and part["type"] == "python_output":
+            part["text"] = calculate(parts[number - 1]["text"])
 
 
 def _texts(record):

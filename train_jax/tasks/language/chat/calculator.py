@@ -1,15 +1,16 @@
 """A calculator for language models: arithmetic, how often a text contains another one, and functions of a text.
 
-An expression is read as syntax and computed by the few operations below; nothing is executed.
+An expression is read as syntax and computed by the few operations below; nothing is executed. The outputs in training
+data are written by `calculate`, too, so that a model reads the same text when it is served.
 """
 
 from __future__ import annotations
 
 import ast
 import logging
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from train_jax.tasks.language.chat.conversations import special_tokens
@@ -21,6 +22,7 @@ Functions = Mapping[str, Callable[[str], str | None]]
 _LOG = logging.getLogger(__name__)
 _LONGEST = 200
 _LARGEST_DIGITS = 60
+"""Digits of the largest whole number that is an output."""
 _BINARY = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -33,8 +35,10 @@ _UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def calculate(expression: str, functions: Functions | None = None) -> str | None:
-    """Returns the value of an expression as Python writes it, or None for what the calculator does not compute.
+    """Returns the value of an expression, or None for what the calculator does not compute.
 
+    The value is exact: `0.2*50` is 10, and `6*0.1` is 0.6. Only a fraction that needs more digits than a float has is
+    rounded, as Python rounds it.
     It knows `+ - * / // %`, parentheses, numbers, in which commas are left out, `"text".count("part")`, and calls such
     as `name("text")` of `functions`.
     """
@@ -53,25 +57,27 @@ def calculate(expression: str, functions: Functions | None = None) -> str | None
             return function(text) if function else None
     try:
         value = _value(node)
-        return str(value) if math.isfinite(value) and abs(value) < 10**_LARGEST_DIGITS else None
     except (ValueError, TypeError, ArithmeticError, RecursionError):
         return None
+    if abs(value) >= 10**_LARGEST_DIGITS:
+        return None
+    return str(value.numerator if value.denominator == 1 else float(value))
 
 
-def _value(node: ast.expr) -> int | float:
+def _value(node: ast.expr) -> Fraction:
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            return value
+            return Fraction(str(value))  # 0.1 is a tenth, not the float that is nearest to it
         case ast.UnaryOp() if type(node.op) in _UNARY:
             return _UNARY[type(node.op)](_value(node.operand))
         case ast.BinOp() if type(node.op) in _BINARY:
-            return _BINARY[type(node.op)](_value(node.left), _value(node.right))
+            return Fraction(_BINARY[type(node.op)](_value(node.left), _value(node.right)))  # of //: an int
         case ast.Call(
             func=ast.Attribute(value=ast.Constant(value=str() as text), attr="count"),
             args=[ast.Constant(value=str() as part)],
             keywords=[],
         ):
-            return text.count(part)
+            return Fraction(text.count(part))
     raise ValueError(f"the calculator does not know {type(node).__name__}")
 
 

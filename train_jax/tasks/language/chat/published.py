@@ -20,6 +20,7 @@ import numpy as np
 from train_jax.errors import UserError
 from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
+from train_jax.tasks.language.chat.calculator import calculate
 from train_jax.tasks.language.chat.conversations import Part, assistant, parse_conversation, user
 from train_jax.tasks.language.chat.execution import passes
 from train_jax.tasks.language.chat.problems import Problem, Problems, marked_number, multiple_choice
@@ -127,7 +128,7 @@ class SmolTalk(Messages):
 
 
 class GSM8K(Published):
-    """Word problems; the answer calls the calculator."""
+    """Word problems; the answer calls the calculator, which writes the outputs."""
 
     name, part, license = "gsm8k", "main", "MIT"
 
@@ -135,8 +136,11 @@ class GSM8K(Published):
         parts: list[str | Part] = []
         for number, piece in enumerate(_CALL.split(row["answer"])):
             if number % 2:
-                expression, _, value = piece.rpartition("=") if "=" in piece else (piece, "", "")
-                parts += [Part("python", expression), Part("python_output", value)]
+                expression = piece.rpartition("=")[0] or piece
+                parts.append(Part("python", expression))
+                output = calculate(expression)  # the file also has `70.00` and `.5`, which no calculator returns
+                if output is not None:
+                    parts.append(Part("python_output", output))
             elif piece:
                 parts.append(piece)
         if marked_number(row["answer"]) is None:
