@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.host_log import host_log
 from train_jax.run.presets import preset
 from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open_run, sole_writer
-from train_jax.run.tracking import Tracker, read_metrics
+from train_jax.run.tracking import Tracker, read_metrics, wandb_mode
 from train_jax.runtime.compilation import use_compile_cache
 
+WANDB_MODES = ("auto", "online", "offline", "disabled")
 SECRETS = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
     "HF_TOKEN": "hf_PlantedPlantedPlantedPlantedPlant",
@@ -90,6 +92,36 @@ def test_the_log_of_a_process_has_what_it_printed_and_how_it_ended(tmp_path, cap
 
 # ---- wandb and secrets
 
+NAMED_LOOKUPS = """import sys
+def note(event, arguments):
+    if event == "socket.getaddrinfo" and arguments[0] not in (None, "127.0.0.1", "localhost"):
+        open({!r}, "a").write(f"{{arguments[0]}} ")
+sys.addaudithook(note)
+"""
+
+
+@pytest.mark.parametrize(("place", "found"), [("environment", "WANDB_API_KEY"), ("login", "`wandb login`"), ("", "")])
+def test_the_key_is_where_wandb_finds_it_and_is_not_shown(place, found, tmp_path, monkeypatch, capfd):
+    import wandb
+
+    netrc, key = tmp_path / "netrc", SECRETS["WANDB_API_KEY"]
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    if place == "environment":
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    elif place == "login":
+        host = urlsplit(wandb.Settings().base_url).netloc
+        netrc.write_text(f"machine {host}\n  login user\n  password {key}\n")  # as `wandb login` writes it
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the network is asked"))
+    modes = {mode: wandb_mode(dataclasses.replace(preset("tiny"), wandb=mode)) for mode in WANDB_MODES}
+    assert modes == {
+        "auto": ("online" if found else "offline", found),
+        "online": ("online", found),
+        "offline": ("offline", ""),
+        "disabled": ("disabled", ""),
+    }
+    assert capfd.readouterr() == ("", "")
+
 
 @pytest.mark.slow
 def test_secrets_are_in_no_file_and_the_wandb_run_is_the_same_one(tmp_path, data_dir):
@@ -97,7 +129,11 @@ def test_secrets_are_in_no_file_and_the_wandb_run_is_the_same_one(tmp_path, data
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     remote = f"https://user:{SECRETS['HF_TOKEN']}@example.com/x.git"
     subprocess.run(["git", "-C", tmp_path, "remote", "add", "origin", remote], check=True)
-    shown = trained(tmp_path, data_dir, "--wandb", "offline", **SECRETS)
+    lookups = tmp_path / "lookups"
+    (tmp_path / "sitecustomize.py").write_text(NAMED_LOOKUPS.format(str(lookups)))
+    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
+    shown = trained(tmp_path, data_dir, "--wandb", "offline", **SECRETS, **path)
+    assert not lookups.exists(), f"an offline run looked up {lookups.read_text()}"
     shown += trained(tmp_path, data_dir, "--wandb", "offline", "--steps", "6", **SECRETS)
     assert "continuing at step 4" in shown
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]

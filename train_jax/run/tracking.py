@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import io
 import json
 import os
 import secrets
@@ -120,6 +121,8 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
     mode, _ = wandb_mode(config)
     if mode in ("disabled", "not installed"):
         return None
+    if mode == "offline":
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would look up the host of wandb
     try:
         import wandb
 
@@ -142,13 +145,20 @@ def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:
 
 
 def wandb_mode(config: RunConfig) -> tuple[WandbMode, str]:
-    """Returns `online`, `offline`, `disabled` or `not installed`, and the place of a key; never the key."""
+    """Returns `online`, `offline`, `disabled` or `not installed`, and the place of a key; never the key.
+
+    The place is empty if no key is needed.
+    """
     if config.wandb == "disabled":
         return "disabled", ""
     if "wandb" not in sys.modules and importlib.util.find_spec("wandb") is None:
         return "not installed", ""
-    key = "WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else "a netrc file" if _has_netrc_key() else ""
-    return (("online" if key else "offline") if config.wandb == "auto" else config.wandb), key
+    if config.wandb == "offline":
+        return "offline", ""
+    key = _place_of_key()
+    if config.wandb == "auto" and not key:
+        return "offline", ""
+    return "online", key
 
 
 def _wandb_id(folder: RunFolder) -> str:
@@ -158,10 +168,16 @@ def _wandb_id(folder: RunFolder) -> str:
     return folder.wandb_id.read_text().strip()
 
 
-def _has_netrc_key() -> bool:
-    path = os.path.expanduser(os.environ.get("NETRC", "~/.netrc"))
-    try:
-        with open(path) as file:
-            return "api.wandb.ai" in file.read()
-    except OSError:
-        return False
+def _place_of_key() -> str:
+    """Returns where wandb finds a key, without asking its server; empty if there is none."""
+    if os.environ.get("WANDB_API_KEY"):
+        return "WANDB_API_KEY"
+    # wandb knows its host, its settings and its file, which change with its version. This property is deprecated, but
+    # `wandb.login(prompt=False)`, which is to replace it, looks the host up.
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            import wandb
+
+            return "`wandb login`" if wandb.api.api_key else ""
+        except Exception:  # such as a damaged netrc file: like a failure of wandb, it must not stop the training
+            return ""
