@@ -1,27 +1,43 @@
-# Sourced by the scripts: creates .venv with the pinned versions if it is missing or out of date, and activates it.
+# Sourced in the folder of the project: creates .venv with the pinned versions if it is missing or out of date, and activates it.
 #   source ./environment.sh [extra …]      extras of pyproject.toml: text, chat, test, docs, serve, tpu, cuda, gcs; and pod, the TPU compiler
+#
+# For bash and zsh. A shell that sources it goes on after a failure: the status says whether everything is installed.
 
-_python=${PYTHON:-python3}
-_sum=$(cat pyproject.toml constraints.txt | cksum)
-_done=.venv/installed.$(echo "$_sum" | tr -d ' ')       # one line per extra installed with these pins
-_missing=""
-for _extra in base "$@"; do grep -qx "$_extra" "$_done" 2>/dev/null || _missing="$_missing $_extra"; done
-if [ -n "$_missing" ]; then
-    if ! "$_python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
-        echo "$_python is $("$_python" -V 2>&1); Python 3.11 to 3.13 is needed: set PYTHON=python3.11" >&2
-        exit 2
-    fi
-    echo "setting up .venv:$_missing (about 2 GB the first time) …"
-    [ -x .venv/bin/python ] || "$_python" -m venv .venv
-    # torch first and by itself, so that a CPU build where there is one is kept: models run in JAX, torch traces them.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-    _extras=$(for _extra in "$@"; do [ "$_extra" = pod ] || { printf "%s" "${_comma:-}$_extra"; _comma=,; }; done)
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${_extras:+[$_extras]}"
-    case " $* " in *" pod "*)                            # apart, so that JAX does not search for a TPU in every program
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade \
-            --target .venv/pod libtpu ;;
-    esac
-    for _extra in $_missing; do echo "$_extra" >> "$_done"; done
-fi
-source .venv/bin/activate
-unset _python _sum _done _missing _extra _extras _comma
+_trm_environment() {
+    unset -f _trm_environment                                # the shell keeps nothing but what `activate` defines
+    (                                                        # a subshell, in which `exit` ends nothing else
+        refuse() { echo "$1" >&2; exit 2; }
+        pip() {
+            .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@" && return
+            echo "pip failed, and .venv is not complete for:$missing; source environment.sh again when its reason is gone" >&2
+            exit 1
+        }
+        [ -f pyproject.toml ] && [ -f constraints.txt ] || refuse "no pyproject.toml here: source it in the folder of the project"
+        python=${PYTHON:-python3}
+        record=.venv/installed.$(cat pyproject.toml constraints.txt | cksum | tr -d ' ')   # a line per extra with these pins
+        missing="" extras=""
+        for extra in base "$@"; do
+            grep -qx -e "$extra" "$record" 2>/dev/null || missing="$missing $extra"
+            case $extra in base | pod) continue ;; esac
+            grep -q "^$extra = \[" pyproject.toml || refuse "$extra is no extra of pyproject.toml; see the top of environment.sh"
+            extras="$extras,$extra"
+        done
+        [ -n "$missing" ] || exit 0
+
+        "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
+            refuse "$python is $("$python" -V 2>&1); Python 3.11 to 3.13 is needed: set PYTHON=python3.11"
+        echo "setting up .venv:$missing (about 2 GB the first time) …"
+        .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv || exit 1
+        # torch first and by itself, so that a CPU build where there is one is kept: models run in JAX, torch traces them.
+        pip torch
+        pip -e ".${extras:+[${extras#,}]}"
+        case " $* " in
+        *" pod "*) pip --no-deps --upgrade --target .venv/pod libtpu ;;   # apart: JAX would search for a TPU in every program
+        esac
+        for extra in base "$@"; do
+            grep -qx -e "$extra" "$record" 2>/dev/null || echo "$extra" >> "$record"
+        done
+    ) && source .venv/bin/activate
+}
+
+_trm_environment "$@"
