@@ -58,7 +58,7 @@ MISTAKES = {
     "export none --train-step --average-last 2": "--train-step exports one checkpoint",
     # launches
     f"{LAUNCH}one --max-hours -3 -- train tiny": "--max-hours is -3.0; use at least 0",
-    f"{LAUNCH}one --type v4-63 -- train tiny": "--type v4-63: a v4 slice has a multiple of 8 cores; use v4-64",
+    f"{LAUNCH}one --type v4-63 -- train tiny": "a v4 slice has 8, 16, 32, 64 or a multiple of 128 cores; use v4-64",
     f"{LAUNCH}one -- train tiny": "is in no git checkout; start trm launch in one of this project",
     # experiments
     "analyze nowhere": "nowhere is not a folder",

@@ -14,7 +14,8 @@ from support.scripts import ENVIRONMENT
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pod.launch import tpu
-from train_jax.pod.launch.gcloud import QUEUED, Gcloud, GcloudError
+from train_jax.pod.launch.accelerators import check_type, worker_count
+from train_jax.pod.launch.gcloud import QUEUED, Gcloud, GcloudError, create
 from train_jax.pod.launch.record import Record, read_record, state_folder, watching, write_record
 from train_jax.pod.launch.tpu import Tpu
 
@@ -274,7 +275,48 @@ def test_no_character_has_a_meaning_and_the_run_folder_of_one_host_is_collected(
     assert cloud.node("mine") is None and not list(tmp_path.rglob("pwned"))
 
 
+HOSTS = {  # by the pages of Cloud TPU
+    "tpu-ubuntu2204-base": {"v2-8": 1, "v3-32": 4, "v4-8": 1, "v4-64": 8, "v4-384": 48},
+    "v2-alpha-tpuv5-lite": {"v5litepod-1": 1, "v5litepod-8": 1, "v5litepod-16": 4, "v5litepod-256": 64},
+    "v2-alpha-tpuv5": {"v5p-8": 1, "v5p-16": 2, "v5p-12288": 1536},
+    "v2-alpha-tpuv6e": {"v6e-4": 1, "v6e-8": 1, "v6e-32": 8},
+}
+"""The hosts of a type by its software version."""
+
+
+@pytest.mark.parametrize("runtime", HOSTS)
+def test_a_type_has_its_software_and_its_hosts(runtime):
+    for type, hosts in HOSTS[runtime].items():
+        check_type(type)
+        assert f"--runtime-version={runtime}" in create(Record("mine", "zone", type=type))
+        assert worker_count(type) == hosts
+
+
+UNKNOWN_TYPES = {
+    "v5e-16": "--type v5e-16: this type is called v5litepod-16; use this name",
+    "v4-48": "a v4 slice has 8, 16, 32, 64 or a multiple of 128 cores; use v4-32",
+    "v5litepod-2": "a v5litepod slice has 1, 4, 8, 16, 32, 64, 128 or 256 chips; use v5litepod-1",
+    "v6e-512": "use v6e-256",
+    "v7x-16": "the TPU v7x is not known; use v6e-16, v5p-16, v5litepod-16, v4-16, v3-8, v2-8, or also",
+}
+
+
+@pytest.mark.parametrize("type", UNKNOWN_TYPES)
+def test_a_type_that_is_not_known_needs_a_software_version(type):
+    with pytest.raises(UserError) as error:
+        check_type(type)
+    assert UNKNOWN_TYPES[type] in str(error.value)
+    if type == "v5e-16":
+        with pytest.raises(UserError):
+            check_type(type, "v2-alpha-tpuv5-lite")
+    else:
+        check_type(type, "v2-alpha-tpu-new")
+        assert "--runtime-version=v2-new" in create(Record("mine", "zone", type=type, runtime_version="v2-new"))
+        assert worker_count("v7x-16") == 4
+
+
 MISTAKES = [
+    (["--tpu", "mine", "--zone", "us-west4-a", "--type", "v5e-16"], "this type is called v5litepod-16"),
     ([], "either --rehearse HOSTSxDEVICES or --tpu NAME"),
     (["--tpu", "$(touch pwned)", "--zone", "us-central2-b"], "--tpu '$(touch pwned)': expected a name"),
     (["--tpu", "mine", "--zone", "a;b"], "--zone 'a;b': expected a zone"),

@@ -14,7 +14,8 @@ from train_jax.__main__ import STAGES
 from train_jax.command_line import HelpPage, parse
 from train_jax.errors import UserError
 from train_jax.pod.launch import manage
-from train_jax.pod.launch.gcloud import DryRun, Gcloud, check_names, check_type, worker_count
+from train_jax.pod.launch.accelerators import check_type, worker_count
+from train_jax.pod.launch.gcloud import DryRun, Gcloud, check_names
 from train_jax.pod.launch.life import View, rehearsal, run_to_end
 from train_jax.pod.launch.record import Record, Request, known
 from train_jax.pod.launch.tpu import not_shared
@@ -73,7 +74,7 @@ class Launch(Request):
             raise UserError("trm launch needs either --rehearse HOSTSxDEVICES or --tpu NAME --zone ZONE; see --help")
         if self.tpu:
             check_names(**{name: getattr(self, name) for name in ("tpu", "zone", "project", "type", "runtime_version")})
-            check_type(self.type)
+            check_type(self.type, self.runtime_version)
         _check_assignments(self.env)
         _check_compiled(self.compiled, self.rehearse)
         if self.worker_env_file:

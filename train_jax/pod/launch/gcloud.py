@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from train_jax.errors import UserError
+from train_jax.pod.launch.accelerators import runtime_of, worker_count
 from train_jax.pod.launch.record import Record
 
 _NAMES = {
@@ -41,32 +42,6 @@ def check_names(**names: str) -> None:
         pattern, expected = _NAMES[field]
         if not re.fullmatch(pattern, value):
             raise UserError(f"--{field.replace('_', '-')} {value!r}: expected {expected}")
-
-
-def check_type(accelerator_type: str) -> None:
-    """Raises `UserError` for a slice that does not exist: cores come in multiples of 8, chips as powers of 2."""
-    kind, _, number = accelerator_type.partition("-")
-    size = int(number or 8)
-    if kind in ("v2", "v3", "v4", "v5p") and (size < 8 or size % 8):
-        near = max(8, round(size / 8) * 8)
-        raise UserError(f"--type {accelerator_type}: a {kind} slice has a multiple of 8 cores; use {kind}-{near}")
-    if kind in ("v5litepod", "v6e") and size & (size - 1):
-        near = 1 << (size.bit_length() - 1)
-        raise UserError(f"--type {accelerator_type}: a {kind} slice has 1, 2, 4, 8, … chips; use {kind}-{near}")
-
-
-def worker_count(accelerator_type: str) -> int:
-    """Returns the hosts of a type such as v4-64; the number counts cores up to v5p, chips for v5e and v6e."""
-    kind, _, number = accelerator_type.partition("-")
-    size = int(number or 0)
-    return 1 if size <= 8 else size // (4 if kind in ("v5litepod", "v6e") else 8)
-
-
-def runtime_of(accelerator_type: str) -> str:
-    """Returns the software version of a type that the documentation of Cloud TPU gives for JAX."""
-    kind = accelerator_type.partition("-")[0]
-    versions = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
-    return versions.get(kind, "tpu-ubuntu2204-base")
 
 
 # ---- command lines
