@@ -23,8 +23,12 @@ Interface. The attributes of the class decide:
 
 In evaluation all sequences halt at `halt_max_steps` and none before. A carry consists of tensors in dicts, tuples,
 lists and dataclasses.
+
+Dtype. A module that computes nothing in a `forward_dtype` of 16 bits runs under `torch.autocast`; its carry keeps the
+dtypes that it has.
 """
 
+import functools
 import importlib
 import inspect
 import os
@@ -32,11 +36,12 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_origin
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models_torch.act import ACTCarry
 from models_torch.config import ACTConfig, ModelConfig
@@ -162,10 +167,11 @@ def constructed(name: str, construct: Callable[[], nn.Module], values: Mapping[s
 
 
 def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
-    """Adds a loss head to the result of `build_model`, and runs it on a small batch.
+    """Adds a loss head to the result of `build_model`, and runs it on a small batch, perhaps under autocast.
 
     Raises ValueError if the module does not have the interface above.
     """
+    own = model
     if is_plain(type(model)):
         if config.halt_max_steps != 1:
             raise ValueError(
@@ -173,8 +179,75 @@ def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
             )
         model = OneStep(model)
     head = model if is_loss_head(type(model)) else ACTLossHead(model, config.loss_type)
-    _try(name, head, config)
+    with _ComputedDtypes() as computed:
+        _try(name, head, config)
+    if config.torch_dtype in (torch.bfloat16, torch.float16) and config.torch_dtype not in computed.dtypes:
+        own.__class__ = _under_autocast(type(own), config.torch_dtype)
+        try:
+            _try(name, head, config)
+        except ValueError as error:
+            dtype = config.forward_dtype
+            raise ValueError(f"under autocast to {dtype}, {error}; use --arch.forward-dtype float32") from error
     return head
+
+
+class _ComputedDtypes(TorchDispatchMode):
+    """Collects the dtypes of the results of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        listed = results if isinstance(results, tuple | list) else (results,)
+        self.dtypes.update(each.dtype for each in listed if isinstance(each, Tensor))
+        return results
+
+
+def _under_autocast(model_class: type[nn.Module], dtype: torch.dtype) -> type[nn.Module]:
+    """Returns a subclass whose `forward` runs under autocast and returns a carry with the dtypes of the one it gets.
+
+    A subclass keeps the names of the parameters, which a module around the model would change.
+    """
+
+    class UnderAutocast(model_class):
+        @functools.wraps(model_class.forward)  # with its signature, which decides the interface
+        def forward(self, *args: Any, **keywords: Any) -> Any:
+            device = next((each.device.type for each in self.parameters()), "cpu")
+            with torch.autocast(device, dtype):
+                results = super().forward(*args, **keywords)
+            if is_plain(model_class):
+                return results
+            before = keywords["carry"] if "carry" in keywords else args[0]
+            return (_in_dtypes_of(before, results[0]), *results[1:])
+
+    return renamed(UnderAutocast, model_class)
+
+
+def renamed(subclass: type[nn.Module], model_class: type[nn.Module]) -> type[nn.Module]:
+    """Gives a subclass the names of the class, which messages show."""
+    subclass.__name__ = model_class.__name__
+    subclass.__qualname__ = model_class.__qualname__
+    subclass.__module__ = model_class.__module__
+    return subclass
+
+
+def _in_dtypes_of(before: Any, carry: Any) -> Any:
+    """Returns the carry with the dtypes that its tensors of floating point have in `before`."""
+    if isinstance(carry, Tensor):
+        return carry.to(before.dtype) if carry.is_floating_point() else carry
+    if is_dataclass(carry):
+        values = {
+            each.name: _in_dtypes_of(getattr(before, each.name), getattr(carry, each.name)) for each in fields(carry)
+        }
+        return replace(carry, **values)  # pyright: ignore[reportArgumentType]
+    if isinstance(carry, Mapping):
+        return {key: _in_dtypes_of(before[key], value) for key, value in carry.items()}
+    if isinstance(carry, tuple | list):
+        values = [_in_dtypes_of(*pair) for pair in zip(before, carry, strict=True)]
+        return type(carry)(*values) if hasattr(carry, "_fields") else type(carry)(values)
+    return carry
 
 
 def _required_parameters(model_class: type[nn.Module]) -> list[inspect.Parameter]:

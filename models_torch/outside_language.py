@@ -111,9 +111,7 @@ def _with_losses(model_class: type[nn.Module], config: OutsideLanguageConfig) ->
                     return super().forward(tokens, targets, *args, **kwargs)
                 return losses(super().forward(tokens, **options), targets, **kwargs)
 
-    WithLosses.__name__, WithLosses.__qualname__ = model_class.__name__, model_class.__qualname__
-    WithLosses.__module__ = model_class.__module__
-    return WithLosses
+    return outside.renamed(WithLosses, model_class)
 
 
 def losses(outputs: Any, targets: Tensor | None, loss_reduction: str = "mean") -> Tensor:

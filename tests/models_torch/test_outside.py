@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from support.outside_models import Thinker, ThinkerCarry
 from torch import nn
 
 from models_torch import outside, registry
@@ -18,7 +19,8 @@ SIZES = {"batch_size": 4, "seq_len": 16, "vocab_size": 6, "num_puzzle_identifier
 def make(name: str, **fields):
     config = OutsideConfig(**(SIZES | fields))
     torch.manual_seed(0)
-    return registry.build(f"support.outside_models:{name}", config), config
+    name = name if ":" in name else f"support.outside_models:{name}"
+    return registry.build(name, config), config
 
 
 def construct(name: str, **options):
@@ -55,6 +57,77 @@ def test_a_loss_head_is_not_wrapped():
     batch = registry.example_batch(config, 4, seed=0)
     batch["labels"] = batch["inputs"]
     assert len(head(carry=head.initial_carry(batch), batch=batch, return_keys=())) == 5
+
+
+class Linears(Thinker):
+    """A carry of the outputs of a linear layer, which autocast changes to 16 bits."""
+
+    def __init__(self, config_dict: dict):
+        super().__init__(config_dict)
+        self.cell = nn.Linear(self.width, self.width)
+
+    def forward(self, carry, batch):
+        memory = self.cell(carry.memory + self.embed(batch["inputs"]))
+        steps = carry.steps % self.max_steps + 1
+        outputs = {"logits": self.head(memory), "q_halt_logits": self.halt(memory.mean(1)).squeeze(-1)}
+        return ThinkerCarry(memory.detach(), steps, steps == self.max_steps, batch), outputs
+
+
+class CastsItself(nn.Module):
+    """A plain module that reads `forward_dtype`, and computes its logits in float32 nevertheless."""
+
+    def __init__(self, vocab_size, forward_dtype):
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, 8)
+        self.head = nn.Linear(8, vocab_size)
+        self.dtype = getattr(torch, forward_dtype)
+
+    def forward(self, inputs):
+        return self.head(self.embed(inputs).to(self.dtype).float())
+
+
+class NotUnderAutocast(CastsItself):
+    """Writes the output of a layer into a buffer of float32, which PyTorch refuses in 16 bits."""
+
+    def __init__(self, vocab_size):
+        super().__init__(vocab_size, "float32")
+
+    def forward(self, inputs):
+        logits = torch.zeros(*inputs.shape, self.head.out_features)
+        logits[inputs >= 0] = super().forward(inputs).flatten(0, 1)
+        return logits
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["CellNet", "Thinker", "ThinkerWithLoss", f"{__name__}:Linears"])
+def test_a_module_that_knows_no_forward_dtype_runs_under_autocast(name, dtype):
+    """It is the same module in `torch.autocast`, and the carry keeps its dtypes, as a compiled step needs."""
+    steps, options = (1, {"dropout": 0}) if name == "CellNet" else (3, {"width": 8})
+    heads = [make(name, halt_max_steps=steps, options=options, forward_dtype=each)[0] for each in (dtype, "float32")]
+    assert heads[0].state_dict().keys() == heads[1].state_dict().keys()
+    batch = registry.example_batch(OutsideConfig(**SIZES), 4, seed=0)
+    batch["labels"] = batch["inputs"]
+    carries = [head.initial_carry(batch) for head in heads]
+    for _ in range(2):
+        mixed, *_ = ours = heads[0](carry=carries[0], batch=batch, return_keys=("logits",))
+        with torch.autocast("cpu", getattr(torch, dtype)):
+            theirs = heads[1](carry=carries[1], batch=batch, return_keys=("logits",))
+        assert ours[3]["logits"].dtype == theirs[3]["logits"].dtype == getattr(torch, dtype)
+        torch.testing.assert_close(ours[3]["logits"], theirs[3]["logits"])
+        carries = [mixed, theirs[0]]
+    if name != "CellNet":
+        assert mixed.memory.dtype == torch.float32
+
+
+def test_a_module_that_computes_in_the_forward_dtype_is_left_alone():
+    head, config = make(f"{__name__}:CastsItself", halt_max_steps=1, forward_dtype="bfloat16")
+    batch = registry.example_batch(config, 4, seed=0)
+    *_, returned, _ = head(head.initial_carry(batch), batch, ("logits",))
+    assert returned["logits"].dtype == torch.float32
+    assert type(head.model.inner) is CastsItself
+    with pytest.raises(ValueError, match=r"under autocast to bfloat16, .*; use --arch.forward-dtype float32"):
+        make(f"{__name__}:NotUnderAutocast", halt_max_steps=1, forward_dtype="bfloat16")
+    make(f"{__name__}:NotUnderAutocast", halt_max_steps=1)
 
 
 class Keeps(nn.Module):
