@@ -149,6 +149,7 @@ def test_a_puzzle_is_solved_step_by_step(client):
         ({"puzzle": PUZZLE, "trajectories": 9}, "trajectories", "trajectories is 9; use at most 4"),
         ({"puzzle": PUZZLE, "act_steps": "x"}, "act_steps", "act_steps is 'x'"),
         ({"puzzle": PUZZLE, "model": "nine"}, "model", "the model 'nine' is not here; use 'four'"),
+        ({"puzzle": PUZZLE, "trajectory": 3}, "trajectory", "trajectory is not supported here; leave it out"),
     ],
 )
 def test_a_wrong_puzzle_is_named(client, fields, param, message):

@@ -66,7 +66,14 @@ def events_of(response):
 
 
 def test_a_message_is_answered_without_the_calls_of_its_tool(client):
-    ignored = {"user": "me", "nonsense": [1], "n": None, "stop": None, "tools": [], "logit_bias": {}, "seed": None}
+    ignored = {"user": "me", "metadata": {"a": "b"}, "store": True, "n": None, "tools": [], "logit_bias": {}}
+    ignored |= {
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": [],
+        "guided_json": None,
+        "tool_choice": "auto",
+    }
     answer = client.post(CHAT, json=HELLO | GREEDY | ignored).json()
     assert answer["object"] == "chat.completion" and answer["model"] == "toy" and answer["id"].startswith("chatcmpl-")
     (choice,) = answer["choices"]
@@ -229,6 +236,24 @@ def test_a_wrong_field_is_named(client, field, value, message):
     error = response.json()["error"]
     assert response.status_code == (404 if field == "model" else 400)
     assert message in error["message"] and error["param"] == field and error["type"] == "invalid_request_error"
+
+
+UNSUPPORTED = {
+    "min_p": 0.1, "repetition_penalty": 1.2, "stop_token_ids": [5], "guided_json": {"type": "object"}, "echo": True,
+    "guided_regex": "a*", "ignore_eos": True, "min_tokens": 3, "bad_words": ["a"], "chat_template": "{{ messages }}",
+    "structured_outputs": {}, "tool_choice": "required", "reasoning_effort": "low", "mirostat": 2, "temprature": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, HELLO), (TEXT, {"prompt": "a"})], ids=["chat", "text"])
+def test_fields_that_would_change_the_answer_are_refused(client, path, body):
+    for name, value in UNSUPPORTED.items():
+        response = client.post(path, json=body | {name: value})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == name, name
+        assert error["message"] == f"{name} is not supported here; leave it out"
+    response = client.post(path, json=body | {"top_a": 1, "max_tokens": 5, "user": "me", "min_p": 0.5})
+    assert response.json()["error"]["message"] == "top_a and min_p are not supported here; leave them out"
 
 
 @pytest.mark.parametrize("prompt", [5, [], [[]], ["a", 5], [300], [-1], [True], {"a": 1}, [["a"]]], ids=str)

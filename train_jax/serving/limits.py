@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -12,6 +13,12 @@ from models_torch.ranges import Range, check_ranges
 from train_jax.errors import brief
 
 _Kind = TypeVar("_Kind")
+_SHOWN_NAMES = 5
+HARMLESS = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls", "prediction", "request_id", "priority",
+)  # fmt: skip
+"""Fields of OpenAI and vLLM that change no answer, but names, accounts, caches or speed."""
 
 
 @dataclass
@@ -75,6 +82,24 @@ def read_fields(kind: type[_Kind], body: Mapping[str, Any]) -> _Kind:
         name = message.partition(" ")[0]
         raise ApiError(400, f"{name} is {brief(given[name])}; use{message.rpartition('; use')[2]}", name) from None
     return fields
+
+
+def refuse_others(body: Mapping[str, Any], known: Collection[str], neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Raises `ApiError` for fields that might change the answer: neither known nor harmless, nor null.
+
+    `neutral` are values of unknown fields that change nothing, such as the defaults of other servers.
+    """
+    others = [
+        name
+        for name, value in body.items()
+        if value is not None and name not in known and name not in HARMLESS and value not in neutral.get(name, ())
+    ]
+    if not others:
+        return
+    shown = [name if re.fullmatch(r"\w{1,40}", name, re.ASCII) else brief(name) for name in others[:_SHOWN_NAMES]]
+    verb, them = ("is", "it") if len(others) == 1 else ("are", "them")
+    names = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    raise ApiError(400, f"{names} {verb} not supported here; leave {them} out", shown[0])
 
 
 def find_model(served: Mapping[str, Any], name: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from train_jax.report.terminal import verdict
 from train_jax.run.restore import Restored
 from train_jax.serving.app import Metric
 from train_jax.serving.gate import Gate, event_stream
-from train_jax.serving.limits import ApiError, find_model, read_fields, read_json
+from train_jax.serving.limits import ApiError, find_model, read_fields, read_json, refuse_others
 from train_jax.tasks.mixing import data_dirs
 from train_jax.tasks.puzzles.kind import PuzzleInput
 from train_jax.tasks.puzzles.kinds import Trace, halting_probability, trace_of
@@ -145,6 +146,7 @@ class PuzzleService:
 
     async def _example(self, request: Request, content: bytes) -> Response:
         body = read_json(content)
+        refuse_others(body, ("model", "index"), {})
         player, index = find_model(self.players, body.get("model")), body.get("index", 0)
         if type(index) is not int:
             raise ApiError(400, "index is not a whole number; use the number of a test puzzle, from 0", "index")
@@ -152,6 +154,7 @@ class PuzzleService:
 
     async def _solve(self, request: Request, content: bytes) -> Response:
         body = read_json(content)
+        refuse_others(body, ("model", "puzzle", *(each.name for each in dataclasses.fields(SolveFields))), {})
         player = find_model(self.players, body.get("model"))
         fields, text = read_fields(SolveFields, body), body.get("puzzle")
         if not isinstance(text, str):

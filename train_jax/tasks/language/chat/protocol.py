@@ -1,11 +1,12 @@
 """OpenAI's format of requests, answers and errors, for chat and for the continuation of texts.
 
-The fields of a request are those of `Fields`, with their types, ranges and defaults. Unknown fields are ignored, as
-OpenAI does; a wrong value is an `ApiError` with the name of its field.
+The fields of a request are those of `Fields`, with their types, ranges and defaults. A wrong value is an `ApiError`
+with the name of its field, as is an unknown field, unless it or its value changes no answer.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 import time
@@ -15,7 +16,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from models_torch.ranges import Range
 from train_jax.errors import UserError, brief
-from train_jax.serving.limits import ApiError, read_fields
+from train_jax.serving.limits import ApiError, read_fields, refuse_others
 from train_jax.tasks.language.chat.calculator import Functions, answer_ends
 from train_jax.tasks.language.chat.conversations import parse_conversation, render_prompt
 from train_jax.tasks.language.chat.text_stream import Piece, TextStream, TokenText, answer_stream, joined
@@ -45,8 +46,8 @@ class Fields:
     presence_penalty: Annotated[float, Range(0, 0, expected="0 (there are no penalties)")] = 0.0
     frequency_penalty: Annotated[float, Range(0, 0, expected="0 (there are no penalties)")] = 0.0
 
-    REFUSED: ClassVar[dict[str, Any]] = {"logit_bias": {}}
-    """Unsupported fields that would change an answer -> the value that changes nothing."""
+    OTHERS: ClassVar[tuple[str, ...]] = ("model", "stop", "stream_options")
+    """Fields without a range."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class ChatFields(Fields):
     parts: bool = False
     """Also return the answer's parts: text, calls of tools and their outputs. OpenAI has no such field."""
 
-    REFUSED: ClassVar = {**Fields.REFUSED, "tools": [], "functions": [], "response_format": {"type": "text"}}
+    OTHERS: ClassVar = (*Fields.OTHERS, "messages")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,21 @@ class TextFields(Fields):
     logprobs: Annotated[int | None, Range(0, MOST_PROBABLE)] = None
     best_of: Annotated[int, Range(1, 1, expected="1 (n is the number of choices)")] = 1
 
-    REFUSED: ClassVar = {**Fields.REFUSED, "echo": False, "suffix": ""}
+    OTHERS: ClassVar = (*Fields.OTHERS, "prompt")
+
+
+_NEUTRAL: dict[str, Sequence[Any]] = {
+    # of OpenAI
+    "logit_bias": ({},), "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],),
+    "echo": (False,), "suffix": ("",),
+    # of vLLM, llama.cpp and others
+    "min_p": (0,), "typical_p": (1,), "repetition_penalty": (1,), "repeat_penalty": (1,), "length_penalty": (1,),
+    "min_tokens": (0,), "stop_token_ids": ([],), "bad_words": ([],), "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "use_beam_search": (False,),
+    "add_generation_prompt": (True,), "continue_final_message": (False,),
+}  # fmt: skip
+"""Values of unsupported fields that change nothing; clients send them."""
 
 
 @dataclass(frozen=True)
@@ -179,10 +194,8 @@ def _are_tokens(values: list[Any], tokenizer: Tokenizer) -> bool:
 
 
 def _fields(kind: type[_Kind], body: dict[str, Any]) -> _Kind:
-    """Reads the fields with a range. Raises `ApiError` for a wrong one."""
-    for name, harmless in kind.REFUSED.items():
-        if body.get(name) not in (None, harmless):
-            raise ApiError(400, f"{name} is not supported here; leave it out", name)
+    """Reads the fields with a range. Raises `ApiError` for a wrong one, and for one that is not supported."""
+    refuse_others(body, {*kind.OTHERS, *(each.name for each in dataclasses.fields(kind))}, _NEUTRAL)
     return read_fields(kind, body)
 
 
