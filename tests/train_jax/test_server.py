@@ -281,13 +281,73 @@ def test_a_body_that_is_too_long_or_does_not_arrive(client, gate, monkeypatch):
     assert one.received[0]["status"] == 408
 
 
-def test_requests_a_minute(client, gate, monkeypatch):
+@pytest.fixture
+def clock(gate, monkeypatch):
+    """The time that the gate reads, in a list."""
+    now = [1000.0]
     gate._times.clear()
+    gate._failures.clear()
+    monkeypatch.setattr(gate, "_clock", lambda: now[0])
+    return now
+
+
+def test_requests_a_minute(client, gate, monkeypatch, clock):
     limited(gate, monkeypatch, requests_per_minute=2)
-    responses = [client.post(TEXT, json={"prompt": "a", "max_tokens": 1}) for _ in range(3)]
-    assert [each.status_code for each in responses] == [200, 200, 429]
-    assert responses[2].json()["error"]["code"] == "rate_limit_exceeded" and responses[2].headers["retry-after"]
+    fields = {"prompt": "a", "max_tokens": 1}
+    responses = []
+    # The last two requests are 59.9 s and 60.1 s after the first one.
+    for seconds in (0, 10.5, 20.0, 29.4, 0.2):
+        clock[0] += seconds
+        responses.append(client.post(TEXT, json=fields))
+    assert [each.status_code for each in responses] == [200, 200, 429, 429, 200]
+    assert responses[2].json()["error"]["code"] == "rate_limit_exceeded"
+    assert [each.headers.get("retry-after") for each in responses] == [None, None, "30", "1", None]
     assert client.get("/health").status_code == 200
+
+
+def test_without_the_option_only_other_machines_are_limited(client, gate, monkeypatch, clock):
+    """All addresses of a network of IPv6 are one client, since one machine has them all."""
+    limited(gate, monkeypatch, requests_per_minute=None)
+    for addresses, statuses in (
+        (["127.0.0.1"], [400] * 62),  # a wrong prompt, which costs nothing
+        (["::1", "::ffff:127.0.0.1"], [400] * 62),
+        (["192.0.2.1"], [400] * 60 + [429] * 2),
+        (["2001:db8::1", "2001:db8::ffff:2"], [400] * 60 + [429] * 2),
+        (["::ffff:192.0.2.7"], [400] * 60 + [429] * 2),
+    ):
+        clients = [TestClient(client.app, base_url=HERE, client=(address, 1)) for address in addresses]
+        answers = [clients[n % len(clients)].post(TEXT, json={"prompt": 5}) for n in range(62)]
+        assert [each.status_code for each in answers] == statuses, addresses
+
+
+def test_wrong_tokens_wait_longer_and_longer(client, gate, monkeypatch, clock):
+    monkeypatch.setattr(gate, "token", "secret-token")
+    limited(gate, monkeypatch, requests_per_minute=10**6)
+    guess, right = ({"Authorization": f"Bearer {token}"} for token in ("guess", "secret-token"))
+    here, there = (TestClient(client.app, base_url=HERE, client=(each, 1)) for each in ("192.0.2.1", "192.0.2.2"))
+    tried = 0
+    for _ in range(3000):  # 1 ms after each other
+        tried += here.get("/v1/models", headers=guess).status_code == 401
+        clock[0] += 0.001
+    assert tried <= 7
+    refused = here.post(TEXT, json={"prompt": "a"}, headers=right)
+    assert refused.status_code == 429 and "wrong tokens" in refused.json()["error"]["message"]
+    wait = int(refused.headers["retry-after"])
+    assert there.get("/v1/models", headers=right).status_code == 200, "another client does not wait"
+    assert here.get("/health").status_code == 200
+    clock[0] += wait - 1.01
+    assert here.get("/v1/models", headers=right).status_code == 429, "the right one is no sign while others are guessed"
+    clock[0] += 1.01
+    assert here.get("/v1/models", headers=right).status_code == 200
+    assert [here.get("/v1/models").status_code for _ in range(20)] == [401] * 20, "no token is no guess"
+    assert [here.get("/v1/models", headers=guess).status_code for _ in range(6)] == [401] * 5 + [429]
+    waits = []
+    for _ in range(12):
+        response = here.get("/v1/models", headers=guess)
+        waits.append(int(response.headers["retry-after"]))
+        clock[0] += waits[-1]
+        assert here.get("/v1/models", headers=guess).status_code == 401
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
 
 
 def test_more_answers_than_wait(client, model, slow, monkeypatch):

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from sse_starlette import EventSourceResponse
@@ -23,16 +24,30 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 _SEND_SECONDS = 30
 """Seconds after which a client that reads nothing counts as gone."""
 _REMEMBERED_CLIENTS = 10_000
+_REQUESTS_PER_MINUTE = 60
+_FREE_GUESSES = 5
+"""Wrong tokens after which a client has to wait."""
+_LONGEST_WAIT = 300.0
+
+
+class _Failures(NamedTuple):
+    """The wrong tokens of a client since its last right one."""
+
+    count: int
+    until: float
+    """Time at which the next token is compared."""
 
 
 class Gate:
     """Decides which requests are answered, and counts them."""
 
-    def __init__(self, limits: Limits, token: str = ""):
+    def __init__(self, limits: Limits, token: str = "", clock: Callable[[], float] = time.monotonic):
         """A request needs `token`; if that is empty, the request's host must be this machine."""
         self.limits, self.token = limits, token
         self.statuses: Counter[int] = Counter()
+        self._clock = clock
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
+        self._failures: OrderedDict[str, _Failures] = OrderedDict()
 
     def open(self, answer: Callable[[Request], Response]) -> Endpoint:
         """Returns the endpoint for a request without a body that costs nothing."""
@@ -63,9 +78,7 @@ class Gate:
     def check_access(self, request: Request) -> None:
         """Raises `ApiError` if the token is wrong; if there is no token, for pages of other sites."""
         if self.token:
-            given = request.headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode("latin-1"), f"Bearer {self.token}".encode()):
-                raise ApiError(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
+            self._check_token(request)
             return
         # A page of another site may send requests to this machine, also under a name of its own.
         host = request.headers.get("host", "")
@@ -74,18 +87,38 @@ class Gate:
         if request.headers.get("origin", f"http://{host}") != f"http://{host}":
             raise ApiError(403, "the page is of another site; use a token")
 
+    def _check_token(self, request: Request) -> None:
+        """Raises `ApiError` without the token, and while a client that guessed has to wait: longer each time."""
+        client, now = _client_of(request), self._clock()
+        failures = self._failures.get(client, _Failures(0, now))
+        if now < failures.until:  # even the right token is not compared: the answer would say that it is right
+            wait = math.ceil(failures.until - now)
+            message = f"too many wrong tokens; try again in {wait} s"
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after=wait)
+        given = request.headers.get("authorization", "")
+        if hmac.compare_digest(given.encode("latin-1"), f"Bearer {self.token}".encode()):
+            self._failures.pop(client, None)
+            return
+        if given:  # the page asks for its models without a token first
+            count = failures.count + 1
+            wait = min(2.0 ** (count - _FREE_GUESSES), _LONGEST_WAIT) if count >= _FREE_GUESSES else 0.0
+            _remember(self._failures, client, _Failures(count, now + wait))
+        raise ApiError(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
+
     def check_rate(self, request: Request) -> None:
         """Raises `ApiError` if a client has made too many requests in a minute."""
-        client, now = request.client.host if request.client else "", time.monotonic()
-        times = self._times.setdefault(client, deque())
-        self._times.move_to_end(client)
-        if len(self._times) > _REMEMBERED_CLIENTS:
-            self._times.popitem(last=False)
+        client, now, most = _client_of(request), self._clock(), self.limits.requests_per_minute
+        if most is None and is_loopback(client):
+            return
+        most = most or _REQUESTS_PER_MINUTE
+        times = self._times.get(client, deque())
+        _remember(self._times, client, times)
         while times and times[0] <= now - 60:
             times.popleft()
-        most = self.limits.requests_per_minute
         if len(times) >= most:
-            raise ApiError(429, f"more than {most} requests in a minute; try again later", code="rate_limit_exceeded")
+            wait = math.ceil(times[0] + 60 - now)
+            message = f"more than {most} requests in a minute; try again in {wait} s"
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after=wait)
         times.append(now)
 
     async def _body(self, request: Request) -> bytes:
@@ -99,6 +132,27 @@ class Gate:
         except TimeoutError:
             raise ApiError(408, f"the body took longer than {limits.body_seconds:g} seconds") from None
         return bytes(content)
+
+
+def _remember(clients: OrderedDict[str, Any], client: str, value: Any) -> None:
+    """Keeps a value of a client, and forgets the client that was seen longest ago if there are too many."""
+    clients[client] = value
+    clients.move_to_end(client)
+    if len(clients) > _REMEMBERED_CLIENTS:
+        clients.popitem(last=False)
+
+
+def _client_of(request: Request) -> str:
+    """Returns the address of the client; of IPv6, that of its network of 64 bits, all of which may be one machine's."""
+    host = request.client.host if request.client else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.version == 4 or address.is_loopback:
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _name_of(host: str) -> str:
@@ -121,7 +175,9 @@ def is_loopback(host: str) -> bool:
 
 
 def refusal(error: ApiError) -> JSONResponse:
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}}.get(error.status)
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
     return JSONResponse(error.body(), error.status, headers)
 
 

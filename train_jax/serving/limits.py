@@ -30,6 +30,8 @@ class ApiError(Exception):
     param: str | None = None
     """The name of the field."""
     code: str | None = None
+    retry_after: int | None = None
+    """Seconds after which the request may be repeated."""
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
@@ -49,8 +51,8 @@ class Limits:
     """Maximum tokens of a prompt."""
     queue: Annotated[int, Range(0, 10**6)] = 64
     """Maximum number of answers that wait for a slot, and of puzzles solved at the same time."""
-    requests_per_minute: Annotated[int, Range(1, 10**9)] = 60
-    """Maximum requests per minute from one client address."""
+    requests_per_minute: Annotated[int | None, Range(1, 10**9)] = None
+    """Maximum requests per minute from one client address; by default 60, and as many as it likes from this machine."""
     unread: Annotated[int, Range(1, 10**6)] = 1024
     """Parts of a streamed answer that wait for the client; an answer with more is cancelled."""
 

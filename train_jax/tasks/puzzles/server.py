@@ -161,7 +161,7 @@ class PuzzleService:
             raise ApiError(400, "puzzle is not a text; write one character for each cell", "puzzle")
         puzzle = await _or_refusal(partial(player.kind.parse, text), "puzzle")
         if self._open >= max(1, self._gate.limits.queue):
-            raise ApiError(429, f"{self._open} puzzles are solved; try again later", code="queue_full")
+            raise ApiError(429, f"{self._open} puzzles are solved; try again later", code="queue_full", retry_after=1)
         return event_stream(self._events(player, puzzle, fields))
 
     async def _events(self, player: Player, puzzle: PuzzleInput, fields: SolveFields) -> AsyncGenerator[str]:

@@ -118,7 +118,9 @@ class EngineThread:
             if self.failed or self._closed:
                 raise ApiError(503, "the engine has stopped; start the server again")
             if self.rows + len(call.requests) > self._most_rows:
-                raise ApiError(429, f"{self.rows} answers are computed or wait; try again later", code="queue_full")
+                raise ApiError(
+                    429, f"{self.rows} answers are computed or wait; try again later", code="queue_full", retry_after=1
+                )
             self.rows += len(call.requests)
             answer = Answer(call, step, self._unread)
             self._new.append(answer)
