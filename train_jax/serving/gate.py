@@ -27,7 +27,7 @@ _REMEMBERED_CLIENTS = 10_000
 _REQUESTS_PER_MINUTE = 60
 _FREE_GUESSES = 5
 """Wrong tokens after which a client has to wait."""
-_LONGEST_WAIT = 300.0
+_LONGEST_WAIT = 60.0
 
 
 class _Failures(NamedTuple):
