@@ -26,6 +26,7 @@ from train_jax.run.checkpoint import Checkpoints, Resumed, Retention
 from train_jax.run.config import RunConfig
 from train_jax.run.files import upload_folder
 from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP, RunFolder
+from train_jax.run.lease import check_writer
 from train_jax.run.performance import model_flops, peak_flops, performance
 from train_jax.run.tracking import duration
 from train_jax.runtime.preemption import Preemption
@@ -145,6 +146,7 @@ class Evaluating(Hook):
         said = f"step {session.step}: {what}{evaluation.summary} after {duration(seconds)} of training"
         session.say([said, *evaluation.details])
         if is_main_process():
+            check_writer(session.folder.path)
             evaluation.record(session.folder, session.step)
 
 

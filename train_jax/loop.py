@@ -19,6 +19,7 @@ from train_jax.run.config import RunConfig, to_json
 from train_jax.run.events import Events, read_goodput
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.host_log import host_log
+from train_jax.run.lease import check_writer
 from train_jax.run.machine import hash_of_all, source_hashes, write_machine
 from train_jax.run.resume import check_data, decide_start, open_run, sole_writer
 from train_jax.run.tracking import NullTracker, Tracker
@@ -159,6 +160,7 @@ class _Run:
         figures = session.metrics | {"train_seconds": session.clock.train_seconds, "train_steps": session.step}
         figures |= {"summary": evaluation.summary} if evaluation is not None else {}
         if is_main_process():
+            check_writer(folder.path)
             upload_working_files(folder.path)
             write_text(folder.finished, json.dumps(figures | {"data": self._training.task.fingerprint}, indent=1))
             self._events.progress()
@@ -173,6 +175,7 @@ def run_steps(session: Session, feed: OnDemand, dispatches: Sequence[range], hoo
     key = training.devices.random_key(training.config.seed)
     in_flight: deque[Any] = deque(maxlen=3)
     for session.dispatch in dispatches:
+        session.events.check()
         session.metrics = {}
         with clock.doing("data"):
             batch = feed.next(session.state)

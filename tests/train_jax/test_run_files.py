@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +20,12 @@ from support.presets import SMALL_RUN
 from support.scripts import ENVIRONMENT
 
 from train_jax.__main__ import main
-from train_jax.errors import UserError
+from train_jax.errors import StorageError, UserError
+from train_jax.hooks import Evaluating
 from train_jax.run.files import local_copy, whole_file
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.host_log import host_log
+from train_jax.run.lease import LostFolderError, check_writer
 from train_jax.run.presets import preset
 from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open_run, sole_writer
 from train_jax.run.tracking import Tracker, read_metrics, wandb_mode
@@ -263,6 +266,40 @@ def test_one_process_writes_a_local_folder(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written"), sole_writer(str(tmp_path / "file" / "run")):
         pass
+
+
+@pytest.mark.parametrize("replace", ["moved", "removed", "replaced"])
+def test_who_lost_the_folder_writes_nothing_more(tmp_path, replace):
+    """The lock of a removed folder stays locked, and tells nobody."""
+    run = tmp_path / "run"
+    with sole_writer(str(run)):
+        check_writer(run)
+        run.rename(tmp_path / "moved") if replace == "moved" else shutil.rmtree(run)
+        if replace == "replaced":
+            run.mkdir()
+            (run / "lock").touch()
+        with pytest.raises(LostFolderError, match=rf"{run} was removed or replaced while .* wrote it; this run stops"):
+            check_writer(run)
+        with sole_writer(str(run)):  # the new run is not disturbed
+            check_writer(run)
+            owner = (run / "lock").read_text()
+    assert (run / "lock").read_text() == owner
+
+
+def test_a_run_whose_folder_is_replaced_ends_with_one_line(tmp_path, data_dir, monkeypatch, capsys):
+    run = tmp_path / "run"
+    words = ["train", "tiny", "--data-dir", str(data_dir), "--run-dir", str(run), *SMALL_RUN, "--steps", "6"]
+    evaluated = Evaluating.end
+
+    def replaced(self, session):
+        evaluated(self, session)
+        run.rename(tmp_path / "before")
+        run.mkdir()
+
+    monkeypatch.setattr(Evaluating, "end", replaced)
+    assert main(words) == StorageError.STATUS
+    assert "run was removed or replaced while this process wrote it" in capsys.readouterr().err.splitlines()[-1]
+    assert not any(run.iterdir()) and not (tmp_path / "before" / "FINISHED").exists()
 
 
 def test_a_start_needs_a_folder_for_a_run(place, tmp_path):

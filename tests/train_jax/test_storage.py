@@ -14,6 +14,7 @@ from google.auth.exceptions import DefaultCredentialsError
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError
 from train_jax.run import lease, storage
+from train_jax.run.cache import continued_file, upload_working_files
 from train_jax.run.files import (
     append_text,
     local_copy,
@@ -195,3 +196,16 @@ def test_who_lost_the_lease_writes_nothing_more(folder, emulator):
             with pytest.raises(StorageError, match="was taken over by process 7 on other, because this process was"):
                 lease.check_writer(folder)
     assert emulator.read(f"{folder.name}/lock") == ELSEWHERE
+
+
+def test_who_wrote_a_folder_that_was_removed_uploads_nothing_more(folder, emulator):
+    with lease.sole_writer(folder):
+        continued_file(folder / "metrics.jsonl").write_text("old\n")
+        (folder / "lock").unlink()
+        with pytest.raises(lease.LostFolderError, match="was removed or replaced while this process wrote it"):
+            lease.check_writer(folder)
+        write(folder, ELSEWHERE)
+        with pytest.raises(lease.LostFolderError, match="was taken over by process 7 on other"):
+            lease.check_writer(folder)
+        upload_working_files(folder)
+    assert emulator.read(f"{folder.name}/lock") == ELSEWHERE and not (folder / "metrics.jsonl").exists()

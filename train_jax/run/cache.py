@@ -18,6 +18,7 @@ from typing import Any
 
 from train_jax.errors import StorageError
 from train_jax.run.files import cannot_be_written
+from train_jax.run.lease import is_lost
 from train_jax.run.storage import RemotePath, crc32c_of, path_of
 
 _verified: set[Path] = set()
@@ -143,7 +144,12 @@ def working_folder(path: Path) -> Path:
 
 
 def upload_working_files(folder: Path) -> None:
-    """Uploads the working files of this process below a folder, whole. Does nothing for a local folder."""
+    """Uploads the working files of this process below a folder, whole. Does nothing for a local folder.
+
+    Nothing is uploaded into a folder that this process has lost.
+    """
+    if is_lost(folder):
+        return
     for name, (path, local) in list(_working.items()):
         if name.startswith(f"{folder}/") and local.exists():
             path.upload(local)

@@ -21,7 +21,7 @@ from typing import Any
 from train_jax.errors import PreemptedError, UserError
 from train_jax.run.cache import continued_file, upload_working_file
 from train_jax.run.folder import RunFolder, write_text
-from train_jax.run.lease import check_writer
+from train_jax.run.lease import LostFolderError, check_writer
 from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.storage import is_remote
 from train_jax.runtime.clock import KINDS, Clock
@@ -38,6 +38,7 @@ class Events:
         self.clock = clock
         self._folder, self._ended = folder, threading.Event()
         self._lock = threading.RLock()  # SIGTERM may end the run in another thread
+        self._lost: LostFolderError | None = None
         if folder is None:
             return
         self._file = LineFile(continued_file(folder.events))
@@ -54,6 +55,11 @@ class Events:
 
     def progress(self) -> None:
         self._spent("progress")
+
+    def check(self) -> None:
+        """Raises `LostFolderError` if a heartbeat found that this process no longer writes the folder."""
+        if self._lost is not None:
+            raise self._lost
 
     def end(self, reason: str) -> None:
         """Writes the last event; calls after the first one do nothing."""
@@ -78,10 +84,15 @@ class Events:
         while True:
             with self._lock:
                 beat = json.dumps(self._beat_now())
-            with contextlib.suppress(Exception):  # a file that cannot be written now may be written later
+            try:
                 check_writer(self._folder.path)
                 upload_working_file(self._folder.events)  # the heartbeat counts from the last event
                 write_text(self._folder.heartbeat, beat)
+            except LostFolderError as error:
+                self._lost = error
+                return
+            except Exception:  # a file that cannot be written now may be written later
+                pass
             if self._ended.wait(REMOTE_HEARTBEAT_SECONDS if is_remote(self._folder.path) else HEARTBEAT_SECONDS):
                 return
 

@@ -1,5 +1,8 @@
 """The exclusive right to write a run: a lock of the operating system for local folders, a lease in storage for `gs://`.
 
+The lock of a folder that is removed stays locked and protects nothing, so its owner compares the file that it has
+locked with the one in the folder before it writes.
+
 The lease is the object `lock` with its owner. Storage replaces it only for a writer that names its newest version, so
 two processes cannot both believe to have written it. The owner renews it every `RENEW_SECONDS`. A process that finds a
 lease watches it for `LEASE_SECONDS`: if it changes, its owner is alive, otherwise it is taken over. No clocks are
@@ -24,11 +27,15 @@ from train_jax.run.storage import is_remote, read_generation, write_generation
 
 LEASE_SECONDS, RENEW_SECONDS = 30.0, 8.0
 
-_held: dict[str, Lease] = {}
+_held: dict[str, Lease | _Lock] = {}
 
 
 class HeldError(UserError):
     """Another process writes to the folder."""
+
+
+class LostFolderError(StorageError):
+    """The folder that this process writes is gone, or belongs to another process."""
 
 
 @contextlib.contextmanager
@@ -37,15 +44,25 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
     Raises `HeldError` if another process holds it, `StorageError` for a folder that cannot be written.
     """
-    with _leased(folder) if is_remote(folder) else _locked(folder):
-        yield
+    with _leased(folder) if is_remote(folder) else _locked(folder) as held:
+        _held[str(folder)] = held
+        try:
+            yield
+        finally:
+            _held.pop(str(folder), None)
 
 
 def check_writer(folder: Path) -> None:
-    """Raises `StorageError` if another process took over the lease of this folder; called before a write."""
-    lease = _held.get(str(folder))
-    if lease is not None:
-        lease.check()
+    """Raises `LostFolderError` if this process no longer holds the lock or lease of this folder; before a write."""
+    held = _held.get(str(folder))
+    if held is not None:
+        held.check()
+
+
+def is_lost(folder: Path) -> bool:
+    """Returns True if `check_writer` has failed: nothing may be written there any more."""
+    held = _held.get(str(folder))
+    return held is not None and held.lost
 
 
 def _refused(folder: Path, owner: str) -> HeldError:
@@ -55,7 +72,7 @@ def _refused(folder: Path, owner: str) -> HeldError:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[_Lock]:
     """Holds the lock during the block; the operating system releases it however the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,18 +88,44 @@ def _locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{owner()}\n")
         file.flush()
-        yield
+        held = _Lock(folder / "lock", file.fileno())
+        held.check()  # the folder may have been removed since the file was opened
+        yield held
+
+
+class _Lock:
+    """A locked file."""
+
+    def __init__(self, path: Path, descriptor: int):
+        self._path, self._descriptor = path, descriptor
+        self.lost = False
+
+    def check(self) -> None:
+        """Raises `LostFolderError` if the folder has another lock, or none."""
+        try:
+            same = os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            same = False
+        except OSError as error:
+            raise cannot_be_written(self._path, error) from None
+        if not same:
+            self.lost = True
+            raise _removed(self._path.parent)
+
+
+def _removed(folder: Path) -> LostFolderError:
+    return LostFolderError(
+        f"{folder} was removed or replaced while this process wrote it; this run stops without writing more"
+    )
 
 
 @contextlib.contextmanager
-def _leased(folder: Path) -> Iterator[None]:
+def _leased(folder: Path) -> Iterator[Lease]:
     lease = Lease(folder / "lock")
     lease.acquire()
-    _held[str(folder)] = lease
     try:
-        yield
+        yield lease
     finally:
-        del _held[str(folder)]
         lease.release()
 
 
@@ -93,6 +136,7 @@ class Lease:
         self._path, self._generation, self._renewals = path, 0, 0
         self._token = secrets.token_hex(8)
         self._lock, self._released = threading.Lock(), threading.Event()
+        self.lost = False
         self._renewer = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def acquire(self) -> None:
@@ -110,13 +154,17 @@ class Lease:
         self._renewer.start()
 
     def check(self) -> None:
-        """Renews the lease. Raises `StorageError` if another process took it over."""
-        if not self._write():
-            owner = _owner_in(read_generation(self._path)[0]) or "another process"
-            raise StorageError(
-                f"{self._path.parent} was taken over by {owner}, because this process was silent for "
-                f"{LEASE_SECONDS:.0f} s; it stops without writing more"
-            )
+        """Renews the lease. Raises `LostFolderError` if another process has it, or if it was removed."""
+        if self._write():
+            return
+        self.lost = True
+        owner = _owner_in(read_generation(self._path)[0])
+        if not owner:
+            raise _removed(self._path.parent)
+        raise LostFolderError(
+            f"{self._path.parent} was taken over by {owner}, because this process was silent for "
+            f"{LEASE_SECONDS:.0f} s or the folder was removed; this run stops without writing more"
+        )
 
     def release(self) -> None:
         self._released.set()
