@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Feed, OnDemand
 from train_jax.runtime.peers import before_exit
 from train_jax.runtime.preemption import Preemption
-from train_jax.runtime.processes import all_or_none, is_main_process, process_shard, require_equal
+from train_jax.runtime.processes import all_or_none, is_main_process, of_main_process, process_shard, require_equal
 from train_jax.runtime.supervisor import report_start
 from train_jax.session import Hook, Session
 from train_jax.start import Training, start
@@ -229,6 +230,8 @@ def _open(training: Training, closing: contextlib.ExitStack) -> RunFolder:
                 f"{folder.path} does not contain the files that the first process wrote; use a --run-dir that all "
                 "processes share"
             )
+    opened = folder
+    folder = dataclasses.replace(folder, **of_main_process(lambda: {"run_id": opened.run_id}))
     closing.callback(upload_working_files, folder.path)  # after the last line of the log
     closing.enter_context(before_exit(lambda _reason: upload_working_files(folder.path)))
     number, count = process_shard()

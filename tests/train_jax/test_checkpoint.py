@@ -3,9 +3,11 @@ disks."""
 
 import dataclasses
 import errno
+import json
 import os
 import platform
 import random
+import re
 import resource
 import shutil
 import time
@@ -180,7 +182,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(two, place):
     folder = copied(two, place)
     for step in ("1", "2"):
         remove_folder(folder.checkpoints / step / "model")
-    damaged = pytest.raises(DamagedCheckpointError, match=r"2 is damaged \(.*and so are the older ones")
+    damaged = pytest.raises(DamagedCheckpointError, match=r"2 is damaged \(.*and no older one is intact")
     with closing(Checkpoints(folder)) as checkpoints, damaged:
         checkpoints.restore_newest(made(0)[0])
 
@@ -193,6 +195,60 @@ def test_checksums_see_every_change_and_are_those_of_checkpoints_that_were_saved
         assert checksums({"rows": same}) == {"rows": 2957297695}
     assert checksums({"rows": arrays["rows"][[0, 2, 1]]}) != {"rows": 2957297695}
     assert checksum_of_json({"b": 1, "a": [0.5]}) == 540963997
+
+
+# ---- identity
+
+
+def of_run(folder: RunFolder, run_id: str) -> RunFolder:
+    return dataclasses.replace(folder, run_id=run_id)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_not_used(two, tmp_path):
+    folder = copied(two, tmp_path)
+    (folder.checkpoints / "1").rename(folder.checkpoints / "900")
+    renamed = r"checkpoints/900 was saved at step 1 \(rename it to 1 to use it\)"
+    with closing(Checkpoints(folder, writes=False)) as checkpoints, pytest.raises(UserError, match=renamed):
+        checkpoints.restore_step(900, made(0)[0])
+    with closing(Checkpoints(folder)) as checkpoints:
+        resumed = checkpoints.restore_newest(made(0)[0])
+    assert (resumed.step, kept(folder)) == (2, [2]) and (folder.path / "damaged" / "900").is_dir()
+    assert re.search(renamed, resumed.damaged[0])
+
+
+def test_a_checkpoint_of_another_run_is_not_used(tmp_path):
+    folder = saved(of_run(RunFolder(tmp_path), "aa"), [1])
+    other = r"checkpoints/1 is of another run \(aa, and config.json says bb; .* write its id there\), and no older one"
+    with closing(Checkpoints(of_run(folder, "bb"))) as checkpoints, pytest.raises(DamagedCheckpointError, match=other):
+        checkpoints.restore_newest(made(0)[0])
+    saved(of_run(folder, "aa"), [2])
+    for run_id in ("aa", ""):
+        with closing(Checkpoints(of_run(folder, run_id), writes=False)) as checkpoints:
+            assert checkpoints.restore_newest(made(0)[0]).step == 2
+
+
+def test_a_checkpoint_of_a_newer_format_is_kept_and_one_without_an_identity_is_read_with_one_warning(
+    two, tmp_path, monkeypatch, capsys
+):
+    folder = of_run(copied(two, tmp_path), "aa")
+
+    def rewrite(number, **changes):
+        """Writes the notes as another version may have written them."""
+        path = folder.checkpoints / str(step) / "notes" / "metadata"
+        notes = {name: value for name, value in json.loads(path.read_text()).items() if name != "checksum"} | changes
+        notes = {name: value for name, value in notes.items() if value is not None}
+        path.write_text(json.dumps(notes | {"checksum": checksum_of_json(notes)}))
+
+    monkeypatch.setattr(agreed_steps, "_warned", set())
+    for step in (1, 2):
+        rewrite(step, step=None, run=None, format=None)
+    with closing(Checkpoints(folder)) as checkpoints:
+        assert [checkpoints.restore_step(step, made(0)[0]).step for step in (1, 2)] == [1, 2]
+        assert capsys.readouterr().err.count("trm: ") == 1
+        rewrite(2, format=2)
+        with pytest.raises(UserError, match=r"checkpoints/2 has format 2, .* reads up to 1; use a newer version"):
+            checkpoints.restore_newest(made(0)[0])
+        assert kept(folder) == [1, 2]
 
 
 # ---- outages are not damage

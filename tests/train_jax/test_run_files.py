@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,9 @@ from support.scripts import ENVIRONMENT
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError
 from train_jax.hooks import Evaluating
+from train_jax.run.config import to_json
 from train_jax.run.files import local_copy, whole_file
-from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.folder import RunFolder, read_run, write_text
 from train_jax.run.host_log import host_log
 from train_jax.run.lease import LostFolderError, check_writer
 from train_jax.run.presets import preset
@@ -248,6 +250,21 @@ def test_fields_identify_the_run_or_may_change(place, changes, refused):
             changed_fields(folder, changed)
     else:
         assert len(changed_fields(folder, changed)) == len(changes)
+
+
+def test_the_id_of_a_run_is_made_once(place):
+    """A run of an earlier version gets one when it continues; a copy of the folder keeps it."""
+    config = dataclasses.replace(preset("tiny"), run_dir=str(place / "run"))
+    run_id = open_run(config).run_id
+    assert re.fullmatch("[0-9a-f]{16}", run_id) and json.loads((place / "run" / "config.json").read_text())["run_id"]
+    longer = dataclasses.replace(config, steps=10**6)
+    assert open_run(longer).run_id == open_run(longer).run_id == read_run(config.run_dir)[0].run_id == run_id
+    assert open_run(dataclasses.replace(config, run_dir=str(place / "other"))).run_id != run_id
+    write_text(place / "run" / "config.json", to_json(config))
+    earlier, fields = read_run(config.run_dir)
+    assert earlier.run_id == "" and fields == config
+    assert open_run(config, writes=False).run_id == ""
+    assert open_run(config).run_id == read_run(config.run_dir)[0].run_id != ""
 
 
 def test_operational_fields_exist():

@@ -15,7 +15,7 @@ from train_jax.experiments.runs import flat
 from train_jax.experiments.sweeper import SweepFiles, finished_figures, read_json
 from train_jax.experiments.table import EXPERIMENTS
 from train_jax.run.config import from_json
-from train_jax.run.folder import RunFolder
+from train_jax.run.folder import RUN_ID, RunFolder
 from train_jax.run.lines import parsed_lines
 from train_jax.run.storage import path_of
 
@@ -121,7 +121,7 @@ def _read(files: SweepFiles, name: str, metric: str) -> RunResult:
         train_flops=_flops(text, facts, steps),
         hbm_peak_bytes=max((r["perf/hbm_peak"] for r in records if "perf/hbm_peak" in r), default=None),
         act_steps=act_steps[-1] if act_steps else None,
-        config=dict(flat(json.loads(text))),
+        config={name: value for name, value in flat(json.loads(text)) if name != RUN_ID},
         facts=facts,
         run_dir=str(folder.path),
         metrics_sha256=hashlib.sha256(content).hexdigest(),

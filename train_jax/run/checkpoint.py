@@ -116,6 +116,10 @@ class DamagedCheckpointError(UserError):
     """A checkpoint that cannot be read, or whose content is not what was saved."""
 
 
+class StrayCheckpointError(DamagedCheckpointError):
+    """A checkpoint of another run, or under the name of another step."""
+
+
 def unreadable(path: Path, error: Exception) -> UserError:
     """Returns the error for a checkpoint that cannot be read; it is not damaged if a disk or a service fails."""
     if is_outage(error):
@@ -224,6 +228,36 @@ def checksum_of_json(value: Mapping[str, Any]) -> int:
 
 _ARRAYS = ("model", "optimizer", "carry")
 _CHECKSUM = "checksum"
+FORMAT = 1
+"""Number of the format of a checkpoint, in its notes with its step and the id of its run."""
+_warned: set[str] = set()
+
+
+def check_identity(path: Path, step: int, run_id: str, notes: Mapping[str, Any]) -> None:
+    """Raises `StrayCheckpointError` unless the notes are those of this step of this run.
+
+    A checkpoint of an earlier version does not say what it is, which is a warning. An empty `run_id` accepts all runs.
+    Raises `UserError` for a format of a newer version.
+    """
+    if "format" not in notes:
+        if is_main_process() and not _warned:
+            sys.stderr.write(f"trm: {path} was saved by an earlier version, without its step and the id of its run\n")
+            _warned.add(str(path))
+        return
+    if notes["format"] > FORMAT:
+        raise UserError(
+            f"the checkpoint {path} has format {notes['format']}, and this version reads up to {FORMAT}; use a newer "
+            "version of trm"
+        )
+    if notes["step"] != step:
+        raise StrayCheckpointError(
+            f"the checkpoint {path} was saved at step {notes['step']} (rename it to {notes['step']} to use it)"
+        )
+    if run_id and notes["run"] and notes["run"] != run_id:
+        raise StrayCheckpointError(
+            f"the checkpoint {path} is of another run ({notes['run']}, and config.json says {run_id}; --init-from "
+            "takes weights of another run; if it belongs here, write its id there)"
+        )
 
 
 class Checkpoints:
@@ -237,7 +271,8 @@ class Checkpoints:
 
     def __init__(self, folder: RunFolder, retention: Retention | None = None, *, writes: bool = True):
         self.folder = folder.checkpoints
-        self._run, self._retention, self.best = folder.path, retention or Retention(), None
+        self._run, self._run_id = folder.path, folder.run_id
+        self._retention, self.best = retention or Retention(), None
         self._saving: int | None = None
         """The step that is being saved."""
         self._started_wrong: Exception | None = None
@@ -279,7 +314,8 @@ class Checkpoints:
         if value is not None and (self.best is None or value > self.best.value):
             self.best = Best(step, value)
         items = {name: stored(arrays) for name, arrays in items_of(state, carry).items()}
-        notes = dict(notes) | {"checksums": {name: checksums(arrays) for name, arrays in items.items()}}
+        notes = dict(notes) | {"format": FORMAT, "step": step, "run": self._run_id}
+        notes["checksums"] = {name: checksums(arrays) for name, arrays in items.items()}
         if self.best is not None:
             notes["best"] = dataclasses.asdict(self.best)
         notes[_CHECKSUM] = checksum_of_json(notes)
@@ -367,7 +403,7 @@ class Checkpoints:
             self._put_aside([newer for newer in steps if newer > step])
             return resumed
         if reasons:
-            raise DamagedCheckpointError(f"{reasons[0]}, and so are the older ones; start another --run-dir")
+            raise DamagedCheckpointError(f"{reasons[0]}, and no older one is intact; start another --run-dir")
         return None
 
     def _tried(self, step: int, state: TrainState, sharding: Any, reasons: list[str]) -> tuple[Resumed | None, str]:
@@ -419,6 +455,8 @@ class Checkpoints:
                 place = sharding if item == "carry" else None
                 names = notes["checksums"].get(item, {})
                 like[item] = {name: placeholder(metadata[item][name], place) for name in names}
+        except UserError:
+            raise
         except Exception as error:  # whatever Orbax and JSON raise for files that are not theirs
             raise unreadable(self.folder / str(step), error) from error
         for item, arrays in expected.items():
@@ -442,10 +480,14 @@ class Checkpoints:
         return arrays
 
     def notes(self, step: int) -> dict[str, Any]:
-        """Returns the notes of a checkpoint. Raises whatever Orbax and JSON raise for damaged files."""
+        """Returns the notes of a checkpoint. Raises whatever Orbax and JSON raise for damaged files.
+
+        Raises the errors of `check_identity`.
+        """
         notes = self._manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
         if notes.pop(_CHECKSUM, None) != checksum_of_json(notes):
             raise ValueError("its notes are not what was saved")
+        check_identity(self.folder / str(step), step, self._run_id, notes)
         return notes
 
     def _put_aside(self, steps: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ from train_jax.core.reduction import Reduction
 from train_jax.errors import UserError, check_fields
 from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
+from train_jax.run.folder import RUN_ID
 from train_jax.runtime.backend import Platform, cores
 from train_jax.task import TaskConfig, task_class, task_config_class
 
@@ -252,14 +253,15 @@ def with_task(config: RunConfig, task: str) -> RunConfig:
     return dataclasses.replace(config, task=task, task_config=task_config_class(task)())
 
 
-def to_json(config: RunConfig) -> str:
-    return json.dumps(dataclasses.asdict(config), indent=1)
+def to_json(config: RunConfig, run_id: str = "") -> str:
+    return json.dumps(dataclasses.asdict(config) | ({RUN_ID: run_id} if run_id else {}), indent=1)
 
 
 def from_json(text: str) -> RunConfig:
     """Reads a configuration. Raises `UserError` if it was not written by a version of this class."""
     try:
         fields = json.loads(text)
+        fields.pop(RUN_ID, None)
         fields["arch"] = config_class(fields["model"], fields["task"])(**fields["arch"])
         fields["task_config"] = _from_fields(task_config_class(fields["task"]), fields["task_config"])
         fields["optim"] = optim_config.from_fields(fields["optim"])

@@ -21,6 +21,8 @@ PROFILED_STEP = "train"
 """The name, in the trace of a profile, of the span around the dispatch of a step."""
 PROFILED_PROGRAM = "train-step.txt.gz"
 """Name of the compiled train step in the folder of a profile, which maps each operation of the trace to its module."""
+RUN_ID = "run_id"
+"""Key of the run's random id in config.json; it is no field of the configuration."""
 COMPLETE = "commit_success.txt"
 """The last object of a checkpoint in storage."""
 
@@ -43,6 +45,8 @@ class RunFolder:
     """Path of the folder, from `path_of`; it may be `gs://…`."""
     weights_of: str = ""
     """The checkpoint whose results are requested, such as `at-step-20`; empty for the newest one."""
+    run_id: str = ""
+    """The random id of the run, which its checkpoints name; empty if it is not known, or of an earlier version."""
 
     config = _File("config.json")
     changes = _File("changes.jsonl")
@@ -150,4 +154,10 @@ def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
     from train_jax.run.config import from_json
 
     folder = find_run(run_dir)
-    return folder, dataclasses.replace(from_json(folder.config.read_text()), run_dir=str(run_dir))
+    config = from_json(folder.config.read_text())
+    return dataclasses.replace(folder, run_id=read_id(folder)), dataclasses.replace(config, run_dir=str(run_dir))
+
+
+def read_id(folder: RunFolder) -> str:
+    """Returns the id in a valid config.json; empty if there is no file, or it is of an earlier version."""
+    return str(json.loads(folder.config.read_text()).get(RUN_ID, "")) if folder.config.exists() else ""

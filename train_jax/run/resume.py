@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from train_jax.errors import UserError
 from train_jax.run import lease
 from train_jax.run.config import RunConfig, from_json, to_json
 from train_jax.run.files import append_text, write_text
-from train_jax.run.folder import RunFolder, complete_steps
+from train_jax.run.folder import RunFolder, complete_steps, read_id
 from train_jax.run.storage import path_of
 from train_jax.runtime.processes import of_main_process
 
@@ -101,17 +102,22 @@ def _figures_at_end(folder: RunFolder) -> dict[str, Any]:
 def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
     """Returns the run's folder with its config.json; a run that is started again with the same fields continues.
 
-    `writes`: only one of several processes writes. Other values of operational fields are recorded in changes.jsonl.
+    `writes`: only one of several processes writes, and makes the random id of a new run. Other values of operational
+    fields are recorded in changes.jsonl.
     Raises `UserError` if the folder holds a run with other fields, `StorageError` if it cannot be written.
     """
     folder = RunFolder(path_of(config.run_dir))
     changes = changed_fields(folder, config)
-    if writes and (not folder.config.exists() or folder.config.read_text(encoding="utf-8") != to_json(config)):
-        write_text(folder.config, to_json(config))
+    if not writes:
+        return folder
+    run_id = read_id(folder) or secrets.token_hex(8)
+    text = to_json(config, run_id)
+    if not folder.config.exists() or folder.config.read_text(encoding="utf-8") != text:
+        write_text(folder.config, text)
         if changes:
             record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "fields": changes}
             append_text(folder.changes, json.dumps(record) + "\n")
-    return folder
+    return dataclasses.replace(folder, run_id=run_id)
 
 
 def changed_fields(folder: RunFolder, config: RunConfig) -> dict[str, list[Any]]:
