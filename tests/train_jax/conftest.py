@@ -105,9 +105,9 @@ def place(request, tmp_path):
 
 @pytest.fixture
 def data_at(place, tmp_path, data_dir):
-    """The data set of `data_dir` in `place`, without a recipe: it states the hash, which then is not computed."""
+    """The data set of `data_dir` in `place`; in storage without the recipe, which refuses a copy of changed data."""
     copy = shutil.copytree(data_dir, tmp_path / "data")
-    (copy / "recipe.json").unlink()
     if place != tmp_path:
+        (copy / "recipe.json").unlink()
         upload_folder(copy, place / "data", last=[])
     return place / "data"

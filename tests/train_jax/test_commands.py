@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from train_jax.__main__ import main
@@ -43,6 +44,21 @@ def test_a_run_that_is_not_whole_is_one_line(capsys, tmp_path, data_dir):
     assert main(["evaluate", str(folder.path)]) == 2
     without_checkpoint, broken = capsys.readouterr().err.splitlines()
     assert "has no checkpoint yet" in without_checkpoint and "config.json cannot be read" in broken
+
+
+def test_data_that_changed_in_place_is_evaluated_only_on_request(capsys, finished_run, data_dir, tmp_path):
+    """Its recipe still states the hash of what was built."""
+    run = RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
+    data = shutil.copytree(data_dir, tmp_path / "data")
+    run.config.write_text(json.dumps(json.loads(run.config.read_text()) | {"data_dir": str(data)}))
+    assert main(["evaluate", str(run.path)]) == 0
+    path = data / "test" / "all__inputs.npy"
+    np.save(path, np.load(path)[:, ::-1])
+    capsys.readouterr()
+    assert main(["evaluate", str(run.path)]) == 2
+    expected = f"{data} holds other data than the run was trained on up to step 60; give --data-dir the same data set,"
+    assert expected in capsys.readouterr().err
+    assert main(["evaluate", str(run.path), "--data-dir", str(data)]) == 0
 
 
 def test_exported_weights_are_checked_and_evaluated_and_early_halting_has_a_file(capsys, finished_run, tmp_path):

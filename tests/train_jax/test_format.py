@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from support.puzzle_sets import record_of
 from support.small_set import METADATA, RECIPE, arrays, rewrite_json, splits
 
 from train_jax.errors import UserError
+from train_jax.run.content import remembered
 from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
 from train_jax.tasks.new_dataset import is_built
 from train_jax.tasks.puzzles.building import LAYOUT, write_dataset
@@ -124,6 +126,54 @@ def test_a_fingerprint_sees_every_array_and_the_metadata_and_is_computed_where_n
     for content in (None, [], {"train": 3}, {"train": "x" * 32}, {"train": "ab"}, {"test": "0" * 32}):
         rewrite_json(data_set / "recipe.json", content=content)
         assert load_split(data_set, "train").fingerprint == puzzles.fingerprint
+
+
+def change(path: Path) -> None:
+    """Writes other content of the same size into an array file."""
+    array = np.load(path)
+    np.save(path, np.roll(array, 1, axis=0))
+
+
+def test_a_fingerprint_is_that_of_the_files_whatever_the_recipe_states(data_set):
+    before = load_split(data_set, "test").fingerprint
+    change(data_set / "test" / "all__inputs.npy")
+    after = load_split(data_set, "test")
+    assert after.fingerprint != before == after.stated_fingerprint
+
+
+def test_the_hash_of_large_files_is_computed_again_only_where_they_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRM_CACHE_DIR", str(tmp_path / "cache"))
+    folder, computed = tmp_path / "set", []
+    folder.mkdir()
+    files = [folder / "one", folder / "two"]
+
+    def hashed(where: Path = folder) -> str:
+        def compute() -> str:
+            computed.append(where)
+            return "".join((where / path.name).read_text() for path in files)
+
+        return remembered([where / path.name for path in files], "test", compute)
+
+    def times(result: str, count: int, where: Path = folder) -> bool:
+        computed.clear()
+        return [hashed(where), hashed(where), len(computed)] == [result, result, count]
+
+    for path in files:
+        path.write_text(path.name)
+    assert times("onetwo", 2), "small files are read"
+    monkeypatch.setattr("train_jax.run.content.LEAST_BYTES", 1)
+    assert times("onetwo", 1) and times("onetwo", 0)
+    stat = files[1].stat()
+    files[1].write_text("owt")
+    os.utime(files[1], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert times("oneowt", 1), "the size and the time of the change are as before"
+    folder.rename(tmp_path / "moved")
+    assert times("oneowt", 0, tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", folder)
+    assert times("oneowt", 1)
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").touch()
+    assert times("oneowt", 2), "without a cache"
 
 
 def test_the_same_recipe_is_left_alone_and_another_is_refused(data_set):

@@ -35,6 +35,7 @@ from train_jax.optim.chain import dense_optimizer
 from train_jax.run.model import build_module
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
+from train_jax.run.resume import check_data
 from train_jax.runtime.devices import Devices
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
@@ -130,6 +131,19 @@ def test_rows_have_the_samples_with_their_positions_and_targets(tmp_path):
         np.testing.assert_array_equal(array, np.concatenate([half[name] for half in halves]))
     everything = steps.batch(0, (0, 1), target_only=False)
     assert (everything["targets"] == IGNORED_TARGET).sum() == (batch["samples"] < 0).sum()
+
+
+def test_data_that_changed_in_place_are_other_data_and_a_run_of_an_earlier_version_continues(tmp_path):
+    """Its fingerprint was a hash of some tokens and of the first epoch, which is where it still begins."""
+    write_set(tmp_path / "test", 4)
+    config = dataclasses.replace(preset("hrm-text-tiny"), data_dir=str(write_set(tmp_path, 60)))
+    before = InstructionTask(config).fingerprint
+    second = tmp_path / "epoch_1" / "inst_start.npy"
+    np.save(second, np.load(second)[::-1])
+    after = InstructionTask(config).fingerprint
+    check_data(config, after[:32], before, 8)
+    with pytest.raises(UserError, match="holds other data than the run was trained on up to step 8"):
+        check_data(config, before, after, 8)
 
 
 def test_every_held_out_sample_is_evaluated_once(tmp_path):

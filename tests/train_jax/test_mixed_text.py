@@ -112,7 +112,12 @@ def test_documents_and_weights_come_back(text, tmp_path):
     tokenizer = Tokenizer.load(text / "plain")
     expected = conversations(tokenizer, 0)[:30]
     small, data = write(tmp_path / "small", tokenizer, shard_tokens=50), TextSet(text / "weighted")
-    assert small.fingerprint == data.fingerprint and len(small.splits["train"].shards) > 3
+    tokens = np.load(shard := tmp_path / "small" / "train" / shard_name(1))
+    before = small.fingerprint
+    np.save(shard, tokens[::-1])
+    assert TextSet(tmp_path / "small").fingerprint != before and TextSet(tmp_path / "small").changed
+    np.save(shard, tokens)
+    assert small.fingerprint == data.fingerprint and not small.changed and len(small.splits["train"].shards) > 3
     for each in (data, small):
         stream = each.stream("train")
         for values, column in ((stream, 0), (stream.weights, 1)):

@@ -101,6 +101,8 @@ class Restored:
     state: TrainState
     step: int
     """The step of the checkpoint, the newest one of several."""
+    data: str = ""
+    """The fingerprint of the data that the run was trained on; empty if the checkpoint does not have it."""
     weights_file: str = ""
     """The file that `with_weights` got; empty for the weights of the checkpoint."""
 
@@ -181,10 +183,11 @@ def restore(
             read = partial(checkpoints.restore_model, params=params, buffers=objective.buffers, averaged=averaged)
             weights, buffers = mean_weights(map(read, steps), {table.weights for table in objective.tables})
             state = TrainState(jnp.int32(steps[-1]), weights, weights, (), buffers, new_guard(scales_loss=False))
+        data = str(checkpoints.notes(steps[-1]).get("data", ""))
     _refuse_non_finite(f"{run_dir} at step {steps[-1]}", state.eval_params, state.buffers)
     if str(step) != NEWEST or average or average_last:
         folder = dataclasses.replace(folder, weights_of=results_of(steps))
-    return Restored(folder, config, task, objective, state, steps[-1])
+    return Restored(folder, config, task, objective, state, steps[-1], data)
 
 
 def results_folder(run_dir: str, step: str) -> RunFolder:

@@ -71,12 +71,17 @@ def decide_start(config: RunConfig, total_steps: int, fingerprint: str) -> Start
     return Start(**of_main_process(read))
 
 
-def check_data(config: RunConfig, trained_on: str, given: str, step: int) -> None:
-    """Raises `UserError` if a run continues with other data; both are fingerprints of a task."""
-    if trained_on != given:
+def check_data(
+    config: RunConfig, trained_on: str, given: str, step: int, remedy: str = "or use another --run-dir"
+) -> None:
+    """Raises `UserError` if a run meets other data than it was trained on; both are fingerprints of a task.
+
+    Where a task has added to its fingerprint, that of an earlier version is its beginning.
+    """
+    if not given.startswith(trained_on):
         raise UserError(
             f"{config.data_dir} holds other data than the run was trained on up to step {step}; give --data-dir the "
-            "same data set, or use another --run-dir"
+            f"same data set, {remedy}"
         )
 
 

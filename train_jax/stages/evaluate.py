@@ -7,8 +7,9 @@ from train_jax.command_line import HelpPage
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
 from train_jax.run.restore import NEWEST, restore
+from train_jax.run.resume import check_data
 from train_jax.runtime.devices import Devices
-from train_jax.runtime.processes import join_processes
+from train_jax.runtime.processes import all_or_none, join_processes
 from train_jax.task import commands_of
 from train_jax.tasks.commands import Console
 from train_jax.tasks.language.evaluate import LanguageEvaluateOptions
@@ -33,4 +34,8 @@ def main(config: Evaluate) -> None:
     with join_processes(config.platform):
         devices = Devices()
         run = restore(config.run_dir, step=config.step)
+        if config.data_dir is None:
+            with all_or_none():
+                given = getattr(run.task, "fingerprint", run.data)  # a user's task may have none without a batch
+                check_data(run.config, run.data, given, run.step, "or the one to evaluate on")
         commands_of(run.config.task).evaluate(config, run, devices, Console(print, progress))

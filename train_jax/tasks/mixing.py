@@ -6,6 +6,9 @@ import numpy as np
 
 from train_jax.errors import UserError
 
+CHANGED = ", changed since it was built"
+"""Added to the description of data whose hash is not the one in its `recipe.json`."""
+
 
 def data_dirs(data_dir: str) -> list[str]:
     """Splits the `data_dir` of a run at its commas."""

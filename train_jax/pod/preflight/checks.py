@@ -35,7 +35,7 @@ CHECKS = (
     Check("code", hosts.check_code),
     Check("versions", hosts.check_versions),
     Check("configuration", hosts.check_configuration),
-    Check("data", hosts.check_data, may_last=True),  # reads all of a large data set if nothing states its hash
+    Check("data", hosts.check_data, may_last=True),  # reads all of a large data set the first time
     Check("clock", hosts.check_clock),
     Check("run folder", hosts.check_folder),
     Check("device held by", hosts.check_holders),

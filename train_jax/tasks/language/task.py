@@ -40,7 +40,7 @@ from train_jax.tasks.language.batches import (
     tokens_per_step,
 )
 from train_jax.tasks.language.text_set import TextSet, TokenStream, open_beside
-from train_jax.tasks.mixing import names_and_weights
+from train_jax.tasks.mixing import CHANGED, names_and_weights
 
 if TYPE_CHECKING:
     from train_jax.run.restore import Restored
@@ -149,6 +149,7 @@ class LanguageTask(Task):
         several = f" in {len(train)} data sets" if len(train) > 1 else ""
         text = f"{tokens:,} tokens of {documents:,} documents{several}, {test.documents:,} documents held out"
         cut = self.rows.cut_documents if self._task_config.packing == "bestfit-pad" else 0
+        text += CHANGED * any(source.changed for source in self.sources)
         return text + (f", {cut:,} longer documents cut to {self.config.arch.seq_len + 1:,} tokens" if cut else "")
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:

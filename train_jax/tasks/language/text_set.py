@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from train_jax.errors import UserError, brief
 from train_jax.run.cache import local_folder
+from train_jax.run.content import remembered
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, map_array, read_whole
 from train_jax.tasks.language.tokenizer import JSON_NAME, RANKS_NAME, Tokenizer
@@ -71,6 +73,10 @@ class SplitRecord:
     sha256: str
     weights_sha256: str | None = None
     """The hash of the stream of weights; None if there are no weights, and every token is a target."""
+
+
+def _stated(record: SplitRecord) -> tuple[str, str | None]:
+    return record.sha256, record.weights_sha256
 
 
 def _split_record(values: Any) -> SplitRecord:
@@ -124,6 +130,13 @@ class TokenStream:
             raise UserError(f"{self._folder} contains {what}, expected less than {self._vocab_size}")
         return tokens
 
+    @property
+    def hashes(self) -> tuple[str, str | None]:
+        """The SHA-256 of the tokens and of the weights, as stored; None without weights."""
+        files = [self._folder / shard_name(number, self._kind) for number in range(len(self._shards))]
+        own = remembered(files, "stream", lambda: stream_hash(self))
+        return own, None if self.weights is None else self.weights.hashes[0]
+
     def chunks(self) -> Iterator[np.ndarray]:
         """Yields the stored arrays in parts."""
         for shard in self._shards:
@@ -165,11 +178,21 @@ class TextSet:
         self.vocab_size: int = record["vocab_size"]
         self.splits: dict[str, SplitRecord] = record["content"]
 
+    @cached_property
+    def hashes(self) -> dict[str, tuple[str, str | None]]:
+        """The hashes of the tokens and of the weights of each split, as the files have them."""
+        return {split: self.stream(split).hashes for split in SPLITS}
+
+    @property
+    def changed(self) -> bool:
+        """True if the files are not those that were built, by the hashes in `recipe.json`."""
+        return any(self.hashes[split] != _stated(record) for split, record in self.splits.items())
+
     @property
     def fingerprint(self) -> str:
         """Hash of the tokens of both splits, of their weights and of the tokenizer."""
-        parts = [*(self.splits[split].sha256 for split in SPLITS), str(self.record.get("tokenizer_sha256"))]
-        parts += [each for split in SPLITS if (each := self.splits[split].weights_sha256)]
+        tokens, weights = zip(*(self.hashes[split] for split in SPLITS), strict=True)
+        parts = [*tokens, str(self.record.get("tokenizer_sha256")), *(each for each in weights if each)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
     @property
@@ -234,7 +257,5 @@ def _check_hashes(copy: Path) -> None:
         return
     for split in SPLITS:
         each = record["content"][split]
-        stream = _stream(copy, split, each, record["vocab_size"])
-        weights = None if stream.weights is None else stream_hash(stream.weights)
-        if (stream_hash(stream), weights) != (each.sha256, each.weights_sha256):
+        if _stream(copy, split, each, record["vocab_size"]).hashes != _stated(each):
             raise UserError(f"the {split} split is not what recipe.json says (SHA-256); {REBUILD} and --overwrite")

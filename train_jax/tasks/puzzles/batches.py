@@ -250,6 +250,12 @@ class Mixture:
         content = json.dumps([*(part.fingerprint for part in self.parts), *self.first_identifiers, *self.weights])
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
+    @property
+    def changed(self) -> bool:
+        """True if the files of a part are not those that were built, by the hash in its `recipe.json`."""
+        stated = [part for part in self.parts if part.stated_fingerprint]
+        return any(part.fingerprint != part.stated_fingerprint for part in stated)
+
     def part(self, number: int) -> "Mixture":
         """Returns one part, with the identifiers and the sequence length of the mixture."""
         return replace(

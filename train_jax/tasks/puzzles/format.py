@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from train_jax.errors import UserError
+from train_jax.run.content import remembered
 from train_jax.run.untrusted import DamagedError, map_array
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.kinds import kind_of
@@ -23,6 +24,7 @@ from train_jax.tasks.puzzles.metadata import (
     REBUILD,
     Metadata,
     array_path,
+    arrays_on_disk,
     check,
     dataset_folder,
     read_metadata,
@@ -51,8 +53,10 @@ class PuzzleSet:
     puzzle_identifiers: Integer[np.ndarray, "puzzles"]
     puzzle_indices: Integer[np.ndarray, "puzzles+1"]
     group_indices: Integer[np.ndarray, "groups+1"]
+    folder: Path | None = dataclasses.field(default=None, init=False)
+    """The folder of the files. It is no argument, so `dataclasses.replace` of the arrays removes it."""
     stated_fingerprint: str = dataclasses.field(default="", init=False)
-    """The fingerprint in `recipe.json`. It is no argument, so `dataclasses.replace` of the arrays removes it."""
+    """The fingerprint in `recipe.json`, of what was built."""
 
     @property
     def kind(self) -> Kind | None:
@@ -63,11 +67,15 @@ class PuzzleSet:
     def fingerprint(self) -> str:
         """Hash of metadata and arrays, equal for equal splits in all processes and runs.
 
-        It is read from `recipe.json`; without this file it is computed, at about 1 GB/s. `trm build-data inspect`
-        checks whether the arrays still have the stored hash.
+        It is that of the files, whatever `recipe.json` states, computed at about 1 GB/s where it is not remembered.
         """
-        arrays = {name: getattr(self, name) for name in FIELDS}
-        return self.stated_fingerprint or split_fingerprint(self.metadata, arrays)
+        folder = self.folder
+        if folder is None:
+            return split_fingerprint(self.metadata, {name: getattr(self, name) for name in FIELDS})
+        files = [folder / "dataset.json", *(array_path(folder, self.metadata, field) for field in FIELDS)]
+        return remembered(
+            files, "puzzles", lambda: split_fingerprint(self.metadata, arrays_on_disk(folder, self.metadata))
+        )
 
     @property
     def num_examples(self) -> int:
@@ -113,6 +121,7 @@ def load_split(directory: str | Path, split: str) -> PuzzleSet:
         ignored = arrays["labels"].dtype.type(metadata.ignore_label_id or 0)
         arrays["labels"] = np.broadcast_to(ignored, arrays["labels"].shape)
     puzzles = PuzzleSet(metadata, **arrays)
+    object.__setattr__(puzzles, "folder", folder)
     object.__setattr__(puzzles, "stated_fingerprint", stated_fingerprint(record, split))
     return puzzles
 

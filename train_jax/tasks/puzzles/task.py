@@ -22,7 +22,7 @@ from train_jax.run.config import RunConfig
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
 from train_jax.task import OneVariant, Task, TaskConfig, VariantSchedule
-from train_jax.tasks.mixing import data_dirs
+from train_jax.tasks.mixing import CHANGED, data_dirs
 from train_jax.tasks.puzzles.batches import Mixture, check_augmentable, load_mixture
 from train_jax.tasks.puzzles.evaluation import Evaluator
 from train_jax.tasks.puzzles.kind import Kind
@@ -98,7 +98,7 @@ class PuzzleTask(Task):
     def facts(self) -> dict[str, Any]:
         return dataclasses.asdict(self.metadata) | {"sets": list(self.metadata.sets)}  # JSON has no tuples
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return self.train_set.fingerprint + self.test_set.fingerprint
 
@@ -110,7 +110,7 @@ class PuzzleTask(Task):
     def description(self) -> str:
         return (
             f"{self.train_set.num_groups:,} puzzles ({self.train_set.num_examples:,} examples), "
-            f"{self.test_set.num_examples:,} held out"
+            f"{self.test_set.num_examples:,} held out" + CHANGED * (self.train_set.changed or self.test_set.changed)
         )
 
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:

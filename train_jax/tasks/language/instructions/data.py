@@ -15,17 +15,21 @@ every host computes the same ones; they are those of the published sampler, whos
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import json
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from models_torch.gpt import IGNORED_TARGET
 from models_torch.layers import round_up
 from train_jax.errors import UserError
+from train_jax.run.content import remembered
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, map_array, read_whole
 
@@ -75,6 +79,15 @@ class InstructionSet:
         if not self.epochs or self.tokens.ndim != 1:
             raise UserError(f"{directory} has {self.epochs} epochs, expected at least one; build the data set again")
 
+    @cached_property
+    def content(self) -> str:
+        """Hash of all files."""
+        folder = path_of(self.directory)
+        epochs = [folder / f"epoch_{number}" for number in range(self.epochs)]
+        places = [epoch / f"{place}.npy" for epoch in epochs for place in PLACES]
+        files = [folder / "metadata.json", folder / "tokens.npy", *places]
+        return remembered(files, "files", lambda: _hash_of(files))
+
     def epoch(self, number: int) -> Samples:
         """Returns the samples of an epoch; the first epoch follows the last one. The latest one stays in memory."""
         number, last = number % self.epochs, self._last
@@ -106,6 +119,14 @@ class InstructionSet:
         if array.dtype.kind not in "iu":
             raise UserError(f"{path} has type {array.dtype}, expected integers; build the data set again")
         return array
+
+
+def _hash_of(files: Sequence[Path]) -> str:
+    content = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            content.update(hashlib.file_digest(file, "sha256").digest())
+    return content.hexdigest()[:32]
 
 
 def fits(lengths: np.ndarray, rows: int, capacity: int) -> bool:

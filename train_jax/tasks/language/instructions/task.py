@@ -104,15 +104,18 @@ class InstructionTask(Task):
     def steps(self) -> PackedSteps:
         return PackedSteps(self.data, self.config.global_batch_size, self.config.arch.seq_len)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """Returns a hash of counts, first and last tokens and the first epoch's order: the data may be large."""
+        """Returns the fingerprint of earlier versions and, after it, the hash of all files.
+
+        The first one is a hash of counts, first and last tokens and the first epoch's order. `check_data` accepts it.
+        """
         content = hashlib.sha256()
         for data in (self.data, self.held_out):
             content.update(json.dumps(data.metadata, sort_keys=True).encode())
             for array in (data.tokens[:_HASHED], data.tokens[-_HASHED:], data.epoch(0).inst_start):
                 content.update(np.ascontiguousarray(array).tobytes())
-        return content.hexdigest()[:32]
+        return content.hexdigest()[:32] + self.data.content + self.held_out.content
 
     @property
     def examples_per_epoch(self) -> float:
