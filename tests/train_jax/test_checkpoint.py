@@ -1,6 +1,7 @@
 """Checkpoints: when a run saves, what each reader loads, which are kept, and that no damaged one is ever used; full
 disks."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -10,6 +11,7 @@ import random
 import re
 import resource
 import shutil
+import sys
 import time
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
@@ -356,6 +358,23 @@ def test_a_failed_save_is_reported_and_two_stop_the_run_with_the_last_good_one(t
     with closing(Checkpoints(RunFolder(tmp_path), writes=False)) as again:
         resumed = again.restore_newest(too_large(0)[0])
     np.testing.assert_array_equal(resumed.state.params["w"], too_large(3)[0].params["w"])
+
+
+def test_the_writes_that_a_failed_save_abandons_print_nothing(tmp_path, monkeypatch):
+    """The first one that fails ends the event loop of the others, which Python reports without a traceback of ours."""
+    state, carry = too_large(1)
+    state = state._replace(buffers={str(number): state.params["w"] + number for number in range(24)})
+    shown = MagicMock()
+    monkeypatch.setattr(sys, "unraisablehook", shown)
+    checkpoints = Checkpoints(RunFolder(tmp_path))
+    with full_disk():
+        checkpoints.save(1, state, carry, {})
+        while checkpoints._manager.is_saving_in_progress():
+            time.sleep(0.01)
+        time.sleep(0.3)  # of the next steps, before the run notices
+    with contextlib.suppress(StorageError):
+        checkpoints.close()
+    assert not shown.called, shown.call_args
 
 
 def test_a_line_or_a_file_that_does_not_fit(tmp_path, monkeypatch, capsys):

@@ -285,7 +285,9 @@ class Checkpoints:
             enable_async_checkpointing=True, preservation_policy=self if writes else None,
         )  # fmt: skip
         keep_orbax_off_devices()
-        if writes:  # `save` gets copies; Orbax would copy them once more while the loop waits
+        if writes:
+            silence_abandoned_writes()
+            # `save` gets copies; Orbax would copy them once more while the loop waits
             unguarded = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
             ocp.type_handlers.register_type_handler(np.ndarray, unguarded, override=True)
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in _ARRAYS}
@@ -348,7 +350,6 @@ class Checkpoints:
             problem = error
         if not any_process(problem is not None):
             return ""
-        silence_abandoned_writes()
         with contextlib.suppress(Exception):  # it raises the same error again
             self._manager.close()
         complete = step in complete_steps(self.folder)

@@ -116,13 +116,19 @@ def silence_raised_errors() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def silence_abandoned_writes() -> None:
-    """Silences the tracebacks of writes that Orbax abandons after one of them has failed."""
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    before = sys.unraisablehook
+class _WithoutAbandonedWrites:
+    """A hook for exceptions that nothing can catch, without those of writes that Orbax abandons."""
 
-    def hook(unraisable: Any) -> None:
+    def __init__(self, before: Callable[[Any], object]):
+        self._before = before
+
+    def __call__(self, unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
+            self._before(unraisable)
 
-    sys.unraisablehook = hook
+
+def silence_abandoned_writes() -> None:
+    """Silences the tracebacks of writes that Orbax abandons after one of them has failed, whenever they come."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    if not isinstance(sys.unraisablehook, _WithoutAbandonedWrites):
+        sys.unraisablehook = _WithoutAbandonedWrites(sys.unraisablehook)
