@@ -196,6 +196,7 @@ class Saving(Hook):
     def start(self, session: Session) -> None:
         """Starts to save in the background. Collective."""
         training = self._training
+        session.tracker.sync()  # a checkpoint has the metrics of all steps before it
         notes = {"train_seconds": session.clock.train_seconds, "data": training.task.fingerprint}
         value, problem = None, None
         try:

@@ -162,6 +162,7 @@ class _Run:
         figures |= {"summary": evaluation.summary} if evaluation is not None else {}
         if is_main_process():
             check_writer(folder.path)
+            session.tracker.sync()
             upload_working_files(folder.path)
             write_text(folder.finished, json.dumps(figures | {"data": self._training.task.fingerprint}, indent=1))
             self._events.progress()

@@ -10,6 +10,7 @@ With several processes each one writes its part of one checkpoint, which is the 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -29,11 +30,11 @@ import orbax.checkpoint as ocp
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import StorageError, UserError
 from train_jax.run.cache import upload_working_files
-from train_jax.run.files import check_readable, move_folder, remove_until_gone
+from train_jax.run.files import check_readable, make_folder, move_folder, remove_until_gone, sync, sync_tree
 from train_jax.run.folder import COMPLETE, RunFolder, complete_steps
 from train_jax.run.lease import check_writer
 from train_jax.run.requests import is_outage, reason, silence_abandoned_writes, silence_raised_errors
-from train_jax.run.storage import absolute
+from train_jax.run.storage import absolute, is_remote
 from train_jax.runtime.coordination import keep_orbax_off_devices
 from train_jax.runtime.processes import (
     all_or_none,
@@ -260,6 +261,19 @@ def check_identity(path: Path, step: int, run_id: str, notes: Mapping[str, Any])
         )
 
 
+class _SyncedPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """A folder on a disk that gets its name when its content survives a loss of power.
+
+    TensorStore syncs the arrays that it writes; Orbax does not sync its own files, folders and names. What it writes
+    after this, a mark and the time of the commit, no reader needs.
+    """
+
+    async def finalize(self) -> None:
+        await asyncio.to_thread(sync_tree, Path(self.get()))
+        await super().finalize()
+        await asyncio.to_thread(sync, Path(self.get_final()).parent)
+
+
 class Checkpoints:
     """The checkpoints of one run. A checkpoint is written completely or not at all.
 
@@ -283,6 +297,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             create=writes, save_root_metadata=writes, cleanup_tmp_directories=writes,
             enable_async_checkpointing=True, preservation_policy=self if writes else None,
+            temporary_path_class=None if is_remote(self.folder) else _SyncedPath,
         )  # fmt: skip
         keep_orbax_off_devices()
         if writes:
@@ -292,6 +307,8 @@ class Checkpoints:
             ocp.type_handlers.register_type_handler(np.ndarray, unguarded, override=True)
         handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in _ARRAYS}
         handlers["notes"] = ocp.JsonCheckpointHandler()
+        if writes and not is_remote(self.folder):
+            make_folder(self.folder)
         return ocp.CheckpointManager(absolute(self.folder), options=options, item_handlers=handlers)
 
     # ---- writing

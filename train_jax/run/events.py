@@ -87,7 +87,7 @@ class Events:
             try:
                 check_writer(self._folder.path)
                 upload_working_file(self._folder.events)  # the heartbeat counts from the last event
-                write_text(self._folder.heartbeat, beat)
+                write_text(self._folder.heartbeat, beat, durable=False)
             except LostFolderError as error:
                 self._lost = error
                 return

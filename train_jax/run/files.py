@@ -1,8 +1,12 @@
-"""Writes whole files and folders on disks and in storage: completely, or not at all."""
+"""Writes whole files and folders on disks and in storage: completely, or not at all.
+
+What a function here has written survives a loss of power: first the content of a file is synced, then its name.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -15,19 +19,21 @@ from typing import cast
 from train_jax.errors import StorageError, UserError
 from train_jax.run.storage import RemotePath, crc32c_of, path_of
 
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file atomically."""
-    write_bytes(path, text.encode())
+_NOT_SYNCED = {errno.EACCES, errno.EINVAL, errno.ENOTSUP}
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Writes a file atomically; one that is not `durable` may be lost or empty after a loss of power."""
+    write_bytes(path, text.encode(), durable=durable)
+
+
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Writes a file atomically. Raises `StorageError` if the disk is full or cannot be written."""
     path = path_of(path)
     if isinstance(path, RemotePath):
         path.write_bytes(content)
         return
-    with whole_file(path) as scratch:
+    with whole_file(path, durable=durable) as scratch:
         scratch.write_bytes(content)
 
 
@@ -37,7 +43,7 @@ def append_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yields a local file to write; it becomes `path` if the block succeeds, and is removed if not.
 
     Raises `StorageError` if the disk is full or cannot be written.
@@ -49,12 +55,16 @@ def whole_file(path: Path) -> Iterator[Path]:
                 yield (scratch := Path(folder) / path.name)
                 path.upload(scratch)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         # Two processes may write the same file; the last one to finish wins.
         scratch = path.with_name(f".partial.{secrets.token_hex(4)}.{path.name}")
         try:
             yield scratch
+            if durable:
+                sync(scratch)
             os.replace(scratch, path)
+            if durable:
+                sync(path.parent)
         finally:
             scratch.unlink(missing_ok=True)
     except OSError as error:
@@ -78,6 +88,41 @@ def local_copy(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="trm-") as folder:
         path.download(Path(folder) / path.name)
         yield Path(folder) / path.name
+
+
+# ---- loss of power
+
+
+def sync(path: Path) -> None:
+    """Returns when the content of a local file, or the names in a folder, survive a loss of power.
+
+    Does nothing for a folder that can be written but not read, and on a file system that syncs no folders.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCED:
+            raise
+
+
+def sync_tree(folder: Path) -> None:
+    """Syncs everything in a local folder, and then the folder."""
+    for path, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(Path(path, name))
+        sync(Path(path))
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a local folder and those above it, whose names survive a loss of power; it may exist."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync(path.parent)
 
 
 # ---- folders

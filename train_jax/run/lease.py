@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from train_jax.errors import StorageError, UserError
-from train_jax.run.files import cannot_be_written
+from train_jax.run.files import cannot_be_written, make_folder
 from train_jax.run.storage import is_remote, read_generation, write_generation
 
 LEASE_SECONDS, RENEW_SECONDS = 30.0, 8.0
@@ -75,7 +75,7 @@ def _refused(folder: Path, owner: str) -> HeldError:
 def _locked(folder: Path) -> Iterator[_Lock]:
     """Holds the lock during the block; the operating system releases it however the process ends."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         file = (folder / "lock").open("a+")
     except OSError as error:
         raise cannot_be_written(folder, error) from None

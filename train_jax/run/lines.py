@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train_jax.run.files import cannot_be_written
+from train_jax.run.files import cannot_be_written, sync
 
 
 class LineFile:
@@ -21,7 +21,7 @@ class LineFile:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise cannot_be_written(path, error) from None
-        self._torn = ends_in_a_torn_line(path)
+        self._path, self._torn = path, ends_in_a_torn_line(path)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record. Raises `OSError` if the line cannot be written; the next line is intact all the same."""
@@ -30,6 +30,14 @@ class LineFile:
         self._torn = self._file.write(content) < len(content)
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))
+
+    def sync(self) -> None:
+        """Returns when all lines survive a loss of power. Raises `StorageError` if the disk fails."""
+        try:
+            sync(self._path)
+            sync(self._path.parent)
+        except OSError as error:
+            raise cannot_be_written(self._path, error) from None
 
     def close(self) -> None:
         self._file.close()

@@ -67,6 +67,10 @@ class Tracker:
     def say(self, line: str) -> None:
         print(line, flush=True)
 
+    def sync(self) -> None:
+        """Returns when every record so far survives a loss of power."""
+        self._file.sync()
+
     def close(self) -> None:
         self._file.close()
         upload_working_files(self._folder.path)
@@ -93,6 +97,8 @@ class NullTracker(Tracker):
     def progress(self, step: int, figures: str, *, step_seconds: float, speed: str) -> None: ...
 
     def say(self, line: str) -> None: ...
+
+    def sync(self) -> None: ...
 
     def close(self) -> None: ...
 

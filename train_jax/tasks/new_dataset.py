@@ -12,7 +12,7 @@ from typing import Any
 
 from train_jax.errors import StorageError, UserError, brief, check_options
 from train_jax.run.cache import scratch_folder
-from train_jax.run.files import remove_folder, upload_folder
+from train_jax.run.files import remove_folder, sync, sync_tree, upload_folder
 from train_jax.run.storage import is_remote, path_of
 
 
@@ -107,9 +107,11 @@ def new_dataset(
             return
         try:
             yield building
+            sync_tree(building)
             if directory.exists():
                 os.rename(directory, replaced)
             os.rename(building, directory)
+            sync(directory.parent)
         except OSError as error:
             raise StorageError(
                 f"{directory} could not be written ({error.strerror}); free some space or choose another --output-dir"
