@@ -136,6 +136,10 @@ def _advice(value: Any, rule: FieldRule) -> str:
         return ""
     if rule.base is bool:
         return "" if isinstance(value, bool) else "True or False"
+    if rule.base is str and not isinstance(value, str):
+        return "text"
+    if get_origin(rule.base) is dict and not isinstance(value, dict):
+        return "an object of values by name"
     if isinstance(rule.declared, Choices):
         allowed = rule.declared.allowed
         return "" if _is_one_of(value, allowed) else f"one of {', '.join(str(each) for each in allowed)}"

@@ -5,7 +5,6 @@ Only the stage imports torch and JAX, so that `trm --help` and `trm --version` a
 
 import atexit
 import contextlib
-import errno
 import gc
 import importlib
 import io
@@ -16,9 +15,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from train_jax.errors import LostProcessError, PreemptedError, StorageError, UserError, out_of_memory
-from train_jax.runtime.supervisor import connect_to_supervisor, restarts_option, supervise
-from train_jax.version import version_text
+# Further modules are imported in `main`, where Ctrl-C is one line.
 
 GROUPS = {
     "data": {
@@ -57,8 +54,6 @@ GROUPS = {
 }
 """The stages by group, in the order of `trm --help`."""
 
-FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
 STAGES = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
@@ -74,39 +69,66 @@ def usage() -> str:
     return "\n".join(lines)
 
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     _accept_every_character()
     try:
+        return _main(argv)
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 141
+
+
+def _main(argv: list[str]) -> int:
+    """Runs one command line; an error that has one line is printed. Raises every other error, and a broken pipe."""
+    from train_jax.errors import LostProcessError, PreemptedError
+
+    try:
         status = _run(argv)
         sys.stdout.flush()
-    except UserError as error:
-        print(f"trm: {error}", file=sys.stderr)
-        return error.STATUS
-    except (PreemptedError, LostProcessError) as error:
-        print(f"trm: {error}", file=sys.stderr)
-        _exit_soon(error.STATUS)
-        return error.STATUS
-    except BrokenPipeError:  # the reader closed the pipe, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        print(
-            f"trm: {error.filename or 'a file'} cannot be written ({error.strerror}); free some space", file=sys.stderr
-        )
-        return StorageError.STATUS
+        return status
     except KeyboardInterrupt:
-        print("trm: interrupted", file=sys.stderr)
-        return 130
+        status, line = INTERRUPTED, "interrupted"
+    except (PreemptedError, LostProcessError) as error:
+        status, line = error.STATUS, str(error)
+        _exit_soon(status)
     except Exception as error:
-        if not (line := out_of_memory(error)):
+        status, line = _in_one_line(error)
+        if not line:
             raise
-        print(f"trm: {line}", file=sys.stderr)
-        return 1
+    print(f"trm: {''.join(x if x.isprintable() else '?' for x in line)}", file=sys.stderr)
     return status
+
+
+def _in_one_line(error: Exception) -> tuple[int, str]:
+    """Returns the exit status and the line for an error; no line for one that is not the user's to correct."""
+    from train_jax.errors import UserError, os_error, out_of_memory
+
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        error = os_error(error) or error
+    if isinstance(error, UserError):
+        return error.STATUS, str(error)
+    return 1, out_of_memory(error)
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device in place of a standard stream that is closed, as after `>&-`.
+
+    Otherwise the next file that the process opens would be the one that libraries print to.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (until the process ends)
 
 
 def _accept_every_character() -> None:
@@ -124,26 +146,33 @@ def _exit_soon(status: int) -> None:
 
 
 def _run(argv: list[str]) -> int:
+    from train_jax.errors import UserError
+
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return 0 if argv else 2
     name = argv[0]
     if name in ("-V", "--version"):
+        from train_jax.version import version_text
+
         print(version_text())
         return 0
     if name not in STAGES:
         raise UserError(f"unknown stage {name!r}; use one of {', '.join(STAGES)}")
     arguments = argv[1:]
-    if name == "train":
-        restarts, arguments = restarts_option(arguments)
+    if name in ("train", "sweep"):
+        from train_jax.runtime.supervisor import connect_to_supervisor, restarts_option, supervise
+
+        restarts, arguments = restarts_option(arguments) if name == "train" else (0, arguments)
         if restarts and not {"-h", "--help", "--dry-run"} & set(arguments):
             return supervise(arguments, restarts)
-    if name in ("train", "sweep"):
         connect_to_supervisor()
     with preempted_before_start() if name == "train" else contextlib.nullcontext():
         stage = _stage(name)
         from train_jax.command_line import run_stage  # imports tyro, which `trm --help` does not need
 
+        if signal.getsignal(signal.SIGINT) is _end_interrupted:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there may be something to close
         run_stage(name, stage, arguments)
     return 0
 
@@ -169,6 +198,8 @@ def _stage(name: str) -> Any:
 def preempted_before_start() -> Iterator[None]:
     """Makes SIGTERM end a run that has not begun as it ends a run later; there is nothing to save yet."""
 
+    from train_jax.errors import PreemptedError
+
     def stop(*_: object) -> None:
         raise PreemptedError(0)
 
@@ -190,8 +221,24 @@ def command(argv: list[str] | None = None) -> int:
     """
     statuses: list[int] = []
     atexit.register(_end, statuses)  # the first one registered is the last one called, after those of all libraries
+    _open_closed_streams()
+    handles_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not under `nohup`
+    if handles_interrupts:
+        signal.signal(signal.SIGINT, _end_interrupted)
     statuses.append(main(argv))
+    if handles_interrupts:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(statuses[0]))
     return statuses[0]
+
+
+def _end_interrupted(*_: object) -> None:
+    """Ends the process at once after Ctrl-C, while modules are imported.
+
+    An exception would be lost, or printed, in code of libraries, as after the command.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, b"trm: interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 def _end(statuses: list[int]) -> None:

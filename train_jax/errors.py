@@ -1,5 +1,6 @@
 """The exceptions that are one line and an exit status, never a traceback."""
 
+import errno
 from typing import Any, ClassVar
 
 from models_torch.ranges import check_ranges
@@ -58,6 +59,34 @@ def out_of_memory(error: BaseException) -> str:
         f"a device is out of memory ({reason}); use a smaller batch, --compute.accumulation-steps, --compute.remat or "
         "more devices; `trm preflight` compares what a train step needs with what a device has"
     )
+
+
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+WRONG_PATH = {
+    errno.ENOENT: "give a path that exists",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.EISDIR: "give a file, not a folder",
+    errno.ENOTDIR: "give a path whose folders are not files",
+    errno.EEXIST: "give a path whose folders are not files",
+    errno.ELOOP: "give a path without a circle of links",
+}
+"""Errors of a path that no disk could have, and what to do."""
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def os_error(error: OSError) -> UserError | None:
+    """Returns the error in one line if it concerns a path or a full disk; None for another one, such as of a socket."""
+    path = error.filename2 or error.filename
+    if error.errno in FULL_DISK:
+        return StorageError(f"{_text(path) or 'a file'} cannot be written ({error.strerror}); free some space")
+    if not isinstance(path, str | bytes) or not error.strerror:
+        return None
+    forbidden = "use another path" + ", or change its permissions" * (error.errno in _FORBIDDEN)
+    return UserError(f"{_text(path)}: {error.strerror}; {WRONG_PATH.get(error.errno or 0, forbidden)}")
+
+
+def _text(path: Any) -> str:
+    return path.decode(errors="replace") if isinstance(path, bytes) else str(path or "")
 
 
 def check_fields(config: Any, prefix: str = "") -> None:

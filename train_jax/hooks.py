@@ -268,7 +268,8 @@ class Profiling(Hook):
     def __init__(self, config: RunConfig, folder: RunFolder, first_step: int):
         self._serves = config.profile_server > 0
         if self._serves:
-            _start_profile_server(config.profile_server)
+            _check_port(config.profile_server)
+            jax.profiler.start_server(config.profile_server)  # XProf can connect until JAX drops the server
         self._begin = first_step + config.profile_skip
         self._end = self._begin + config.profile
         self._waits, self._traced_from = config.profile > 0, -1
@@ -319,19 +320,21 @@ class Profiling(Hook):
         session.say([f"profile of steps {self._traced_from} to {session.step} in {self.folder}"])
 
 
-def _start_profile_server(port: int) -> None:
-    """Lets XProf connect, until JAX drops the server. Raises `UserError` for a port that is taken, as JAX does not."""
+def _check_port(port: int) -> None:
+    """Raises `UserError` for a port that is taken, as JAX does not."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that was killed leaves connections behind
         try:
             probe.bind(("", port))
         except OSError as error:
             raise UserError(f"--profile-server {port}: {error.strerror}; give another port") from None
-    jax.profiler.start_server(port)
 
 
 def check_debugging(config: RunConfig) -> None:
-    """Raises `UserError` if `deterministic` needs an XLA flag that is not set, or `debug_nans` conflicts."""
+    """Raises `UserError` if `deterministic` needs an XLA flag that is not set, if `debug_nans` conflicts, or if the
+    port of `profile_server` is taken."""
+    if config.profile_server:
+        _check_port(config.profile_server)
     needs_flag = config.deterministic and jax.default_backend() == "gpu"
     if needs_flag and _DETERMINISTIC_FLAG not in os.environ.get("XLA_FLAGS", ""):
         raise UserError(

@@ -109,7 +109,7 @@ class _Run:
             hook.end(session)
         return self._figures(session)
 
-    def _begin(self, state: TrainState, remarks: list[str]) -> tuple[Session, OnDemand, list[range]]:
+    def _begin(self, state: TrainState, remarks: list[str]) -> tuple[Session, OnDemand, Sequence[range]]:
         """Returns the session at the given state or at the newest checkpoint, its batches and its dispatches."""
         training, config, clock = self._training, self._training.config, self._events.clock
         devices, total_steps = training.devices, training.total_steps

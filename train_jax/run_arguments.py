@@ -12,7 +12,7 @@ from train_jax.command_line import parse
 from train_jax.errors import UserError
 from train_jax.experiments.runs import named_run
 from train_jax.optim.config import ParameterGroup
-from train_jax.run.config import RunConfig, with_model, with_task
+from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import listed_presets, preset_names
 
 
@@ -33,11 +33,11 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
         from train_jax.tasks.language.phases import phase_run  # puzzle runs do not need it
 
         default = phase_run(name or "", default, phase, option_value(rest, "--init-from"))
-    default = with_task(default, option_value(rest, "--task") or default.task)
+    model, task = option_value(rest, "--model"), option_value(rest, "--task")
     config = parse(
         RunConfig,
         rest,
-        default=with_model(default, option_value(rest, "--model") or default.model),
+        default=with_model(default, model or default.model, task or default.task),
         prog=f"{prog} {name or 'PRESET'}",
         description=description,
         registry=JSON_VALUES,

@@ -153,6 +153,8 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
     devices = devices or Devices(runner=config.compute.runner)
     if config.compute.load and config.compute.runner != "shard_map":
         raise UserError(f"--compute.load {config.compute.load} needs --compute.runner shard_map: pmap loads no program")
+    if config.compute.load:
+        devices.check_saved(path_of(config.compute.load))
     if config.init_optimizer and not (config.init_from and is_run(config.init_from)):
         raise UserError(f"init_optimizer needs a run in init_from, which is {config.init_from!r}; name a run folder")
     task = task or task_class(config.task)(config)

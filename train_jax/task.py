@@ -119,6 +119,8 @@ class Task:
     """Names of the metrics of the evaluations, one of which can choose the best checkpoint; empty if not known."""
     unit: tuple[str, int] = ("examples", 1)
     """Unit of the speed, and its number in an example, such as the tokens of a row."""
+    models: ClassVar[Sequence[str]] = ()
+    """Architectures of this package that the task can train; empty for all."""
     needs_state: ClassVar[bool] = False
     """True if batches depend on the current model (rollouts); the feed then does not prefetch."""
 

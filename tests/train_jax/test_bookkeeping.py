@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import jax
@@ -178,3 +179,10 @@ def test_debugging_needs_flags_and_single_steps(monkeypatch, backend, flags, fie
     config = with_fields(preset("tiny"), every | fields)
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
         check_debugging(config)
+
+
+def test_the_port_of_the_profiler_is_checked_before_the_run():
+    with socket.create_server(("", 0)) as taken:
+        config = dataclasses.replace(preset("tiny"), profile_server=taken.getsockname()[1])
+        with pytest.raises(UserError, match=r"--profile-server \d+: Address already in use; give another port"):
+            check_debugging(config)

@@ -41,12 +41,16 @@ MISTAKES = {
     "train tiny --data-dir no --run-dir run": "no data set at no/train (dataset.json is missing); build one with `trm",
     "train d20 --data-dir no --run-dir run": "build one with `trm build-data text --source FOLDER --vocab-size 65536",
     f"{TRAIN} gru": "unknown architecture 'gru'; use one of trm, trm_singlez, trm_hier6, hrm, transformer",
+    f"{TRAIN} gpt": "--model gpt is not for task puzzles; use one of trm, trm_singlez, trm_hier6, hrm, transformer",
+    "sweep tiny --over model=gpt --data-root . --dry-run": "--model gpt is not for task puzzles",
+    "train chat-tiny --data-dir TEXT --run-dir run --model trm": "--model trm is not for task language",
     f"{TRAIN} nowhere:Net": "'nowhere' cannot be imported (ModuleNotFoundError",
     f"{TRAIN} {THINKER}": "support.outside_models:Thinker cannot be constructed with {'batch_size': 16, ",
     f"{TRAIN} {CELL_NET} --arch.halt-max-steps 2": "has no initial_carry for further steps",
     f"""{TRAIN} {CELL_NET} --arch.options '{{"depth": 1}}'""": "takes no depth; use its arguments",
     f"{TRAIN} {CELL_NET} --optim.freeze .*": "leaves nothing to train: the model has no sparse table",
     f"{TRAIN} trm --compute.load step": "--compute.load step needs --compute.runner shard_map",
+    f"{TRAIN} trm --compute.load step --compute.runner shard_map": "step cannot be read (No such file or directory)",
     f"{SHARDED} --optim.optimizer optax:adam": "shard_optimizer cannot be used with the optimizer optax:adam",
     # runs
     **{f"{stage} none": "no run at" for stage in ("evaluate", "export", "solve", "report", "summary", "status")},
@@ -79,6 +83,8 @@ MISTAKES = {
     f"{CHAT} --source none.jsonl": "none.jsonl does not exist",
     f"{CHAT} --source BINARY": "cannot be read",
     f"{CHAT} --source BAD": "bad.jsonl line 1 is no row of messages",
+    "tokenizer train --source BLANKS --vocab-size 300 --output-dir made": "more than 500,000 blank characters in a row",
+    "serve": "trm serve needs a run",
     # compilation for a TPU
     "compile-pod": "needs a preset or an experiment",
     "compile-pod tiny --save step": "use --compute.runner shard_map, and leave out --step",
@@ -92,7 +98,7 @@ MISTAKES = {
 @pytest.fixture
 def given(tmp_path, data_dir, finished_run, language_run, monkeypatch):
     """The folders and files that a command line names in capitals; the working folder is empty."""
-    files = {"BAD": b'{"messages": 1}\n', "BINARY": b"\xff\xfe\0"}
+    files = {"BAD": b'{"messages": 1}\n', "BINARY": b"\xff\xfe\0", "BLANKS": b'{"text": "a%sb"}' % (b" " * 600_000)}
     for name, content in files.items():
         (tmp_path / f"{name.lower()}.jsonl").write_bytes(content)
     (tmp_path / "work").mkdir()

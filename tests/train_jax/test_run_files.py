@@ -338,7 +338,8 @@ def test_a_start_needs_a_folder_for_a_run(place, tmp_path):
         decided(tmp_path / "set")
     finished = RunFolder(tmp_path / "finished").finished
     finished.parent.mkdir()
-    finished.write_text(json.dumps({"train_steps": 10, "data": "one"}))
+    figures = {"train_steps": 10, "train_seconds": 1.0, "summary": "done"}
+    finished.write_text(json.dumps(figures | {"data": "one"}))
     assert decided(finished.parent, 10, "one").finished
     with pytest.raises(UserError, match="holds other data than the run was trained on up to step 10"):
         decided(finished.parent, 10, "two")

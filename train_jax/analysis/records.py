@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,14 @@ from typing import Any
 from train_jax.errors import UserError
 from train_jax.experiments.jobs import train_flops
 from train_jax.experiments.runs import flat
-from train_jax.experiments.sweeper import SweepFiles, finished_figures, read_json
+from train_jax.experiments.sweeper import SweepFiles, finished_figures, readable
 from train_jax.experiments.table import EXPERIMENTS
-from train_jax.run.config import from_json
-from train_jax.run.folder import RUN_ID, RunFolder
+from train_jax.run.config import from_values
+from train_jax.run.folder import RESTORE, RUN_ID, RunFolder
+from train_jax.run.json_files import COUNT, NUMBER, optional, read_object
 from train_jax.run.lines import parsed_lines
 from train_jax.run.storage import path_of
+from train_jax.run.tracking import METRICS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +100,11 @@ def _runs_in(root: Path) -> Iterator[RunFolder]:
 def _read(files: SweepFiles, name: str, metric: str) -> RunResult:
     folder = files.run(name)
     group, experiment, seed = name.split("/")
-    text = folder.config.read_text()
+    config = read_object(folder.config, {}, remedy=RESTORE)
     figures = finished_figures(folder) or {}
     content = folder.metrics.read_bytes() if folder.metrics.is_file() else b""
-    records = [record for record in parsed_lines(content) if "step" in record]
-    facts = _json(folder.data)
+    records = parsed_lines(content, METRICS)
+    facts = readable(folder.data, dict.fromkeys(("total_groups", "mean_puzzle_examples"), optional(NUMBER))) or {}
     steps = int(figures.get("train_steps", max((record["step"] for record in records), default=0)))
     curve = {float(r["step"]): float(r[f"eval/{metric}"]) for r in records if f"eval/{metric}" in r}
     state = files.state(name, steps)
@@ -113,31 +114,26 @@ def _read(files: SweepFiles, name: str, metric: str) -> RunResult:
         experiment=experiment,
         seed=int(seed.removeprefix("seed-")),
         state=state,
-        final=float(figures[metric]) if state == "finished" and metric in figures else None,
+        final=float(figures[metric]) if state == "finished" and NUMBER.fits(figures.get(metric)) else None,
         curve=tuple(sorted(curve.items())),
         train_steps=steps,
         train_seconds=figures.get("train_seconds"),
-        parameters=_json(folder.machine).get("parameters"),
-        train_flops=_flops(text, facts, steps),
+        parameters=(readable(folder.machine, {"parameters": optional(COUNT)}) or {}).get("parameters"),
+        train_flops=_flops(config, facts, steps),
         hbm_peak_bytes=max((r["perf/hbm_peak"] for r in records if "perf/hbm_peak" in r), default=None),
         act_steps=act_steps[-1] if act_steps else None,
-        config={name: value for name, value in flat(json.loads(text)) if name != RUN_ID},
+        config={name: value for name, value in flat(config) if name != RUN_ID},
         facts=facts,
         run_dir=str(folder.path),
         metrics_sha256=hashlib.sha256(content).hexdigest(),
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    return content if isinstance(content, dict) else {}
-
-
-def _flops(config: str, facts: Mapping[str, Any], steps: int) -> float | None:
+def _flops(config: dict[str, Any], facts: Mapping[str, Any], steps: int) -> float | None:
     """Returns the FLOPs of all train steps; None for a model that cannot be built from its fields alone."""
     try:
         sizes = {name: facts[name] for name in ("seq_len", "vocab_size") if name in facts}
         examples = facts.get("total_groups", 0) * facts.get("mean_puzzle_examples", 0)
-        return train_flops(from_json(config), sizes, steps, examples)
+        return train_flops(from_values(config), sizes, steps, examples)
     except (UserError, ValueError, TypeError, KeyError):
         return None

@@ -11,17 +11,19 @@ ROOT/sweep/claims/<run>/lock    held by the sweeper that trains the run
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from train_jax.errors import PreemptedError, UserError
 from train_jax.run.files import write_bytes, write_text
-from train_jax.run.folder import RunFolder
+from train_jax.run.folder import RESTORE, RunFolder
+from train_jax.run.json_files import COUNT, FINITE, Kind, find_object, optional, read_object
 from train_jax.run.lease import HeldError, sole_writer
 from train_jax.run.status import read_status
 from train_jax.run.storage import path_of
@@ -77,7 +79,8 @@ class SweepFiles:
         group, label, seed = work.name.split("/")
         place = {"run_dir": f"{self.root_text}/{work.name}", "wandb_project": f"trm-{group}"}
         place |= {"wandb_group": label, "wandb_name": f"{label}/{seed}"}
-        write_text(target.config, json.dumps(json.loads(source.config.read_text()) | place, indent=1))
+        config = read_object(source.config, {}, remedy=RESTORE)
+        write_text(target.config, json.dumps(config | place, indent=1))
         write_text(target.finished, json.dumps((finished_figures(source) or {}) | {"copied_from": work.same_as}))
 
     def is_finished(self, name: str, steps: int) -> bool:
@@ -98,16 +101,14 @@ class SweepFiles:
 
 def finished_figures(folder: RunFolder) -> dict[str, Any] | None:
     """Returns the figures of a finished run; None for one that is not finished, or whose FINISHED cannot be read."""
-    figures = read_json(folder.finished)
-    return figures if isinstance(figures, dict) and isinstance(figures.get("train_steps"), int | float) else None
+    return readable(folder.finished, {"train_steps": COUNT, "train_seconds": optional(FINITE)})
 
 
-def read_json(path: Path) -> Any:
-    """Returns the content of a file; None if it does not exist, or is not JSON."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
+def readable(path: Path, fields: Mapping[str, Kind]) -> dict[str, Any] | None:
+    """Returns the content of a file with these fields; None if there is none, or it is damaged."""
+    with contextlib.suppress(UserError):
+        return find_object(path, fields, remedy="")
+    return None
 
 
 # ---- training

@@ -1,25 +1,26 @@
 """Reads the results of a puzzle run: the answers after every ACT step, and how they halt."""
 
 import dataclasses
-import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from train_jax.errors import UserError
-from train_jax.report.run_page import RunFiles, read_json
+from train_jax.report.run_page import EVALUATE, RunFiles
 from train_jax.run.config import RunConfig
 from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder
+from train_jax.run.json_files import NUMBER, Kind, find_object, list_of, record_of
+from train_jax.run.untrusted import DamagedError, read_arrays
 from train_jax.tasks.mixing import data_dirs
 from train_jax.tasks.puzzles.batches import loss_labels
 from train_jax.tasks.puzzles.format import Metadata, load_split
 from train_jax.tasks.puzzles.kinds import Trace, add_kind, kind_of, trace_of
 from train_jax.tasks.puzzles.metrics import HaltingCurve, from_json, score_answers
+
+_LARGEST_PREDICTIONS = 2**36
+"""Limit of the uncompressed size of the file."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ def read_results(files: RunFiles) -> PuzzleResults:
     return PuzzleResults(
         answers,
         missing,
-        _checked(folder.halting_curve("test"), from_json),
-        read_json(folder.halted_early("test")),
+        _halting_curve(folder),
+        find_object(folder.halted_early("test"), {}, others=NUMBER, remedy=EVALUATE),
     )
 
 
@@ -125,9 +126,12 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
     if test is None or not path.is_file():
         raise UserError("the run has not been evaluated on its whole test set; run `trm evaluate`")
     try:
-        with local_copy(path) as local, np.load(local) as arrays:
-            predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        with local_copy(path) as local:
+            arrays = read_arrays(local, ("predictions", "q_halt_logits"), largest_bytes=_LARGEST_PREDICTIONS)
+        predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
+        if predictions.dtype.kind not in "iu" or predictions.ndim != 3 or logits.dtype.kind != "f":
+            raise DamagedError(f"predictions are {predictions.dtype} {predictions.shape}, logits {logits.dtype}")
+    except DamagedError as error:
         raise UserError(f"{path} cannot be read ({error}); run `trm evaluate` to write it again") from error
     if len(data_dirs(config.data_dir)) > 1:
         raise UserError(
@@ -158,10 +162,11 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
     return answers
 
 
-def _checked(path: Path, read: Callable[[Any], Any]) -> Any:
-    """Returns what `read` makes of a JSON file; None if it does not exist."""
-    content = read_json(path)
-    try:
-        return None if content is None else read(content)
-    except ValueError as error:
-        raise UserError(f"{path} is invalid ({error}); remove it and run `trm evaluate` to write it again") from error
+def _halting_curve(folder: RunFolder) -> HaltingCurve | None:
+    """Returns the halting curve of the run; None if there is none. Raises `UserError` for a damaged one."""
+    point = dict.fromkeys(("mean_steps", "exact_accuracy", "accuracy"), NUMBER)
+    points = list_of(record_of(point | {"threshold": Kind("a number, or null", lambda x: x is None or NUMBER.fits(x))}))
+    some = Kind("a list of points", lambda value: points.fits(value) and len(value) > 0)
+    fields = {field.name: some for field in dataclasses.fields(HaltingCurve)}
+    content = find_object(folder.halting_curve("test"), fields, remedy=EVALUATE)
+    return None if content is None else from_json(content)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from train_jax.report.render import spelled
-from train_jax.report.run_page import RunFiles, read_json, read_run_files
+from train_jax.report.run_page import RunFiles, read_run_files
 from train_jax.run.folder import is_run
+from train_jax.run.json_files import NUMBER, find_object, object_of, record_of
 from train_jax.run.storage import path_of
 
 PHASE_TASKS = {"chat", "rollouts"}
@@ -60,7 +60,9 @@ def _phases(files: RunFiles) -> list[RunFiles]:
 
 def _accuracies(files: RunFiles) -> dict[str, float]:
     """Returns the accuracies that `trm chat-eval` wrote."""
-    content: Any = read_json(files.folder.evaluation("chat")) or {"tasks": {}}
+    fields = {"tasks": object_of(record_of({"accuracy": NUMBER}))}
+    content = find_object(files.folder.evaluation("chat"), fields, remedy="write it again with `trm chat-eval`")
+    content = content or {"tasks": {}}
     return {name: each["accuracy"] for name, each in content["tasks"].items()}
 
 

@@ -22,7 +22,6 @@ from train_jax.report.boards import board_at, strip
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import percent, render, render_document, spelled
 from train_jax.report.run_page import Curve, RunFiles, configuration, render_run
-from train_jax.tasks.puzzles.commands import AGREEING_SHARE
 from train_jax.tasks.puzzles.kinds import Trace, kind_of
 from train_jax.tasks.puzzles.metrics import HaltingCurve, Point, select_points
 
@@ -57,7 +56,7 @@ def page(files: RunFiles) -> str:
         steps_missing=missing,
         halting=halting_section(results),
         check=check,
-        agrees=check is not None and check["agree"] >= AGREEING_SHARE * check["puzzles"],
+        agrees=check is not None and check.agrees,
     )
 
 

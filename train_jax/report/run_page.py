@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import statistics
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -18,9 +16,12 @@ from train_jax.report.plots import Series, plot
 from train_jax.report.render import percent, render_document, spelled
 from train_jax.run.config import RunConfig
 from train_jax.run.events import Goodput, read_goodput
-from train_jax.run.folder import RunFolder, read_run
+from train_jax.run.folder import RunFolder, read_finished, read_run
+from train_jax.run.json_files import COUNT, NUMBER, Kind, find_object, object_of, optional
 from train_jax.run.tracking import read_metrics
-from train_jax.tasks.language.commands import ExportCheck, Sample, perplexity_of, printable, read_samples
+from train_jax.task import commands_of
+from train_jax.tasks.commands import ExportCheck
+from train_jax.tasks.language.commands import Sample, perplexity_of, printable, read_core, read_samples
 
 if TYPE_CHECKING:
     from train_jax.report.phase_scores import PhaseTable
@@ -116,7 +117,7 @@ def configuration(config: RunConfig, sized_by_data: set[str] = SIZED_BY_DATA) ->
 
 def language_page(files: RunFiles) -> str:
     """Renders the report of a run of a language model."""
-    test, core = files.held_out_by("bits_per_byte"), read_json(files.folder.evaluation("core"))
+    test, core = files.held_out_by("bits_per_byte"), read_core(files.folder)
     samples = [Sample(each.name, printable(each.prompt), printable(each.text)) for each in read_samples(files.folder)]
     seq_len = files.config.arch.seq_len
     return render_run(
@@ -133,8 +134,8 @@ def language_page(files: RunFiles) -> str:
         samples=samples,
         phases=files.phases,
         core=core,
-        core_rows=_core_rows(core, files),
-        check=None if files.export_check is None else ExportCheck(**files.export_check),
+        core_rows=_core_rows(core),
+        check=files.export_check,
     )
 
 
@@ -146,20 +147,18 @@ def _compressed(test: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, f"{value:.4f}") for name, value in sorted(values.items(), key=lambda item: item[1])]
 
 
-def _core_rows(core: Any, files: RunFiles) -> list[tuple[str, str, str, str]]:
-    if core is None:
-        return []
-    try:
-        return [
-            (name, f"{each['items']:,}", f"{each['accuracy']:.4f}", f"{each['centered']:.4f}")
-            for name, each in core["tasks"].items()
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        path = files.folder.evaluation("core")
-        raise UserError(f"{path} cannot be read ({error!r}); write it again with `trm core`") from error
+def _core_rows(core: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
+    return [
+        (name, f"{each['items']:,}", f"{each['accuracy']:.4f}", f"{each['centered']:.4f}")
+        for name, each in (core or {"tasks": {}})["tasks"].items()
+    ]
 
 
 # ---- files
+
+FIGURE = Kind("a number", lambda value: NUMBER.fits(value) or object_of(NUMBER).fits(value))
+"""A figure of an evaluation, or several by name, as of compressors."""
+EVALUATE = "remove it and run `trm evaluate` to write it again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +171,7 @@ class RunFiles:
     test: dict[str, Any] | None
     """Figures of the last evaluation on the whole test set."""
     finished: dict[str, Any] | None
-    export_check: dict[str, Any] | None
+    export_check: ExportCheck | None
     machine: dict[str, Any] | None
     goodput: Goodput | None
     """The parts of the wall time; None for runs of older versions."""
@@ -232,7 +231,8 @@ def read_run_files(run_dir: str, step: str = "newest") -> RunFiles:
         from train_jax.run.restore import results_folder  # imports JAX, which a report needs only for this
 
         folder = results_folder(run_dir, step)
-    records, test = read_metrics(folder), read_json(folder.evaluation("test"))
+    commands, records = commands_of(config.task), read_metrics(folder)
+    test = find_object(folder.evaluation("test"), commands.figures, others=FIGURE, remedy=EVALUATE)
     if not records and test is None:
         raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for the first metrics")
     if test is None and folder.weights_of:
@@ -242,18 +242,8 @@ def read_run_files(run_dir: str, step: str = "newest") -> RunFiles:
         config=config,
         records=records,
         test=test,
-        finished=read_json(folder.finished),
-        export_check=read_json(folder.export_check),
-        machine=read_json(folder.machine),
+        finished=read_finished(folder) if folder.finished.exists() else None,
+        export_check=commands.export_check(folder),
+        machine=find_object(folder.machine, {"parameters": optional(COUNT)}, remedy="remove it"),
         goodput=read_goodput(folder),
     )
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file; None if it does not exist. Raises `UserError` if it is damaged."""
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); remove it and run the stage that writes it again") from error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.run.config import RunConfig, from_json
+from train_jax.run.config import RunConfig, read_config
 from train_jax.run.folder import RunFolder
+from train_jax.run.json_files import TEXT, object_of, read_object
 from train_jax.run.storage import path_of
 from train_jax.runtime.coordination import exchange, place
 from train_jax.runtime.processes import of_main_process
@@ -45,7 +45,7 @@ def with_choices(config: RunConfig) -> RunConfig:
 
     def named() -> dict[str, Any]:
         there = RunFolder(path_of(config.run_dir)).config if config.run_dir.strip() else None
-        own = from_json(there.read_text()).compute.choices if there is not None and there.exists() else ""
+        own = read_config(there).compute.choices if there is not None and there.exists() else ""
         given = config.compute.choices
         gone = not given or not (_INLINE.fullmatch(given) or path_of(given).exists())
         return {"choices": own if own and gone else given}
@@ -78,14 +78,9 @@ def read_choices(named: str) -> str:
     """Returns the choices in a file as `inline`. Raises `UserError` if it holds none."""
     if not named or _INLINE.fullmatch(named):
         return named
-    path: Path = path_of(named)
-    try:
-        content = json.loads(path.read_text())
-        text = inline(content["platform"], content["choices"])
-        choices_for(text, content["platform"])
-        return text
-    except OSError as error:
-        reason = error.strerror or error
-    except (ValueError, KeyError, TypeError, AttributeError, UserError):
-        reason = "no choices are in it"
-    raise UserError(f"--compute.choices {named} cannot be read ({reason}); write it with `trm prove --choose`")
+    remedy = "write it with `trm prove --choose`"
+    content = read_object(path_of(named), {"platform": TEXT, "choices": object_of(TEXT)}, remedy=remedy)
+    text = inline(content["platform"], content["choices"])
+    if not _INLINE.fullmatch(text):
+        raise UserError(f"--compute.choices {named} cannot be read (no choices are in it); {remedy}")
+    return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
@@ -18,6 +19,7 @@ from train_jax.errors import UserError, check_fields
 from train_jax.optim import config as optim_config
 from train_jax.optim.config import OptimConfig
 from train_jax.run.folder import RUN_ID
+from train_jax.run.json_files import OBJECT, TEXT, read_object
 from train_jax.runtime.backend import Platform, cores
 from train_jax.task import TaskConfig, task_class, task_config_class
 
@@ -212,25 +214,36 @@ class RunConfig:
 
 
 def config_class(model: str, task: str) -> type[ModelConfig]:
-    """Returns the configuration class of an architecture. Raises `UserError` for an unknown architecture."""
+    """Returns the configuration class of an architecture.
+
+    Raises `UserError` for an architecture that is unknown, or that the task cannot train.
+    """
     if outside.is_outside(model):
         return getattr(task_class(task), "outside_model_config_class", outside.OutsideConfig)
     try:
-        return registry.config_class(model)
+        found = registry.config_class(model)
     except ValueError as error:
         raise UserError(str(error)) from error
+    models = getattr(task_class(task), "models", ())
+    if models and model not in models:
+        raise UserError(
+            f"--model {model} is not for task {task}; use one of {', '.join(models)}, or package.module:Class"
+        )
+    return found
 
 
-def with_model(config: RunConfig, model: str) -> RunConfig:
-    """Returns the same run with another architecture.
+def with_model(config: RunConfig, model: str, task: str = "") -> RunConfig:
+    """Returns the same run with another architecture, and perhaps another task with the defaults of its fields.
 
     Fields of `config.arch` that differ from the defaults of their class are kept if the new class has them; other
     fields get the defaults of the new class. Raises `UserError` for an unknown architecture or a class that cannot be
     imported.
     """
-    if model == config.model:
-        return config
-    new_class = config_class(model, config.task)
+    task = task or config.task
+    task_config = config.task_config if task == config.task else task_config_class(task)()
+    new_class = config_class(model, task)
+    if model == config.model and type(config.arch) is new_class:
+        return dataclasses.replace(config, task=task, task_config=task_config)
     names = {field.name for field in dataclasses.fields(new_class)}
     changed = {
         field.name: getattr(config.arch, field.name)
@@ -243,34 +256,44 @@ def with_model(config: RunConfig, model: str) -> RunConfig:
         arch = new_class(**changed)
     except ValueError as error:
         raise UserError(str(error)) from error
-    return dataclasses.replace(config, model=model, arch=arch)
+    return dataclasses.replace(config, model=model, arch=arch, task=task, task_config=task_config)
 
 
 def with_task(config: RunConfig, task: str) -> RunConfig:
     """Returns the same run with another task and the defaults of its fields."""
-    if task == config.task:
-        return config
-    return dataclasses.replace(config, task=task, task_config=task_config_class(task)())
+    return with_model(config, config.model, task)
 
 
 def to_json(config: RunConfig, run_id: str = "") -> str:
     return json.dumps(dataclasses.asdict(config) | ({RUN_ID: run_id} if run_id else {}), indent=1)
 
 
-def from_json(text: str) -> RunConfig:
-    """Reads a configuration. Raises `UserError` if it was not written by a version of this class."""
+def read_config(path: Path) -> RunConfig:
+    """Reads the config.json of a run. Raises `UserError` if it was not written by a version of this class."""
+    parts = {"model": TEXT, "task": TEXT, "arch": OBJECT, "task_config": OBJECT, "optim": OBJECT, "compute": OBJECT}
+    remedy = "use a run folder that `trm train` wrote"
+    values = read_object(path, parts, remedy=remedy)
     try:
-        fields = json.loads(text)
-        fields.pop(RUN_ID, None)
-        fields["arch"] = config_class(fields["model"], fields["task"])(**fields["arch"])
-        fields["task_config"] = _from_fields(task_config_class(fields["task"]), fields["task_config"])
-        fields["optim"] = optim_config.from_fields(fields["optim"])
-        fields["compute"] = ComputeConfig(**fields["compute"])
-        return RunConfig(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"the run's config.json cannot be read ({error}); use a run folder that `trm train` wrote"
-        ) from error
+        return from_values(values)
+    except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise UserError(f"{path} cannot be read ({error}); {remedy}") from error
+
+
+def from_json(text: str) -> RunConfig:
+    """Returns the configuration that `to_json` wrote."""
+    return from_values(json.loads(text))
+
+
+def from_values(values: dict[str, Any]) -> RunConfig:
+    """Returns the configuration with these JSON values. Raises several errors for values that are none's."""
+    parts = {
+        "arch": config_class(values["model"], values["task"])(**values["arch"]),
+        "task_config": _from_fields(task_config_class(values["task"]), values["task_config"]),
+        "optim": optim_config.from_fields(values["optim"]),
+        "compute": ComputeConfig(**values["compute"]),
+    }
+    others = {name: value for name, value in values.items() if name not in (RUN_ID, *parts)}
+    return RunConfig(**others, **parts)
 
 
 def _from_fields(cls: type, values: dict[str, Any]) -> Any:

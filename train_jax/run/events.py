@@ -21,6 +21,7 @@ from typing import Any
 from train_jax.errors import PreemptedError, UserError
 from train_jax.run.cache import continued_file, upload_working_file
 from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.json_files import COUNT, FINITE, TEXT, Kind, find_object, misfit, optional
 from train_jax.run.lease import LostFolderError, check_writer
 from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.storage import is_remote
@@ -137,15 +138,41 @@ def read_events(folder: RunFolder) -> list[dict[str, Any]]:
     return [*events, killed] if beat["time"] > last["time"] else events
 
 
+SECONDS = Kind(
+    "seconds by kind",
+    lambda value: isinstance(value, dict) and value.keys() <= set(KINDS) and all(map(FINITE.fits, value.values())),
+)
+_LATER = {"session": COUNT, "time": FINITE, "step": COUNT, "seconds": SECONDS}
+_HEARTBEAT = _LATER | {"kind": TEXT, "step_time": FINITE}
+_FIELDS = {
+    "start": {"session": COUNT, "time": FINITE, "total_steps": optional(COUNT)},
+    "continue": _LATER,
+    "progress": _LATER,
+    "end": _LATER | {"reason": TEXT},
+    "killed": _LATER,
+}
+"""Fields of each event."""
+
+
+def _is_event(record: Any) -> bool:
+    if misfit(record, {"event": TEXT}):
+        return False
+    fields = _FIELDS.get(record["event"])
+    return fields is not None and not misfit(record, fields)
+
+
+EVENT = Kind("an event", _is_event)
+
+
 def read_heartbeat(folder: RunFolder) -> dict[str, Any] | None:
-    try:
-        return json.loads(folder.heartbeat.read_text())
-    except (OSError, ValueError):
-        return None
+    """Returns the last sign of life of a run that trains or was killed; None if there is none, or it is damaged."""
+    with contextlib.suppress(UserError):
+        return find_object(folder.heartbeat, _HEARTBEAT, remedy="")
+    return None
 
 
 def _written(folder: RunFolder) -> list[dict[str, Any]]:
-    return [event for event in read_lines(folder.events) if "event" in event]
+    return read_lines(folder.events, EVENT)
 
 
 _LAST = ("end", "killed")

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import cast
 
-from train_jax.errors import StorageError, UserError
+from train_jax.errors import WRONG_PATH, StorageError, UserError
 from train_jax.run.storage import RemotePath, crc32c_of, path_of
+from train_jax.run.untrusted import DamagedError, refuse_special
 
 _NOT_SYNCED = {errno.EACCES, errno.EINVAL, errno.ENOTSUP}
 
@@ -46,7 +47,9 @@ def append_text(path: Path, text: str) -> None:
 def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yields a local file to write; it becomes `path` if the block succeeds, and is removed if not.
 
-    Raises `StorageError` if the disk is full or cannot be written.
+    A link stays a link to the new file; a device or a pipe gets the content. The permissions are those of a new file,
+    also if the block writes another one. Raises `UserError` for a path that is no file's, `StorageError` if the disk is
+    full or cannot be written.
     """
     path = path_of(path)
     try:
@@ -55,11 +58,21 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
                 yield (scratch := Path(folder) / path.name)
                 path.upload(scratch)
             return
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with tempfile.TemporaryDirectory(prefix="trm-") as folder:
+                yield (scratch := Path(folder) / "content")
+                with scratch.open("rb") as content, path.open("wb") as target:
+                    shutil.copyfileobj(content, target, 2**24)
+            return
+        path = path.resolve()
         make_folder(path.parent)
         # Two processes may write the same file; the last one to finish wins.
-        scratch = path.with_name(f".partial.{secrets.token_hex(4)}.{path.name}")
+        scratch = path.with_name(f".partial.{secrets.token_hex(4)}.{path.name[:200]}")
+        scratch.touch()
+        mode = scratch.stat().st_mode
         try:
             yield scratch
+            scratch.chmod(mode)  # safetensors makes a file that only its owner can read
             if durable:
                 sync(scratch)
             os.replace(scratch, path)
@@ -71,8 +84,10 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
         raise cannot_be_written(path, error) from error
 
 
-def cannot_be_written(path: Path, error: OSError) -> StorageError:
-    """Returns the error for a local file or folder that cannot be written."""
+def cannot_be_written(path: Path, error: OSError) -> UserError:
+    """Returns the error for a local file or folder that cannot be written: `StorageError`, unless the path is wrong."""
+    if error.errno in WRONG_PATH:
+        return UserError(f"{path} cannot be written ({error.strerror}); {WRONG_PATH[error.errno]}")
     return StorageError(
         f"{path} cannot be written ({error.strerror or error}); free some space, or use a folder that can be written"
     )
@@ -80,9 +95,16 @@ def cannot_be_written(path: Path, error: OSError) -> StorageError:
 
 @contextlib.contextmanager
 def local_copy(path: Path) -> Iterator[Path]:
-    """Yields a local file with the content of a file: itself, or a copy that is removed after the block."""
+    """Yields a local file with the content of a file: itself, or a copy that is removed after the block.
+
+    Raises `UserError` for a pipe or a device.
+    """
     path = path_of(path)
     if not isinstance(path, RemotePath):
+        try:
+            refuse_special(path)
+        except DamagedError as error:
+            raise UserError(f"{path} cannot be read ({error}); give a file") from None
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="trm-") as folder:

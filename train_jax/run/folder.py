@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
 from train_jax.run.files import write_bytes, write_text
+from train_jax.run.json_files import COUNT, FINITE, TEXT, Kind, find_object, optional, read_object, record_of
 from train_jax.run.storage import RemotePath, path_of
 
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
@@ -25,6 +27,8 @@ RUN_ID = "run_id"
 """Key of the run's random id in config.json; it is no field of the configuration."""
 COMPLETE = "commit_success.txt"
 """The last object of a checkpoint in storage."""
+RESTORE = "restore the file, or remove the run"
+"""What to do about a damaged file that nothing but training writes."""
 
 
 class _File:
@@ -131,17 +135,32 @@ def find_run(run_dir: str) -> RunFolder:
     return folder
 
 
+_SUMMARY = {
+    "task": optional(TEXT), "steps": COUNT, "global_batch_size": COUNT, "optim": record_of({"ema_decay": FINITE}),
+}  # fmt: skip
+
+
 def read_fields(folder: RunFolder) -> dict[str, Any]:
     """Returns `task`, `steps`, `global_batch_size` and `ema_decay` of config.json, without importing torch.
 
     Raises `UserError` if the file is damaged.
     """
-    try:
-        config = json.loads(folder.config.read_text())
-        fields = {name: config[name] for name in ("steps", "global_batch_size")}
-        return fields | {"task": config.get("task", "puzzles"), "ema_decay": config["optim"]["ema_decay"]}
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{folder.config} cannot be read ({error!r}); restore the file, or remove the run") from error
+    config = read_object(folder.config, _SUMMARY, remedy=RESTORE)
+    fields = {name: config[name] for name in ("steps", "global_batch_size")}
+    return fields | {"task": config.get("task", "puzzles"), "ema_decay": config["optim"]["ema_decay"]}
+
+
+def read_finished(folder: RunFolder, figures: Mapping[str, Kind] = MappingProxyType({})) -> dict[str, Any]:
+    """Returns the figures of a finished run, with those of its task. Raises `UserError` if FINISHED is damaged."""
+    fields = {
+        "train_steps": COUNT,
+        "train_seconds": FINITE,
+        "summary": optional(TEXT),
+        "data": optional(TEXT),
+        **figures,
+    }
+    remedy = "remove it, and the run makes it again from its checkpoint"
+    return read_object(folder.finished, fields, remedy=remedy)
 
 
 def is_run(where: str) -> bool:
@@ -151,13 +170,14 @@ def is_run(where: str) -> bool:
 
 def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
     """Returns the folder of an existing run and its configuration. Raises `UserError` if there is none."""
-    from train_jax.run.config import from_json
+    from train_jax.run.config import read_config
 
     folder = find_run(run_dir)
-    config = from_json(folder.config.read_text())
-    return dataclasses.replace(folder, run_id=read_id(folder)), dataclasses.replace(config, run_dir=str(run_dir))
+    config = dataclasses.replace(read_config(folder.config), run_dir=str(run_dir))
+    return dataclasses.replace(folder, run_id=read_id(folder)), config
 
 
 def read_id(folder: RunFolder) -> str:
-    """Returns the id in a valid config.json; empty if there is no file, or it is of an earlier version."""
-    return str(json.loads(folder.config.read_text()).get(RUN_ID, "")) if folder.config.exists() else ""
+    """Returns the id in config.json; empty if there is no file, or it is of an earlier version."""
+    config = find_object(folder.config, {RUN_ID: optional(TEXT)}, remedy="use a run folder that `trm train` wrote")
+    return (config or {}).get(RUN_ID, "")

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from train_jax.errors import UserError
 from train_jax.run.files import cannot_be_written, sync
+from train_jax.run.json_files import OBJECT, Kind
+from train_jax.run.untrusted import DamagedError, refuse_special
 
 
 class LineFile:
@@ -18,7 +21,10 @@ class LineFile:
     def __init__(self, path: Path):
         """Opens the file. Raises `StorageError` if it cannot be written."""
         try:
+            refuse_special(path)
             self._file = path.open("ab", buffering=0)
+        except DamagedError as error:
+            raise UserError(f"{path} cannot be written ({error}); remove it") from None
         except OSError as error:
             raise cannot_be_written(path, error) from None
         self._path, self._torn = path, ends_in_a_torn_line(path)
@@ -43,20 +49,23 @@ class LineFile:
         self._file.close()
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns every intact line of a file, in order; no lines if the file does not exist."""
-    return parsed_lines(path.read_bytes()) if path.is_file() else []
+def read_lines(path: Path, kind: Kind = OBJECT) -> list[dict[str, Any]]:
+    """Returns every intact line of a file, in order; no lines if the file does not exist.
+
+    A line of another kind is damaged, too.
+    """
+    return parsed_lines(path.read_bytes(), kind) if path.is_file() else []
 
 
-def parsed_lines(content: bytes) -> list[dict[str, Any]]:
+def parsed_lines(content: bytes, kind: Kind = OBJECT) -> list[dict[str, Any]]:
     """Returns every intact line of the content of such a file."""
     records = []
     for line in content.split(b"\n"):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict):
+        if kind.fits(record):
             records.append(record)
     return records
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from train_jax.run.checkpoint import Best, Checkpoints
 from train_jax.run.config import RunConfig
 from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder, complete_steps, is_run, read_run
+from train_jax.run.json_files import read_object
 from train_jax.run.model import build_objective
 from train_jax.run.storage import path_of
 from train_jax.task import Task, task_class
@@ -223,13 +223,7 @@ def mean_weights(read: Iterable[tuple[Arrays, Arrays]], tables: Collection[str])
 
 def read_facts(path: Path) -> dict[str, Any]:
     """Reads the metadata that a task wrote. Raises `UserError` for a damaged file."""
-    try:
-        facts = json.loads(path.read_text())
-        if not isinstance(facts, dict):
-            raise ValueError(f"expected an object, found a {type(facts).__name__}")
-        return facts
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); use a run folder that `trm train` wrote") from None
+    return read_object(path, {}, remedy="use a run folder that `trm train` wrote")
 
 
 def initial_weights(

@@ -13,10 +13,10 @@ from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.run import lease
-from train_jax.run.config import RunConfig, from_json, to_json
+from train_jax.run.config import RunConfig, read_config, to_json
 from train_jax.run.files import append_text, write_text
-from train_jax.run.folder import RunFolder, complete_steps, read_id
-from train_jax.run.storage import path_of
+from train_jax.run.folder import RunFolder, complete_steps, read_finished, read_id
+from train_jax.run.storage import absolute, path_of
 from train_jax.runtime.processes import of_main_process
 
 OPERATIONAL = {
@@ -56,7 +56,7 @@ def decide_start(config: RunConfig, total_steps: int, fingerprint: str) -> Start
         changed_fields(folder, config)
         continues, finished = bool(complete_steps(folder.checkpoints)), None
         if folder.finished.exists():
-            figures = _figures_at_end(folder)
+            figures = read_finished(folder)
             finished = figures if figures["train_steps"] >= total_steps else None
         if finished is not None:
             check_data(config, figures.pop("data", fingerprint), fingerprint, int(figures["train_steps"]))
@@ -86,22 +86,15 @@ def check_data(
 
 
 def _check_folder(path: Path) -> None:
-    """Raises `UserError` if the path is a file or a data set."""
+    """Raises `UserError` if the path is a file or a data set, or has a name that Orbax cannot write."""
+    try:
+        absolute(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"--run-dir {absolute(path)!r} is not UTF-8; use another folder") from None
     if path.is_file():
         raise UserError(f"--run-dir {path} is a file; give a folder for the run, such as runs/mine")
     if any((path / name).is_file() for name in ("recipe.json", "train/dataset.json")):
         raise UserError(f"--run-dir {path} is a data set; give a folder of its own for the run, such as runs/mine")
-
-
-def _figures_at_end(folder: RunFolder) -> dict[str, Any]:
-    try:
-        figures = json.loads(folder.finished.read_text())
-        float(figures["train_steps"])
-        return figures
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{folder.finished} cannot be read ({error}); remove it, and the run makes it again from its checkpoint"
-        ) from None
 
 
 def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
@@ -132,7 +125,7 @@ def changed_fields(folder: RunFolder, config: RunConfig) -> dict[str, list[Any]]
     """
     if not folder.config.exists():
         return {}
-    before = from_json(folder.config.read_text())
+    before = read_config(folder.config)
     changes = dict(differences_of_fields(dataclasses.asdict(before), dataclasses.asdict(config)))
     if before.model != config.model:  # fields of different architectures cannot be compared
         changes = {name: values for name, values in changes.items() if not name.startswith("arch.")}

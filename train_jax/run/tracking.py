@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from train_jax.run.cache import continued_file, upload_working_files, working_folder
 from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.json_files import COUNT, FINITE, NUMBER, optional, record_of
 from train_jax.run.lines import LineFile, read_lines
 
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig
 
 _CONSOLE_EVERY_SECONDS = 5.0
+
+METRICS = record_of(
+    {"step": COUNT, "train/skipped_steps": optional(COUNT), "step_seconds": optional(FINITE)}, others=NUMBER
+)
+"""A line of metrics.jsonl."""
 
 WandbMode = Literal["online", "offline", "disabled", "not installed"]
 
@@ -33,8 +39,8 @@ class Tracker:
         self._total_steps = total_steps
         self._last_line = 0.0
         metrics = continued_file(folder.metrics)
-        records = read_lines(metrics)
-        kept = [record for record in records if _is_of_a_step(record) and self._stays(record, start_step)]
+        records = read_lines(metrics, METRICS)
+        kept = [record for record in records if self._stays(record, start_step)]
         if len(kept) < len(records):  # atomic: a crash loses nothing
             write_text(metrics, "".join(f"{json.dumps(record)}\n" for record in kept))
         self._folder, self._file = folder, LineFile(metrics)
@@ -115,12 +121,7 @@ def duration(seconds: float) -> str:
 
 def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
     """Returns every record of a run, in order, without torn and damaged lines."""
-    return [record for record in read_lines(folder.metrics) if _is_of_a_step(record)]
-
-
-def _is_of_a_step(record: Mapping[str, Any]) -> bool:
-    """Returns True if the record has a step; a damaged line has none."""
-    return isinstance(record.get("step"), int | float)
+    return read_lines(folder.metrics, METRICS)
 
 
 def _start_wandb(config: RunConfig, folder: RunFolder) -> Any:

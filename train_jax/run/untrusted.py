@@ -1,4 +1,9 @@
-"""Reads untrusted files without pickle, warnings or unbounded reads; any damage is a `DamagedError` with a reason."""
+"""Reads untrusted files without pickle, warnings or unbounded reads; any damage is a `DamagedError` with a reason.
+
+NumPy is imported where an array is read, which `trm status` does not need.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import tokenize
@@ -7,8 +12,10 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 DAMAGE = (
     OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, RuntimeError,
@@ -33,8 +40,7 @@ def read_whole(path: Path, *, largest_bytes: int) -> bytes:
     An untrusted folder can contain a link to a device, whose size is unlimited, or to a pipe, which blocks forever.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise DamagedError("Is a directory" if path.is_dir() else "it is not a regular file")
+        refuse_special(path)
         size = path.stat().st_size
         if size > largest_bytes:
             raise DamagedError(f"{size:,} bytes, expected at most {largest_bytes:,}")
@@ -48,6 +54,12 @@ def read_whole(path: Path, *, largest_bytes: int) -> bytes:
     return content
 
 
+def refuse_special(path: Path) -> None:
+    """Raises `DamagedError` for a pipe, which blocks whoever opens it, and for a device."""
+    if not path.is_file() and not path.is_dir() and path.exists():
+        raise DamagedError("it is not a regular file")
+
+
 def is_lfs_pointer(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(LFS_POINTER)) == LFS_POINTER.encode()
@@ -58,6 +70,8 @@ def map_array(path: Path) -> np.ndarray:
 
     Raises `FileNotFoundError`, or `DamagedError` for any other error.
     """
+    import numpy as np
+
     with _any_damage(path):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
@@ -68,6 +82,8 @@ def map_array(path: Path) -> np.ndarray:
 
 def read_arrays(path: Path, names: Iterable[str], *, largest_bytes: int) -> dict[str, np.ndarray]:
     """Reads arrays of a `.npz` file. Raises `DamagedError`, also if they are larger than `largest_bytes` unpacked."""
+    import numpy as np
+
     with _any_damage(path):
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
@@ -82,8 +98,9 @@ def _any_damage(path: Path) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # NumPy only warns about some damaged headers
+            refuse_special(path)
             yield
-    except FileNotFoundError:
+    except (FileNotFoundError, DamagedError):
         raise
     except DAMAGE as error:
         if not isinstance(error, OSError) and is_lfs_pointer(path):

@@ -25,6 +25,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from train_jax.errors import UserError
 from train_jax.run.storage import path_of
+from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.runtime import backend
 from train_jax.version import installed_version
 
@@ -186,6 +187,7 @@ def _unlike_shipped(lowered: Any, devices: Sequence[Any]) -> str:
 # ---- files of a program
 
 _FIRST_LINE = "trm-program-1"
+_LARGEST_BYTES = 2**36
 _CLASSES = {
     "jax": {"P"},
     "jax._src.core": {"ManualAxisType", "MemorySpace", "ShapedArray"},
@@ -220,6 +222,7 @@ class ProgramKey:
 
     @classmethod
     def of(cls, lowered: Any, devices: Sequence[Any]) -> ProgramKey:
+        """Returns the key of a program; without a hash if it is not lowered yet (None)."""
         return cls(
             installed_version("jax") or "",
             installed_version("jaxlib") or "",
@@ -227,7 +230,7 @@ class ProgramKey:
             devices[0].device_kind,
             len(devices),
             len({device.process_index for device in devices}),
-            hashlib.sha256(lowered.as_text().encode()).hexdigest(),
+            "" if lowered is None else hashlib.sha256(lowered.as_text().encode()).hexdigest(),
         )
 
 
@@ -246,14 +249,7 @@ def load_program(path: Path, lowered: Any, devices: Sequence[Any]) -> Any:
 
     Raises `UserError` if it is another one than `lowered`, or was compiled for other devices or versions.
     """
-    header, content = _read(path)
-    for name, value in dataclasses.asdict(ProgramKey.of(lowered, devices)).items():
-        if header.get(name) != value:
-            what = "another train step: other code, fields or sizes of the data" if name == "program" else None
-            what = what or f"{name} {header.get(name)!r}, not {value!r}"
-            raise UserError(f"{path} was compiled for {what}; save it again, or leave out --compute.load")
-    if hashlib.sha256(content).hexdigest() != header.get("sha256"):
-        raise UserError(f"{path} is damaged; save it again, or leave out --compute.load")
+    content = check_program(path, lowered, devices)
     try:
         unloaded, _, no_kwargs = _Unpickler(io.BytesIO(content), devices[0].client, devices).load()
         executable = unloaded.load()
@@ -261,6 +257,19 @@ def load_program(path: Path, lowered: Any, devices: Sequence[Any]) -> Any:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} cannot be loaded ({reason}); leave out --compute.load") from error
     return jax.stages.Compiled(executable, [], lowered.args_info, lowered.out_tree, no_kwargs=no_kwargs)
+
+
+def check_program(path: Path, lowered: Any, devices: Sequence[Any]) -> bytes:
+    """Returns the machine code in a file. Raises `UserError` as `load_program`; without `lowered`, for any program."""
+    header, content = _read(path)
+    for name, value in dataclasses.asdict(ProgramKey.of(lowered, devices)).items():
+        if value and header.get(name) != value:
+            what = "another train step: other code, fields or sizes of the data" if name == "program" else None
+            what = what or f"{name} {header.get(name)!r}, not {value!r}"
+            raise UserError(f"{path} was compiled for {what}; save it again, or leave out --compute.load")
+    if hashlib.sha256(content).hexdigest() != header.get("sha256"):
+        raise UserError(f"{path} is damaged; save it again, or leave out --compute.load")
+    return content
 
 
 class _Unpickler(serialize_executable._JaxPjrtUnpickler):
@@ -272,12 +281,14 @@ class _Unpickler(serialize_executable._JaxPjrtUnpickler):
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     try:
-        first, header, content = path.read_bytes().split(b"\n", 2)
-        if first.decode() == _FIRST_LINE:
-            return json.loads(header), content
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}); write it with trm compile-pod") from error
-    except ValueError:
+        first, header, content = read_whole(path, largest_bytes=_LARGEST_BYTES).split(b"\n", 2)
+        fields = json.loads(header)
+        if first.decode() == _FIRST_LINE and isinstance(fields, dict):
+            return fields, content
+    except (OSError, DamagedError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path} cannot be read ({reason}); write it with trm compile-pod") from error
+    except (ValueError, RecursionError):
         pass
     raise UserError(f"{path} is no program that `trm compile-pod --save` wrote")
 

@@ -19,7 +19,7 @@ from train_jax.core.step import TrainStep
 from train_jax.errors import UserError
 from train_jax.runtime.backend import local_devices
 from train_jax.runtime.batch_size import check_divides
-from train_jax.runtime.compilation import compile_lowered, load_program
+from train_jax.runtime.compilation import check_program, compile_lowered, load_program
 
 Runner = Literal["pmap", "shard_map"]
 
@@ -138,6 +138,10 @@ class Devices:
         compiled, source = compile_lowered(lowered, self._all)
         # For several processes only the function itself converts arguments of `pmap`; it reuses the compiled program.
         return program if self.compiles_for_arrays else compiled, source
+
+    def check_saved(self, path: Path) -> None:
+        """Raises `UserError` unless the file has a program for these devices, and for these versions of JAX."""
+        check_program(path, None, self._all)
 
     def shapes(self, tree: Any, *, sharded: bool = False) -> Any:
         """Returns the shapes of arrays as `replicate` places them, or as `shard` does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +33,9 @@ class Batches:
         size = self._steps_per_dispatch
         return range(first, min(first - first % size + size, self._total_steps))
 
-    def dispatches(self, first: int) -> list[range]:
+    def dispatches(self, first: int) -> Sequence[range]:
         """Returns the steps of all dispatches after `first` steps."""
-        found = []
-        while first < self._total_steps:
-            found.append(self.dispatch(first))
-            first = found[-1].stop
-        return found
+        return _Dispatches(self.dispatch, first, self._total_steps, self._steps_per_dispatch)
 
     def from_step(self, first: int, state: TrainState | None = None) -> dict[str, np.ndarray]:
         """Returns the batches of the dispatch after `first` steps; several steps are stacked along the second axis."""
@@ -47,6 +43,25 @@ class Batches:
             return self.at(first, state)
         batches = [self.at(step, state) for step in self.dispatch(first)]
         return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
+
+
+class _Dispatches(Sequence[range]):
+    """The dispatches from one step to another, computed when they are asked for: a run may have 10**12 of them."""
+
+    def __init__(self, dispatch: Callable[[int], range], first: int, end: int, size: int):
+        self._dispatch, self._first, self._size = dispatch, first, size
+        before, after = first // size, -(-end // size)
+        self._count = after - before if first < end else 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        number = range(len(self))[index]
+        start = (self._first // self._size + number) * self._size
+        return self._dispatch(max(start, self._first))
 
 
 class OnDemand:

@@ -62,6 +62,8 @@ class Serve(Limits):
 
 
 def main(config: Serve) -> None:
+    if not config.run_dirs:
+        raise UserError("trm serve needs a run; give folders of runs of `trm train`")
     try:
         from train_jax.serving.app import create_app
         from train_jax.serving.connection import server_of

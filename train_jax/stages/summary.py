@@ -1,13 +1,12 @@
 """`trm summary RUN_DIR`: prints the results of a run from its files."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from train_jax.run.folder import find_run, read_fields
+from train_jax.run.folder import find_run, read_fields, read_finished
 from train_jax.run.tracking import duration, read_metrics
 from train_jax.task import commands_of
 
@@ -28,12 +27,13 @@ def main(config: Summary) -> None:
         reached = f"step {records[-1]['step']}" if records else "no metrics yet"
         print(f"{config.run_dir} is not finished ({reached}); continue it with `trm train`")
         return
-    figures = json.loads(folder.finished.read_text())
     commands = commands_of(fields["task"])
+    figures = read_finished(folder, commands.figures)
     print(commands.summary(figures, folder, "EMA" if fields["ema_decay"] else "raw"))
     print(f"training time {duration(figures['train_seconds'])} for {figures['train_steps']:.0f} steps")
-    if folder.export_check.exists():
-        print(commands.export_check(json.loads(folder.export_check.read_text())))
+    check = commands.export_check(folder)
+    if check is not None:
+        print(check)
     for path, what in ((folder.weights, "weights under PyTorch names"), (folder.report, "report")):
         if path.exists():
             print(f"{what}: {relative(path)}")

@@ -32,7 +32,8 @@ def main(config: RunConfig, *, verify: bool = True, heading: str = "") -> None:
         figures = train(config, devices, since=process_start(), verify=verify)
         if is_main_process():
             steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
-            print(f"finished: {config.run_dir}: {figures['summary']}, {steps:.0f} steps in {seconds}")
+            summary = figures.get("summary", "not evaluated")
+            print(f"finished: {config.run_dir}: {summary}, {steps:.0f} steps in {seconds}")
 
 
 def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:

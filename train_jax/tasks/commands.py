@@ -6,9 +6,11 @@ Importing this module imports neither JAX, PyTorch nor NumPy, so that `trm statu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from train_jax.run.json_files import NUMBER, Kind, find_object
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +67,10 @@ class Commands:
     """
 
     metric: ClassVar[Metric | None] = None
+    figures: ClassVar[Mapping[str, Kind]] = {}
+    """Fields that an evaluation of the whole test set has."""
+    check_class: ClassVar[type[ExportCheck]] = ExportCheck
+    """Class of the result of `check_export`; its fields are numbers."""
     checks_exports: ClassVar[bool] = False
     """True if the task implements `check_export`."""
     draws_pictures: ClassVar[bool] = False
@@ -87,9 +93,15 @@ class Commands:
         """Returns the lines about the figures of a finished run. Imports neither JAX nor PyTorch."""
         return str(finished.get("summary", "finished"))
 
-    def export_check(self, fields: dict[str, Any]) -> ExportCheck:
-        """Returns the result of `check_export` with these fields, as `trm export` wrote them."""
-        raise NotImplementedError
+    def export_check(self, folder: RunFolder) -> ExportCheck | None:
+        """Returns the result of `check_export` that `trm export` wrote; None if there is none.
+
+        Raises `UserError` for a damaged file.
+        """
+        names = [field.name for field in dataclasses.fields(self.check_class)]
+        remedy = "write it again with `trm export`"
+        fields = find_object(folder.export_check, dict.fromkeys(names, NUMBER), remedy=remedy)
+        return None if fields is None else self.check_class(**{name: fields[name] for name in names})
 
     def check_export(self, run: Any, weights: Path, console: Console) -> ExportCheck:
         """Compares exported weights of a `Restored` run in PyTorch with JAX."""

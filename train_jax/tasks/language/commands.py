@@ -10,10 +10,10 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from train_jax.errors import UserError
 from train_jax.run.folder import RunFolder, write_text
+from train_jax.run.json_files import NUMBER, TEXT, find_object, list_of, object_of, optional, record_of
 from train_jax.tasks import commands
 from train_jax.tasks.commands import Commands, Console, Metric
 
@@ -52,7 +52,9 @@ class LanguageCommands(Commands):
     """The commands after training, for runs of language models."""
 
     metric = Metric("bits_per_byte", "bits/byte", "{:.4f}")
+    figures: ClassVar = {"loss": NUMBER, "bits_per_byte": optional(NUMBER)}
     checks_exports = True
+    check_class = ExportCheck
 
     def model(self, run: Any) -> Any:
         from train_jax.tasks.language.generation import TextModel
@@ -66,17 +68,14 @@ class LanguageCommands(Commands):
 
     def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
         perplexity = perplexity_of(finished["loss"])
-        lines = [f"{finished['summary']}, {weights} weights", f"perplexity {perplexity:.2f} of a token"]
-        path = folder.evaluation("core")
-        if path.is_file():
-            try:
-                lines.append(f"CORE {json.loads(path.read_text())['core']:.4f}")
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path} cannot be read ({error!r}); write it again with `trm core`") from error
+        lines = [
+            f"{super().summary(finished, folder, weights)}, {weights} weights",
+            f"perplexity {perplexity:.2f} of a token",
+        ]
+        core = read_core(folder)
+        if core is not None:
+            lines.append(f"CORE {core['core']:.4f}")
         return "\n".join(lines)
-
-    def export_check(self, fields: dict[str, Any]) -> ExportCheck:
-        return ExportCheck(**fields)
 
     def check_export(self, run: Any, weights: Path, console: Console) -> ExportCheck:
         from train_jax.tasks.language.export_check import check_export
@@ -119,17 +118,18 @@ def write_samples(path: Path, step: int, samples: Sequence[Sample]) -> None:
 
 def read_samples(folder: RunFolder) -> list[Sample]:
     """Reads the samples of a run; returns none if there is no file. Raises `UserError` for a damaged one."""
-    if not folder.samples.is_file():
-        return []
-    try:
-        samples = [Sample(**each) for each in json.loads(folder.samples.read_text())["samples"]]
-        if not all(isinstance(value, str) for each in samples for value in dataclasses.astuple(each)):
-            raise TypeError("expected text")
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{folder.samples} cannot be read ({error}); remove it and run `trm evaluate` to write it again"
-        ) from error
-    return samples
+    names = [field.name for field in dataclasses.fields(Sample)]
+    fields = {"samples": list_of(record_of(dict.fromkeys(names, TEXT)))}
+    remedy = "remove it and run `trm evaluate` to write it again"
+    content = find_object(folder.samples, fields, remedy=remedy) or {"samples": []}
+    return [Sample(**{name: each[name] for name in names}) for each in content["samples"]]
+
+
+def read_core(folder: RunFolder) -> dict[str, Any] | None:
+    """Reads the results of `trm core`; None if there are none. Raises `UserError` for a damaged file."""
+    task = record_of(dict.fromkeys(("items", "accuracy", "centered"), NUMBER))
+    fields = {"core": NUMBER, "tasks": object_of(task)}
+    return find_object(folder.evaluation("core"), fields, remedy="write it again with `trm core`")
 
 
 def printable(text: str) -> str:

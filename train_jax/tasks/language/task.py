@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from models_torch import outside, registry
+from models_torch import registry
 from models_torch.gpt import IGNORED_TARGET
 from models_torch.outside_language import OutsideLanguageConfig
 from models_torch.ranges import Range
@@ -72,6 +72,7 @@ class LanguageTask(Task):
     """Documents for models that predict the next token and compute their loss themselves."""
 
     config_class = LanguageConfig
+    models = tuple(registry.LANGUAGE_MODELS)
     outside_model_config_class = OutsideLanguageConfig
     console: ClassVar = {"loss": "loss {:.4f}", "bits_per_byte": "bits/byte {:.4f}"}
     evaluated = ("bits_per_byte", "loss")
@@ -156,9 +157,6 @@ class LanguageTask(Task):
         return self.rows.batch(step=step, rows=self.config.global_batch_size, shard=shard)
 
     def check(self, config: RunConfig, devices: Devices) -> None:
-        if config.model not in registry.LANGUAGE_MODELS and not outside.is_outside(config.model):
-            names = ", ".join(registry.LANGUAGE_MODELS)
-            raise UserError(f"--model {config.model} is no language model; use one of {names}, or package.module:Class")
         alone = len(self.sources) == 1
         needed = tokens_per_step(config.global_batch_size if alone else 1, config.arch.seq_len)
         for source in self.sources:
@@ -168,6 +166,8 @@ class LanguageTask(Task):
                     f"{needed:,} for one {'batch' if alone else 'row'}; use a smaller "
                     f"{'--global-batch-size or ' * alone}--arch.seq-len, or more text"
                 )
+            for split in source.splits:
+                source.stream(split).check()
         if len(self.test_stream) < 2:
             raise UserError(f"{self.data.directory} has one test token; build it with more text")
         _ = self.rows

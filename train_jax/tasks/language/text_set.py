@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,9 @@ KIND = "text"
 REBUILD = "build it again with `trm build-data text`"
 _LARGEST_RECIPE = 2**26
 _CHUNK = 2**24
+_PART = 2**16
+SCANNED_BYTES = 2**28
+"""Bytes of tokens that are checked before a run."""
 
 
 def shard_name(number: int, kind: str = "tokens") -> str:
@@ -125,10 +128,20 @@ class TokenStream:
             count -= len(part)
             position = (position + len(part)) % len(self)
         tokens = np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
+        self._check(tokens)
+        return tokens
+
+    def check(self) -> None:
+        """Raises `UserError` as `take` does, before a run begins; reads evenly spaced parts of a large split."""
+        for part in sampled(self._shards):
+            self._check(part)
+        if self.weights is not None:
+            self.weights.check()
+
+    def _check(self, tokens: np.ndarray) -> None:
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
             what = f"the {self._kind.removesuffix('s')} {tokens.max()}"
-            raise UserError(f"{self._folder} contains {what}, expected less than {self._vocab_size}")
-        return tokens
+            raise UserError(f"{self._folder} contains {what}, expected less than {self._vocab_size}; {REBUILD}")
 
     @property
     def hashes(self) -> tuple[str, str | None]:
@@ -142,6 +155,14 @@ class TokenStream:
         for shard in self._shards:
             for first in range(0, len(shard), _CHUNK):
                 yield shard[first : first + _CHUNK]
+
+
+def sampled(shards: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields all parts of some vectors, or evenly spaced ones of those with more than `SCANNED_BYTES`."""
+    every = -(-sum(shard.nbytes for shard in shards) // SCANNED_BYTES) or 1
+    for shard in shards:
+        for first in range(0, len(shard), every * _PART):
+            yield shard[first : first + _PART]
 
 
 def _map_shard(path: Path, size: int, dtype: np.dtype) -> np.ndarray:

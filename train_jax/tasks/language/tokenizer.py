@@ -43,7 +43,7 @@ JSON_NAME = "tokenizer.json"
 RANKS_NAME = "tokenizer.tiktoken"
 _BLANK = re.compile(r"\s+")
 _LONGEST_BLANK = 500_000
-"""The regular expressions of tiktoken abort at about a million blank characters in a row."""
+"""The regular expressions of tiktoken and rustbpe abort at about a million blank characters in a row."""
 _LARGEST_BYTES = 2**28
 _DOCUMENTS_AT_ONCE = 64
 
@@ -119,8 +119,7 @@ class Tokenizer:
         """Encodes several texts in parallel. Raises `UserError` for a text that tiktoken cannot split."""
         for text in texts:
             text.encode()  # tiktoken replaces lone surrogates without an error
-            if len(text) > _LONGEST_BLANK and max(map(len, _BLANK.findall(text)), default=0) > _LONGEST_BLANK:
-                raise UserError(f"a text has more than {_LONGEST_BLANK:,} blank characters in a row; remove some")
+            _check_blanks(text)
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=threads)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -178,6 +177,13 @@ class Tokenizer:
             ) from None
 
 
+def _check_blanks(text: str) -> str:
+    """Returns the text. Raises `UserError` for one that tiktoken and rustbpe cannot split."""
+    if len(text) > _LONGEST_BLANK and max(map(len, _BLANK.findall(text)), default=0) > _LONGEST_BLANK:
+        raise UserError(f"a text has more than {_LONGEST_BLANK:,} blank characters in a row; remove some")
+    return text
+
+
 def _json_of(tokenizer: Tokenizer) -> dict[str, Any]:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     split = {"type": "Split", "pattern": {"Regex": tokenizer.pattern}, "behavior": "Isolated", "invert": False}
@@ -230,7 +236,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     if vocab_size < smallest:
         raise UserError(f"--vocab-size is {vocab_size}; use at least {smallest}")
     trainer = text_package("rustbpe").Tokenizer()
-    trainer.train_from_iterator(iter(texts), vocab_size - len(SPECIAL_TOKENS), pattern=SPLIT_PATTERN)
+    trainer.train_from_iterator(map(_check_blanks, texts), vocab_size - len(SPECIAL_TOKENS), pattern=SPLIT_PATTERN)
     tokenizer = Tokenizer({bytes(token): rank for token, rank in trainer.get_mergeable_ranks()})
     if tokenizer.vocab_size != vocab_size:
         raise UserError(

@@ -6,11 +6,12 @@ Importing this module imports neither JAX nor PyTorch.
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from train_jax.errors import UserError
 from train_jax.run.folder import RunFolder
+from train_jax.run.json_files import COUNT, NUMBER, misfit, optional, read_object
 from train_jax.tasks import commands
 from train_jax.tasks.commands import Commands, Console, Metric
 
@@ -51,7 +52,9 @@ class PuzzleCommands(Commands):
     """The commands after training, for runs of puzzles."""
 
     metric = Metric("exact_accuracy", "exact", "{:.2%}")
+    figures: ClassVar = {"count": COUNT} | dict.fromkeys(("exact_accuracy", "accuracy"), optional(NUMBER))
     checks_exports = draws_pictures = True
+    check_class = ExportCheck
 
     def model(self, run: Any) -> Any:
         from train_jax.tasks.puzzles.solving import Predictor
@@ -66,15 +69,14 @@ class PuzzleCommands(Commands):
     def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
         if not finished["count"]:
             return "held-out accuracy unknown: no solution of these puzzles is public"
+        if reason := misfit(finished, dict.fromkeys(("exact_accuracy", "accuracy"), NUMBER)):
+            raise UserError(f"{folder.finished} cannot be read ({reason}); remove it, and train again to write it")
         line = (
             f"held-out exact accuracy {finished['exact_accuracy']:.4f} with "
             f"{weights} weights on {finished['count']:.0f} puzzles unseen under symmetry "
             f"(token accuracy {finished['accuracy']:.4f})"
         )
         return f"{line}{_with_trajectories(finished, folder)}"
-
-    def export_check(self, fields: dict[str, Any]) -> ExportCheck:
-        return ExportCheck(**fields)
 
     def check_export(self, run: Any, weights: Path, console: Console) -> ExportCheck:
         from train_jax.tasks.puzzles.export_check import check_export
@@ -94,12 +96,13 @@ class PuzzleCommands(Commands):
 
 def _with_trajectories(finished: dict[str, Any], folder: RunFolder) -> str:
     """Returns a line about the last evaluation with trajectories that halt early; "" if there is none of this step."""
+    names = ("trajectories", "depth", "noise", "step", "exact_accuracy", "steps", "threshold")
     try:
-        figures = json.loads(folder.halted_early("test").read_text())
-        count, depth, noise = figures["trajectories"], figures["depth"], figures["noise"]
-        of_this_step = figures["step"] == finished["train_steps"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        figures = read_object(folder.halted_early("test"), dict.fromkeys(names, NUMBER), remedy="")
+    except UserError:
         return ""
+    count, depth, noise = figures["trajectories"], figures["depth"], figures["noise"]
+    of_this_step = figures["step"] == finished["train_steps"]
     search = f"up to {count} trajectories of {depth}" if count > 1 else f"up to {depth}"
     noisy = f" with noise {noise:g}" if noise else ""
     line = (

@@ -65,6 +65,7 @@ class PuzzleTask(Task):
     """Sudokus, mazes and ARC puzzles for models with adaptive computation time."""
 
     config_class = PuzzleConfig
+    models = tuple(registry.ARCHITECTURES)
     console: ClassVar = {"lm_loss": "loss {:.4f}", "exact_accuracy": "exact {:.3f}"}
     evaluated = (
         "exact_accuracy", "accuracy", "lm_loss", "q_halt_accuracy", "q_halt_loss", "q_continue_loss", "steps",

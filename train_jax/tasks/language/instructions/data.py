@@ -32,6 +32,7 @@ from train_jax.errors import UserError
 from train_jax.run.content import remembered
 from train_jax.run.storage import path_of
 from train_jax.run.untrusted import DamagedError, map_array, read_whole
+from train_jax.tasks.language.text_set import sampled
 
 PLACES = ("inst_start", "inst_len", "resp_start", "resp_len")
 VOCABULARY_MULTIPLE = 256
@@ -72,7 +73,7 @@ class InstructionSet:
                 f"no instructions at {directory} (metadata.json is missing); build them with `trm build-data "
                 f"instructions --source FILE.jsonl --output-dir {directory}`"
             ) from None
-        except (DamagedError, ValueError, KeyError, TypeError) as error:
+        except (DamagedError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{folder / 'metadata.json'} is not valid ({error!r}); build the data set again") from None
         self.tokens = self._array("tokens.npy")
         self.epochs = sum(1 for entry in folder.iterdir() if entry.name.startswith("epoch_"))
@@ -106,9 +107,17 @@ class InstructionSet:
     def take(self, start: int, count: int) -> np.ndarray:
         """Returns tokens, int32. Raises `UserError` for one that is not in the vocabulary."""
         tokens = np.asarray(self.tokens[start : start + count], np.int32)
+        self._check(tokens)
+        return tokens
+
+    def check(self) -> None:
+        """Raises `UserError` as `take` does, before a run begins; reads evenly spaced parts of large data."""
+        for part in sampled([self.tokens]):
+            self._check(part)
+
+    def _check(self, tokens: np.ndarray) -> None:
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             raise UserError(f"{self.directory} contains the token {tokens.max()}, expected less than {self.vocab_size}")
-        return tokens
 
     def _array(self, name: str) -> np.ndarray:
         path = path_of(self.directory) / name

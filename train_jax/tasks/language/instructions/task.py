@@ -135,6 +135,7 @@ class InstructionTask(Task):
                 f"--bp-first {self._task_config.bp_first} is more than --arch.bp-steps {config.arch.bp_steps}; use less"
             )
         for data in (self.data, self.held_out):
+            data.check()
             longest = int(data.epoch(0).lengths.max(initial=0))
             if longest > config.arch.seq_len:
                 raise UserError(
