@@ -416,18 +416,22 @@ class _Numbers:
         self._request = request
         parts = [dict(request.params), dict(request.buffers), request.args, request.kwargs, request.rng]
         self._leaves, self._structure = jax.tree.flatten(convert(parts, lambda v: v, objects=True))
+        state = len(request.params) + len(request.buffers)
+        first: dict[int, int] = {}
+        self._twins = [first.setdefault(id(v), i) if i >= state else i for i, v in enumerate(self._leaves)]
+        """The first place of each array: an argument may be given twice."""
         fixed = any(isinstance(leaf, Tracer) for leaf in self._leaves)
         changing = [is_array(leaf) and not (fixed and isinstance(leaf, np.ndarray)) for leaf in self._leaves]
-        self._places = [i for i, changes in enumerate(changing) if changes]
-        state = len(request.params) + len(request.buffers)
+        self._places = [i for i, changes in enumerate(changing) if changes and self._twins[i] == i]
         self.shapes = Shapes([jax.typeof(jnp.asarray(self._leaves[i])) for i in self._places], state)
         others = [repr(leaf) for leaf, changes in zip(self._leaves, changing, strict=True) if not changes]
-        self.signature = str(self._structure), tuple(others), tuple(map(str, self.shapes.leaves))
+        self.signature = str(self._structure), tuple(others), tuple(map(str, self.shapes.leaves)), tuple(self._twins)
 
     def put(self, arrays: list) -> Request:
         leaves = [*self._leaves]
         for place, array in zip(self._places, arrays, strict=True):
             leaves[place] = array
+        leaves = [leaves[i] for i in self._twins]
         params, buffers, args, kwargs, rng = jax.tree.unflatten(self._structure, leaves)
         given = {"params": params, "buffers": buffers, "args": args, "kwargs": kwargs, "rng": rng}
         return dataclasses.replace(self._request, **given)

@@ -72,14 +72,11 @@ def other_numbers(inputs: Any, step: int, kept: Container[int] = ()) -> Any:
     has the ids of tensors that stay as they are.
     """
     generator = torch.Generator().manual_seed(step)
-    known: dict[int, Any] = {}  # an input that is given twice stays one object
 
     def other(value: Any) -> Any:
         if not torch.is_tensor(value) or value.layout is not torch.strided or not value.numel() or id(value) in kept:
             return value
-        if id(value) not in known:
-            known[id(value)] = _other(value.detach(), step, generator).requires_grad_(value.requires_grad)
-        return known[id(value)]
+        return _other(value.detach(), step, generator).requires_grad_(value.requires_grad)
 
     return convert(inputs, other, objects=True)
 
@@ -289,14 +286,16 @@ class JaxSide:
         """Runs the next step, with these random draws."""
         args, kwargs = self._inputs.send(self._outputs)
         inputs, structure = named_inputs(args, kwargs)
-        known = {n for n, v in inputs.items() if isinstance(v, ARRAYS) and self._call.knows(n)}
-        arrays = {n: v for n, v in inputs.items() if isinstance(v, ARRAYS) and n not in known}
+        first: dict[int, str] = {}
+        twins = {n: first.setdefault(id(v), n) for n, v in inputs.items()}  # an input may be given twice
+        known = {twins[n] for n, v in inputs.items() if isinstance(v, ARRAYS) and self._call.knows(n)}
+        arrays = {n: v for n, v in inputs.items() if isinstance(v, ARRAYS) and twins[n] == n and n not in known}
         free = {n: v for n, v in arrays.items() if self._call.input_gradients and jnp.issubdtype(v.dtype, jnp.inexact)}
-        rest = {n: None if n in arrays else np.asarray(v) if n in known else v for n, v in inputs.items()}
-        others = structure, {n: v for n, v in rest.items() if n not in known}, [*map(type, rest.values())]
+        rest = {n: None if twins[n] in arrays else np.asarray(v) if n in known else v for n, v in inputs.items()}
+        others = structure, {n: v for n, v in rest.items() if twins[n] not in known}, [*map(type, rest.values())], twins
         if self._compiled is None or self._compiled[0] != others:
             # Compile again only if something besides the arrays has changed; known inputs do not change.
-            self._compiled = others, self._gradient(structure, rest)
+            self._compiled = others, self._gradient(structure, rest, twins)
         drawn = [array_of(draw) for draw in draws]
         (_, result), gradients = self._compiled[1](self._params, free, arrays, self._buffers, drawn)
         self._outputs, self._buffers, self._params = result
@@ -304,7 +303,7 @@ class JaxSide:
         return {
             "output": named(self._outputs),
             "gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[0].items()},
-            "input gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[1].items()},
+            "input gradient": {n: leaf_of(jnp.conj(gradients[1][of])) for n, of in twins.items() if of in free},
             "buffer": {n: leaf_of(a) for n, a in (self._buffers | self._fn.options.static).items()},
             "parameter": {n: leaf_of(a) for n, a in self._params.items()},
         }
@@ -316,12 +315,16 @@ class JaxSide:
         side._params, side._buffers = ({n: state[n] for n in each} for each in (self._fn.params, self._fn.buffers))
         return side
 
-    def _gradient(self, structure: Any, rest: dict[str, Any]) -> Callable:
-        """Returns the gradient of one call by its parameters and `free`; `rest` holds inputs that are not arrays."""
+    def _gradient(self, structure: Any, rest: dict[str, Any], twins: dict[str, str]) -> Callable:
+        """Returns the gradient of one call by its parameters and `free`.
+
+        `rest` holds inputs that are not arrays, `twins` the name under which each input is given.
+        """
         call = self._call
 
         def objective(params, free, arrays, buffers, draws):
-            args, kwargs = jax.tree.unflatten(structure, (rest | arrays | free).values())
+            values = rest | arrays | free
+            args, kwargs = jax.tree.unflatten(structure, [values[name] for name in twins.values()])
             with _noting_who_asks_inputs(self.asked):
                 result = self._fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
             numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # JAX refuses text

@@ -293,10 +293,17 @@ def register(
 def convert(tree: Any, leaf: Callable[[Any], Any], objects: bool = False) -> Any:
     """Applies `leaf` like `jax.tree.map` to any tree of the code; dataclasses not met before are registered on the way.
 
-    With `objects`, also over the attributes of other objects, which are rebuilt. Dicts keep their order.
+    With `objects`, also over the attributes of other objects, which are rebuilt. Dicts keep their order. What the tree
+    holds twice, the result holds twice.
     """
+    known: dict[int, tuple[Any, Any]] = {}
 
     def visit(value: Any) -> Any:
+        if id(value) not in known:
+            known[id(value)] = value, made(value)  # the value is kept alive, so that its id stays its own
+        return known[id(value)][1]
+
+    def made(value: Any) -> Any:
         kind = type(value)
         if kind is dict:  # JAX would sort it
             return dict(zip(value, map(visit, value.values()), strict=True))

@@ -393,3 +393,33 @@ def test_deepcopy_of_a_result_is_pytorch_s_error():
     with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
         module(randn(2, 3))
     raises("Only Tensors created explicitly by the user", module, randn(2, 3), error=RuntimeError)
+
+
+# ---- arguments
+
+
+def writes_one(m, a, b):
+    a.add_(1)
+    m.seen = a.detach()  # is judged by a second call, in which the arguments are one, too
+    return (b @ m.w if a is b else b) + b.square()
+
+
+@pytest.mark.filterwarnings("ignore:the call writes `seen`:bridge.BridgeWarning")
+@pytest.mark.filterwarnings("ignore:the call changes its argument a:bridge.BridgeWarning")
+@pytest.mark.parametrize("twice", [True, False])
+def test_one_array_given_twice_is_one_tensor(twice):
+    module = Calls(writes_one)
+    fn = bridge.export(module)
+    x, y = randn(2, 3), randn(2, 3, seed=2)
+
+    def value(x, y):
+        return fn(fn.params, {}, x, x if twice else y)[0].sum()
+
+    leaf = x.clone().requires_grad_()
+    given = leaf * 1
+    out = module(given, given if twice else y).sum()
+    expected = torch.autograd.grad(out, leaf)[0] if twice else torch.zeros_like(x)
+    for form in (jax.value_and_grad(value), jax.jit(jax.value_and_grad(value))):
+        result, gradient = form(jnp.asarray(x.numpy()), jnp.asarray(y.numpy()))
+        close(result, out.detach(), 1e-6)
+        close(gradient, expected, 1e-6)

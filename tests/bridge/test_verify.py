@@ -414,9 +414,20 @@ def test_a_further_call_gets_other_numbers_of_the_same_kind():
     assert second["ones"].min() >= 0.5 and second["ones"].max() <= 1
 
 
-def test_one_tensor_as_two_arguments_stays_one():
-    x = torch.rand(3)
-    verified(lambda x, y: x * y * (1 if traced(x) or torch.equal(x, y) else 2), x, x)
+def attends(query, keys, mask=None):
+    """Attention to itself has a factor of its own, and both names see a write."""
+    key, (value,) = keys["key"], keys["values"]
+    itself = query is key
+    query.mul_(2)
+    return query * key.detach() * (3 if itself else 1) + value.sin() * (1 if value is key else mask)
+
+
+@pytest.mark.parametrize("settings", [{}, {"known_inputs": "0", "input_gradients": False}])
+def test_one_tensor_as_several_arguments_stays_one(settings):
+    x, other = torch.rand(3), torch.rand(3)
+    for keys in ({"key": x, "values": (x,)}, {"key": x, "values": (other,)}, {"key": other, "values": (x,)}):
+        report = bridge.verify(Call(attends), x, keys, torch.rand(3), **settings)
+        assert report.ok and {row.step for row in report.rows} == {0, 1}, f"\n{report}"
 
 
 def test_a_module_that_cannot_take_other_numbers_says_what_to_do():
