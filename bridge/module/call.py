@@ -193,7 +193,7 @@ class Call:
             name: Start(t, t._handle.storage, t.requires_grad, t._handle.storage.version) for name, t in state.items()
         }
         tensors = {id(real): state[name] for name, real in reals.items()} | constant
-        self._module, self._copies = shadow(original, tensors)
+        self._module, self._copies = shadow(original, tensors, reals.values())
         self._modules: dict[str, nn.Module] = {}
         for name, submodule in submodules.items():
             self._modules[name] = twin = self._copies[id(submodule)]
@@ -347,7 +347,6 @@ class Call:
                 tensor = wrap(array, meta, tracked=trained, leaf=True)
                 tensor._handle.storage.overlaps = has_overlap(meta)
             state[name] = tensor
-            vars(tensor).update({key: value for key, value in vars(real).items() if key not in vars(tensor)})
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
             if self.recording:
                 start_graph(tensor, self.recording)

@@ -35,7 +35,7 @@ from bridge.tensor.pytrees import (
     put_items,
     tuple_of,
 )
-from bridge.tensor.tensor import BridgeTensor, Storage
+from bridge.tensor.tensor import INTERNAL, BridgeTensor, Storage
 
 Slot = tuple[nn.Module, str]
 """A submodule, and the name of a parameter or buffer in it."""
@@ -166,14 +166,23 @@ def check_tied(names: Mapping[str, str], slots: Mapping[str, Slot], final: Mappi
 # ---- copies
 
 
-def shadow(module: nn.Module, known: Mapping[int, torch.Tensor]) -> tuple[nn.Module, dict[int, Any]]:
+def shadow(
+    module: nn.Module, known: Mapping[int, torch.Tensor], reals: Iterable[torch.Tensor]
+) -> tuple[nn.Module, dict[int, Any]]:
     """Returns the copy for one call, and a dict from the ids of originals to everything copied with it.
 
     `known`: what replaces a parameter or buffer, by the id of the real one, wherever modules and containers hold it.
-    Other tensors, and objects that hold state elsewhere than in attributes, are shared.
+    What replaces one of `reals` gets copies of its attributes. Other tensors, and objects that hold state elsewhere
+    than in attributes, are shared.
     """
     copier = _Copier(known, _shared)
-    return copier.copied_tree(module), copier.copies
+    copied = copier.copied_tree(module)
+    for real in reals:
+        attributes = vars(known[id(real)])
+        for name, item in vars(real).items():
+            if name not in INTERNAL:
+                attributes[name] = copier.visit(item)
+    return copied, copier.copies
 
 
 def independent(module: nn.Module) -> nn.Module:
@@ -369,7 +378,7 @@ ORDER = "the order of the keys"
 _PLAIN = (dict, collections.OrderedDict)
 _TENSORS = frozenset({torch.Tensor, nn.Parameter, BridgeTensor})
 _CODE = frozenset({type, types.FunctionType, types.MethodType, types.ModuleType, *weakref.ProxyTypes})
-_ATOMS = ATOMS | _TENSORS | _CODE | {np.ndarray}
+_ATOMS = ATOMS | {torch.Tensor, nn.Parameter} | _CODE | {np.ndarray}
 """Types of values that hold no further state."""
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 _LISTS_OF_STATE = frozenset({"_flat_weights", "_flat_weight_refs", "_non_persistent_buffers_set"})
@@ -402,6 +411,9 @@ class Snapshot:
         """(container, its items)"""
         for value in copies:
             kind = type(value)
+            if kind is BridgeTensor:
+                self._held.append((value, _items(value) if vars(value).keys() - INTERNAL else {}))
+                continue
             if kind in _PLAIN:
                 self._held.append((value, value.copy()))
             elif isinstance(value, (dict, list, set, collections.deque)):
@@ -413,6 +425,8 @@ class Snapshot:
         """Returns the present value at every place that has changed since; `GONE` where there is none."""
         changed: dict[Place, Any] = {}
         for value, before in self._held:
+            if not before and type(value) is BridgeTensor and vars(value).keys() <= INTERNAL:
+                continue
             now = value if type(value) in _PLAIN else _items(value)
             same_keys = len(now) == len(before) and all(map(operator.is_, now, before))
             if same_keys and all(map(operator.is_, now.values(), before.values())):
@@ -442,7 +456,7 @@ class Snapshot:
             if value is wanted:
                 return path
             container = isinstance(value, (dict, list, tuple, set, collections.deque))
-            held = value if container else getattr(value, "__dict__", None)
+            held = value if container or type(value) is BridgeTensor else getattr(value, "__dict__", None)
             if held is wanted:
                 return path
             if held is not None and id(held) not in seen:
@@ -454,7 +468,7 @@ class Snapshot:
         """Makes code that reads the value at the place fail."""
         for value, items in self._held:
             if place[1] in items and not isinstance(value, set) and self._path(value) == place[0]:
-                value[place[1]] = _UNREADABLE
+                (vars(value) if type(value) is BridgeTensor else value)[place[1]] = _UNREADABLE
 
     def holders(self, memory: Callable[[torch.Tensor], bool]) -> dict[Place, Any]:
         """Returns the places where attributes and containers held tensors over some memory before and still do."""
@@ -468,7 +482,12 @@ class Snapshot:
 
 
 def _items(value: Any) -> dict:
-    """Returns the items of a container by key or position, read without methods of its own class."""
+    """Returns the items of a container by key or position, read without methods of its own class.
+
+    Those of a tensor are the attributes that the code has set.
+    """
+    if type(value) is BridgeTensor:
+        return value._attributes()
     if isinstance(value, dict):
         return dict.copy(value)
     if isinstance(value, set):

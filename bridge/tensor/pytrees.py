@@ -299,24 +299,25 @@ def convert(tree: Any, leaf: Callable[[Any], Any], objects: bool = False) -> Any
     known: dict[int, tuple[Any, Any]] = {}
 
     def visit(value: Any) -> Any:
-        if id(value) not in known:
-            known[id(value)] = value, made(value)  # the value is kept alive, so that its id stays its own
-        return known[id(value)][1]
-
-    def made(value: Any) -> Any:
+        if id(value) in known:
+            return known[id(value)][1]
         kind = type(value)
         if kind is dict:  # JAX would sort it
-            return dict(zip(value, map(visit, value.values()), strict=True))
-        if kind is list or kind is tuple:
-            return kind(map(visit, value))
-        how = _how(value)
-        if how == "leaf" or (how == "parts" and not objects):
-            return leaf(value)
-        if how == "parts":
-            register(kind)
-            leaves, structure = _split(value)
-            return _join(structure, [visit(part) for _, part in leaves], leaf)
-        return None if value is None else jax.tree.map(visit, value, is_leaf=lambda part: part is not value)
+            new: Any = dict(zip(value, map(visit, value.values()), strict=True))
+        elif kind is list or kind is tuple:
+            new = kind(map(visit, value))
+        else:
+            how = _how(value)
+            if how == "leaf" or (how == "parts" and not objects):
+                new = leaf(value)
+            elif how == "parts":
+                register(kind)
+                leaves, structure = _split(value)
+                new = _join(structure, [visit(part) for _, part in leaves], leaf)
+            else:
+                new = None if value is None else jax.tree.map(visit, value, is_leaf=lambda part: part is not value)
+        known[id(value)] = value, new  # the value is kept alive, so that no other one gets its id
+        return new
 
     return visit(tree)
 

@@ -216,7 +216,7 @@ def refused(make: Callable[[], nn.Module], message: str, *inputs: torch.Tensor, 
 def snapshot(value: Any) -> Any:
     """Returns the contents of a value in order."""
     if isinstance(value, torch.Tensor):
-        return id(value), value.tolist()
+        return id(value), value.tolist(), snapshot(vars(value))
     if isinstance(value, dict):
         return [
             (id(key) if isinstance(key, (torch.Tensor, nn.Module)) else key, snapshot(v)) for key, v in value.items()

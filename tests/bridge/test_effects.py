@@ -103,6 +103,21 @@ def layers_reordered(m, x):
     return x
 
 
+def marked(parameter=None, **attributes):
+    """Returns a parameter with these attributes."""
+    parameter = nn.Parameter(torch.tensor([1.5, -0.5, 2.0])) if parameter is None else parameter
+    vars(parameter).update(attributes)
+    return parameter
+
+
+def binarized(m, x):
+    """BinaryNet's layers keep the weight that the optimizer writes as an attribute of the one that they use."""
+    if not hasattr(m.b, "org"):
+        m.b.org = m.b.data.clone()
+    m.b.data = m.b.org.sign()
+    return x * m.b
+
+
 def table_of_a_written_buffer(m, x):
     table = once(m, "table", lambda: m.steps * 2)
     m.steps += 1
@@ -129,6 +144,13 @@ CHANGED = {
         lambda: Calls(lambda m, x: x * moved_to_the_end(m.lru), lru=collections.OrderedDict(a=2.0, b=3.0)),
         "order of `lru`",
     ),
+    "attribute of a parameter": (lambda: Calls(lambda m, x: x * up(m.b), b=marked(n=0)), "`b.n`"),
+    "attribute of a buffer": (
+        lambda: Calls(lambda m, x: x * up(m.b), b=marked(nn.Buffer(torch.ones(3)), n=0)),
+        "`b.n`",
+    ),
+    "new attribute of a parameter": (lambda: Calls(lambda m, x: x * add(vars(m.b), "n"), b=marked()), "`b.n`"),
+    "in an attribute of a parameter": (lambda: Calls(lambda m, x: x * add(m.b.d, "n"), b=marked(d={})), "`b.d.n`"),
     "order of modules": (
         lambda: Calls(layers_reordered, layers=nn.ModuleDict({"a": nn.Tanh(), "b": nn.Softplus()})),
         "order of `layers",
@@ -136,6 +158,7 @@ CHANGED = {
 }
 """PyTorch's second call gives something else."""
 STALE = {
+    "weight of BinaryNet": (lambda: Calls(binarized, b=marked()), "`b.org`"),
     "table of a parameter": (lambda: Calls(lambda m, x: x @ once(m, "table", m.w.exp), table=None), "`table`"),
     "state of an input": (lambda: Calls(lambda m, x: once(m, "table", x.tanh), table=None), "`table`"),
     "table of a written buffer": (
@@ -259,6 +282,8 @@ LOST = {
     "tensor": (lambda: Calls(lambda m, x: (put(m, "last", torch.tanh(x)), x @ m.w)[1]), "`last`"),
     "in an object": (lambda: Calls(lambda m, x: (put(m.box, "last", (x, x)), x @ m.w)[1], box=Box()), "`box.last`"),
     "in a list": (lambda: Calls(lambda m, x: m.list.append(x) or x @ m.w, list=[]), "`list"),
+    "on a parameter": (lambda: Calls(lambda m, x: (put(m.b, "last", x + 1), x * m.b)[1], b=marked()), "`b.last`"),
+    "in a list of a parameter": (lambda: Calls(lambda m, x: m.b.l.append(x) or x * m.b, b=marked(l=[])), "`b.l"),
     "a number for itself": (lambda: Calls(lambda m, x: (up(m), x @ m.w)[1], n=0), "`n`"),
     "order": (lambda: Calls(lambda m, x: x * moved_to_the_end(m.lru, "a"), lru={"a": 2.0, "b": 3.0}), "`lru`"),
     "read at another shape": (lambda: Calls(prefill, start=1), "writes `start`, which is lost"),
@@ -324,6 +349,9 @@ SILENT = {
         lambda m, x: x * once(m, "table", torch.ones(300, 300).tril)[: len(x), :3], table=None
     ),
     "memo": lambda: Calls(memo, dict={}),
+    "table on a parameter": lambda: Calls(
+        lambda m, x: x * once(m.b, "table", lambda: torch.arange(3.0)), b=marked(table=None)
+    ),
     "mask of the input's shape": lambda: Calls(lambda m, x: x @ once(m, "table", x.new_ones(3, 3).tril), table=None),
     "grown from a buffer": lambda: Calls(grown_from_a_buffer, n=0, steps=nn.Buffer(torch.ones(3))),
     "registered when grown": lambda: Calls(registered_when_grown, n=0, steps=nn.Buffer(torch.ones(3))),
