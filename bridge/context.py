@@ -47,6 +47,10 @@ class TraceContext(Protocol):
     """True within a function of `values.CHECKING`."""
     condition: Any
     """A traced bool, true if PyTorch would run the current turn of a loop; None outside of such a loop."""
+    handled: dict[Any, str]
+    """The checks around which the code handles exceptions, with their places."""
+    failing: Any
+    """The one of these that is to fail, to see whether the code catches what it raises; None in a call for results."""
     metas: dict[Any, Any]
     """Results on the meta device, by operation and shapes."""
     survey: Any

@@ -114,6 +114,8 @@ class Dispatch(UncompiledDispatchMode):
         self.products_of_pytorch = jax.config.jax_default_matmul_precision is None  # pyright: ignore
         self.checks_int64 = checked(options.int64)
         self.is_checking, self.condition = False, None
+        self.handled: dict[Any, str] = {}
+        self.failing: Any = None
         self._names = names
         self._said: set[str] = set()
         self._nested = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -383,6 +383,14 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
         except Restart as needs:
             recording = needs.recording
     assert call is not None
+    for check, place in call._dispatch.handled.items():
+        if check not in fn.verdicts.caught:
+            fn.verdicts.caught[check] = _catches(Call(fn, request, call.recording), check, request)
+        if fn.verdicts.caught[check]:
+            raise BridgeError(
+                f"Python code catches what it raises for a traced value {place}. Remedy: compute both ways and choose "
+                "with torch.where; give a loop that ends early a fixed number of steps"
+            )
     if call.changes and request.survey is None:
         numbers = _Numbers(request)
         # In eval mode the parameters are the same in the next call, so a table computed from them remains valid.
@@ -403,6 +411,18 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
         what = "the call changes its argument {}, and the caller's own stays as it was; return it from the call"
         fn.verdicts.warn(call.changed_arguments, what)
     return result, call.written
+
+
+def _catches(call: Call, check: Hashable, request: Request) -> bool:
+    """Returns whether the code goes on if a check of a traced value fails in this call: it catches what it raises."""
+    call._dispatch.failing = check
+    try:
+        jax.eval_shape(lambda: call.run(request) and None)
+    except (BridgeError, Restart):  # what the code does then is not translated
+        return True
+    except Exception:
+        return False
+    return True
 
 
 class _Numbers:

@@ -34,6 +34,8 @@ class Verdicts:
 
     def __init__(self):
         self._known: dict[Hashable, tuple[str, list[str]]] = {}
+        self.caught: dict[Hashable, bool] = {}
+        """Checks of traced values -> whether the code catches what they raise."""
         self._said: set[str] = set()
 
     def check(self, changes: Mapping[Place, Any], kind: Hashable, second_call: SecondCall, shapes: Shapes) -> None:

@@ -1,18 +1,22 @@
 """Uses of a value in Python code, found in its bytecode: checks, and loops that only write into tensors.
 
-A check is an `assert`, or a branch of which one side raises without any further jump.
+A check is an `assert`, or a branch of which one side raises without any further jump. Where the code may catch what it
+raises, `bridge.module.call` tries out whether it does: such a raise is control flow.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
+import os
 import sys
 import types
 from typing import Any
 
-from bridge.errors import HERE
+from bridge.errors import FRAMEWORK, HERE
 
+_CALL = os.path.join(HERE, "module", "call.py")
+"""The file that runs the module's code."""
 COMPUTED = "something is computed from the value"
 _ON_THE_STACK = (
     *("LOAD_", "COMPARE_OP", "BINARY_OP", "BINARY_SUBSCR", "IS_OP", "CONTAINS_OP", "UNARY_", "TO_BOOL"),
@@ -26,10 +30,32 @@ def check_under_way() -> bool | str | None:
 
     Returns `COMPUTED` if the code first computes something from the value; None if no check is asking.
     """
+    frame = _asking()
+    return None if frame is None else _check_at(frame.f_code, frame.f_lasti)
+
+
+def _asking() -> types.FrameType | None:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
-    return None if frame is None else _check_at(frame.f_code, frame.f_lasti)
+    return frame
+
+
+def handlers() -> tuple:
+    """Returns the place of the check under way and those of `try` and `with` around it, outside of PyTorch and JAX.
+
+    Empty if there are none up to the call's beginning, so that nothing can catch what the check raises.
+    """
+    asking = frame = _asking()
+    around: list[tuple[types.CodeType, int]] = []
+    while frame is not None and frame.f_code.co_filename != _CALL:
+        code, offset = frame.f_code, frame.f_lasti
+        entries: Any = dis.Bytecode(code).exception_entries  # pyright: ignore[reportAttributeAccessIssue]
+        inside = any(entry.start <= offset < entry.end for entry in entries)
+        if inside and not code.co_filename.startswith(FRAMEWORK):
+            around.append((code, offset))
+        frame = frame.f_back
+    return (asking.f_code, asking.f_lasti, *around) if asking and around else ()
 
 
 @functools.lru_cache(1024)

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import checked_values
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,6 +182,40 @@ NO_CHECKS = {
 @pytest.mark.parametrize("name", NO_CHECKS)
 def test_anything_else_is_refused(name):
     raises("asks for the value of a traced tensor", NO_CHECKS[name], X)
+
+
+CAUGHT = ["loop_that_ends", "suppressed", "another_way", "until_it_holds", "decorated"]
+CAUGHT += ["another_way_that_has_no_translation"]
+
+
+@pytest.mark.filterwarnings("ignore:a check of traced values is not made:bridge.BridgeWarning")
+@pytest.mark.parametrize("name", CAUGHT)
+def test_a_raise_that_the_code_catches_is_refused(name):
+    module = Call(getattr(checked_values, name))
+    fn = bridge.export(module)
+    for _ in range(2):
+        with pytest.raises(bridge.BridgeError, match=r"catches what it raises .*checked_values.py:.*torch\.where"):
+            jax.jit(lambda x: fn({}, {}, x)[0])(jnp.asarray(X))
+    with pytest.raises(bridge.BridgeError, match="catches what it raises"):
+        bridge.verify(module, X)
+
+
+@pytest.mark.filterwarnings("ignore:a check of traced values is not made:bridge.BridgeWarning")
+@pytest.mark.parametrize("name", ["cleaned_up", "raised_as_another", "of_another_class"])
+def test_a_raise_that_leaves_the_call_is_a_check_whatever_is_around_it(name):
+    module = Call(getattr(checked_values, name))
+    fn = bridge.export(module)
+    try:  # is around the call, not in it
+        out = jax.jit(lambda x: fn({}, {}, x)[0])(jnp.asarray(X))
+    except Exception as error:
+        raise AssertionError from error
+    np.testing.assert_allclose(out, module(X))
+    assert bridge.verify(module, X).granted
+
+
+def test_without_tracing_nothing_is_left_out():
+    fn = bridge.export(Call(checked_values.loop_that_ends))
+    np.testing.assert_allclose(fn({}, {}, jnp.asarray(X))[0], checked_values.loop_that_ends(X))
 
 
 # ---- PyTorch's own checks are assumed to pass, as its compiler does
