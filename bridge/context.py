@@ -48,7 +48,7 @@ class TraceContext(Protocol):
     condition: Any
     """A traced bool, true if PyTorch would run the current turn of a loop; None outside of such a loop."""
     handled: dict[Any, str]
-    """The checks around which the code handles exceptions, with their places."""
+    """The checks inside of `try` or `with`, by `bytecode.places_inside_handlers`, and their places in words."""
     failing: Any
     """The one of these that is to fail, to see whether the code catches what it raises; None in a call for results."""
     metas: dict[Any, Any]

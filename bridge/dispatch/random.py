@@ -204,6 +204,8 @@ def drawn_numbers(
         return array_of(draw(generator, func, args, kwargs))
     context.draws += 1
     if isinstance(context.rng, list):
+        if context.draws > len(context.rng):
+            raise context.error(f"`{func.name()}` draws numbers that were not recorded", "draw the same in each call")
         return context.rng[context.draws - 1]
     if context.rng is not None:
         return by_key(Source(context.rng, context.draws))

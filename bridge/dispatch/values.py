@@ -21,7 +21,7 @@ from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
 from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import is_framework
-from bridge.symbolic.bytecode import check_under_way, handlers
+from bridge.symbolic.bytecode import check_under_way, places_inside_handlers
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.indexing import SHAPE_REMEDY
 from bridge.symbolic.ranges import known_number
@@ -230,12 +230,12 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
         return False
     passes = check_under_way()
     if isinstance(passes, bool):
-        check = handlers()
-        if check and check == context.failing:
+        check = places_inside_handlers()
+        if check == context.failing:
             context.failing = None
             return not passes
         if check:
-            context.handled.setdefault(check, context.where())
+            context.handled[check] = context.where()
         note_check(context)
         return passes
     inside, remedy = asked_inside(VALUE_REMEDY)

@@ -25,6 +25,7 @@ from bridge.dispatch.random import CallGenerator, Rng
 from bridge.dispatch.values import Survey
 from bridge.errors import BridgeError, add_place
 from bridge.module.copy import (
+    UNREADABLE,
     Place,
     Snapshot,
     Start,
@@ -219,9 +220,11 @@ class Call:
         self.changed_arguments: list[str] = []
         """The names of arguments that the run has changed and does not return."""
 
-    def run(self, request: Request) -> Result:
-        """Runs one call."""
+    def run(self, request: Request, values: Mapping[Place, Any] | None = None) -> Result:
+        """Runs one call, with these values at their places as an earlier one leaves them."""
         snapshot = Snapshot(self._modules, self._slots, self._copies.values())
+        if values is not None:
+            snapshot.put(values)
         result = self._run(request)
         self.changes = snapshot.changes()
         parted = False
@@ -249,7 +252,7 @@ class Call:
             self._dispatch.wrap(tensor).write(array, tracked=False, grad_enabled=False)
         start = Snapshot(self._modules, self._slots, self._copies.values())
         if hidden is not None:
-            start.hide(hidden)
+            start.put({hidden: UNREADABLE})
         after = self._run(second, check=False)
         return before, after, start.changes()
 
@@ -384,13 +387,7 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
             recording = needs.recording
     assert call is not None
     for check, place in call._dispatch.handled.items():
-        if check not in fn.verdicts.caught:
-            fn.verdicts.caught[check] = _catches(Call(fn, request, call.recording), check, request)
-        if fn.verdicts.caught[check]:
-            raise BridgeError(
-                f"Python code catches what it raises for a traced value {place}. Remedy: compute both ways and choose "
-                "with torch.where; give a loop that ends early a fixed number of steps"
-            )
+        _check_raise(fn, request, call.recording, check, place)
     if call.changes and request.survey is None:
         numbers = _Numbers(request)
         # In eval mode the parameters are the same in the next call, so a table computed from them remains valid.
@@ -405,24 +402,36 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
             alone = Call(fn, two, call.recording)
             return after, (alone.run(two), alone.changes)
 
+        def later_call(values: Mapping[Place, Any], given: list) -> Result:
+            later = numbers.put(given)
+            return Call(fn, later, call.recording).run(later, values)
+
         kind = request.method, request.train, numbers.signature
-        fn.verdicts.check(call.changes, kind, second_call, numbers.shapes)
+        fn.verdicts.check(call.changes, kind, second_call, later_call, numbers.shapes)
     if call.changed_arguments:
         what = "the call changes its argument {}, and the caller's own stays as it was; return it from the call"
         fn.verdicts.warn(call.changed_arguments, what)
     return result, call.written
 
 
-def _catches(call: Call, check: Hashable, request: Request) -> bool:
-    """Returns whether the code goes on if a check of a traced value fails in this call: it catches what it raises."""
-    call._dispatch.failing = check
-    try:
-        jax.eval_shape(lambda: call.run(request) and None)
-    except (BridgeError, Restart):  # what the code does then is not translated
-        return True
-    except Exception:
-        return False
-    return True
+def _check_raise(fn: Exported, request: Request, recording: int, check: Hashable, place: str) -> None:
+    """Raises `BridgeError` if the code catches what this check of a traced value raises: it decides a result then."""
+    caught = fn.verdicts.caught
+    if check not in caught:
+        trial = Call(fn, request, recording)
+        trial._dispatch.failing = check
+        caught[check] = True
+        try:
+            jax.eval_shape(lambda: trial.run(request) and None)
+        except (BridgeError, Restart):  # what the code does then is not translated
+            pass
+        except Exception:
+            caught[check] = False
+    if caught[check]:
+        raise BridgeError(
+            f"Python code catches what it raises for a traced value {place}. Remedy: compute both ways and choose with "
+            "torch.where; give a loop that ends early a fixed number of steps"
+        )
 
 
 class _Numbers:
@@ -435,22 +444,18 @@ class _Numbers:
         self._request = request
         parts = [dict(request.params), dict(request.buffers), request.args, request.kwargs, request.rng]
         self._leaves, self._structure = jax.tree.flatten(convert(parts, lambda v: v, objects=True))
-        state = len(request.params) + len(request.buffers)
-        first: dict[int, int] = {}
-        self._twins = [first.setdefault(id(v), i) if i >= state else i for i, v in enumerate(self._leaves)]
-        """The first place of each array: an argument may be given twice."""
         fixed = any(isinstance(leaf, Tracer) for leaf in self._leaves)
-        changing = [is_array(leaf) and not (fixed and isinstance(leaf, np.ndarray)) for leaf in self._leaves]
-        self._places = [i for i, changes in enumerate(changing) if changes and self._twins[i] == i]
-        self.shapes = Shapes([jax.typeof(jnp.asarray(self._leaves[i])) for i in self._places], state)
-        others = [repr(leaf) for leaf, changes in zip(self._leaves, changing, strict=True) if not changes]
-        self.signature = str(self._structure), tuple(others), tuple(map(str, self.shapes.leaves)), tuple(self._twins)
+        changing = [v for v in self._leaves if is_array(v) and not (fixed and isinstance(v, np.ndarray))]
+        self._changing = {id(v): v for v in changing}  # an argument that is given twice stays one
+        state = {id(v) for v in self._leaves[: len(request.params) + len(request.buffers)]}
+        abstract = [jax.typeof(jnp.asarray(v)) for v in self._changing.values()]
+        self.shapes = Shapes(abstract, len(state & self._changing.keys()))
+        others = [repr(v) for v in self._leaves if id(v) not in self._changing]
+        self.signature = str(self._structure), tuple(others), tuple(map(str, abstract))
 
     def put(self, arrays: list) -> Request:
-        leaves = [*self._leaves]
-        for place, array in zip(self._places, arrays, strict=True):
-            leaves[place] = array
-        leaves = [leaves[i] for i in self._twins]
+        new = dict(zip(self._changing, arrays, strict=True))
+        leaves = [new.get(id(v), v) for v in self._leaves]
         params, buffers, args, kwargs, rng = jax.tree.unflatten(self._structure, leaves)
         given = {"params": params, "buffers": buffers, "args": args, "kwargs": kwargs, "rng": rng}
         return dataclasses.replace(self._request, **given)

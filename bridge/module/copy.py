@@ -7,12 +7,13 @@ lost with the copy. Whatever a module holds twice, its copy holds twice.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -395,7 +396,7 @@ class _Unreadable:
     __getattr__ = __getitem__ = __setitem__ = __contains__ = __hash__ = _fail
 
 
-_UNREADABLE = _Unreadable()
+UNREADABLE = _Unreadable()
 
 
 class Snapshot:
@@ -411,22 +412,17 @@ class Snapshot:
         """(container, its items)"""
         for value in copies:
             kind = type(value)
-            if kind is BridgeTensor:
-                self._held.append((value, _items(value) if vars(value).keys() - INTERNAL else {}))
-                continue
             if kind in _PLAIN:
                 self._held.append((value, value.copy()))
-            elif isinstance(value, (dict, list, set, collections.deque)):
+            elif kind is BridgeTensor or isinstance(value, (dict, list, set, collections.deque)):
                 self._held.append((value, _items(value)))
-            if kind.__dictoffset__ and kind not in _ATOMS:
+            if kind.__dictoffset__ and kind not in _ATOMS and kind is not BridgeTensor:
                 self._held.append((value.__dict__, value.__dict__.copy()))
 
     def changes(self) -> dict[Place, Any]:
         """Returns the present value at every place that has changed since; `GONE` where there is none."""
         changed: dict[Place, Any] = {}
         for value, before in self._held:
-            if not before and type(value) is BridgeTensor and vars(value).keys() <= INTERNAL:
-                continue
             now = value if type(value) in _PLAIN else _items(value)
             same_keys = len(now) == len(before) and all(map(operator.is_, now, before))
             if same_keys and all(map(operator.is_, now.values(), before.values())):
@@ -450,25 +446,28 @@ class Snapshot:
 
     def _path(self, wanted: Any) -> str:
         """Returns the path from the module to a container."""
+        return next((path for path, held in self._walk() if held is wanted), "an object that a function encloses")
+
+    def _walk(self) -> Iterator[tuple[str, Any]]:
+        """Yields the containers, the attributes of objects and the tensors that the modules hold, with their paths."""
         seen = set[int]()
         todo: list[tuple[str, Any]] = [(name, module.__dict__) for name, module in self._modules.items()]
         for path, value in todo:  # the list grows during the loop
-            if value is wanted:
-                return path
-            container = isinstance(value, (dict, list, tuple, set, collections.deque))
-            held = value if container or type(value) is BridgeTensor else getattr(value, "__dict__", None)
-            if held is wanted:
-                return path
+            container = isinstance(value, (dict, list, tuple, set, collections.deque)) or type(value) is BridgeTensor
+            held = value if container else getattr(value, "__dict__", None)
             if held is not None and id(held) not in seen:
                 seen.add(id(held))
+                yield path, held
                 todo += [(joined(path, key), item) for key, item in _items(held).items() if type(item) not in _ATOMS]
-        return "an object that a function encloses"
 
-    def hide(self, place: Place) -> None:
-        """Makes code that reads the value at the place fail."""
-        for value, items in self._held:
-            if place[1] in items and not isinstance(value, set) and self._path(value) == place[0]:
-                (vars(value) if type(value) is BridgeTensor else value)[place[1]] = _UNREADABLE
+    def put(self, values: Mapping[Place, Any]) -> None:
+        """Puts values at their places; code that reads `UNREADABLE` fails."""
+        for path, held in self._walk():
+            items = vars(held) if type(held) is BridgeTensor else held
+            for (where, key), value in values.items():
+                if where == path:
+                    with contextlib.suppress(TypeError, IndexError):  # a set, or a list that is not as long yet
+                        items[key] = value
 
     def holders(self, memory: Callable[[torch.Tensor], bool]) -> dict[Place, Any]:
         """Returns the places where attributes and containers held tensors over some memory before and still do."""
@@ -487,7 +486,7 @@ def _items(value: Any) -> dict:
     Those of a tensor are the attributes that the code has set.
     """
     if type(value) is BridgeTensor:
-        return value._attributes()
+        return value._attributes() if vars(value).keys() - INTERNAL else {}
     if isinstance(value, dict):
         return dict.copy(value)
     if isinstance(value, set):

@@ -10,6 +10,7 @@ State elsewhere (globals, closures, class attributes, files) is not followed her
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import warnings
@@ -23,6 +24,7 @@ from jax.extend.core import Literal
 from torch import nn
 
 from bridge._compat.jax import Tracer
+from bridge.autograd.engine import Restart
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.module.copy import KEPT, ORDER, REGISTRIES, Place, joined
 from bridge.tensor.pytrees import convert, is_number
@@ -33,20 +35,24 @@ class Verdicts:
     """Decisions on the effects of a module's calls; each decision is made once."""
 
     def __init__(self):
-        self._known: dict[Hashable, tuple[str, list[str]]] = {}
+        self._known: dict[tuple, tuple[str, list[str]]] = {}
         self.caught: dict[Hashable, bool] = {}
         """Checks of traced values -> whether the code catches what they raise."""
         self._said: set[str] = set()
 
-    def check(self, changes: Mapping[Place, Any], kind: Hashable, second_call: SecondCall, shapes: Shapes) -> None:
+    def check(
+        self, changes: Mapping[Place, Any], kind: tuple, second_call: SecondCall, later_call: Callable, shapes: Shapes
+    ) -> None:
         """Raises `BridgeError` if a later call would read a changed value; warns if the change is merely lost.
 
         A value that the next call would write again, such as a cached table, does neither. `kind`: the method, the mode
-        and the shapes of a call.
+        and the shapes of a call. `later_call(values, numbers)` traces a call on a copy with values at their places and
+        returns its results; a method's calls after the second one are traced at the first shapes only.
         """
         key = kind, frozenset(map(_name, changes))
         if key not in self._known:
-            self._known[key] = judge(changes, second_call, shapes)
+            first = all(known[:2] != kind[:2] for known, _ in self._known)
+            self._known[key] = judge(changes, second_call, later_call if first else None, shapes)
         error, lost = self._known[key]
         if error:
             raise BridgeError(error)
@@ -75,7 +81,9 @@ class Shapes(NamedTuple):
     """The number of them, at the beginning, that are parameters and buffers."""
 
 
-def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes) -> tuple[str, list[str]]:
+def judge(
+    changes: Mapping[Place, Any], second_call: SecondCall, later_call: Callable | None, shapes: Shapes
+) -> tuple[str, list[str]]:
     """Returns the text of an error, or "", and the names of values that are lost."""
     try:
         same, again = _compare(changes, second_call, shapes)
@@ -88,25 +96,74 @@ def judge(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes)
             f"the call changes {_listed(made or changes)} and a later call would read it, but a call keeps parameters "
             f"and buffers only; {_remedy(made or [*changes], changes)}"
         ), []
+    counts = {p: (changes[p], v) for p, (v, _) in again.items() if type(v) is type(changes.get(p)) in _COUNTED}
+    number = _other_call(counts, later_call, shapes) if counts and later_call else 0
+    if number:
+        return (
+            f"the call changes {_listed(counts)}, and call {number:,} would do something else, but a call keeps "
+            "parameters and buffers only; make it a buffer and choose with torch.where, or set it before `export` to a "
+            "value from which on nothing changes"
+        ), []
     others = [place for place, value in changes.items() if place not in again and value is not KEPT]
-    lost = [place for place, of_state in again.items() if not of_state]
+    lost = [place for place, (_, of_state) in again.items() if not of_state]
     lost += [place for place in others if _unread(place, second_call, shapes)]
     return "", [_name(place) for place in lost]
 
 
-def _compare(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes) -> tuple[bool, dict[Place, bool]]:
+_COUNTED = (bool, int, float, str)
+_LATER = (10, 1_000, 1_000_003, 18_018_000)
+"""Numbers of calls: past usual thresholds, and the last a multiple of every number up to 16, of 100 and of 1 000."""
+
+
+def _other_call(counts: dict[Place, tuple[Any, Any]], later_call: Callable, shapes: Shapes) -> int:
+    """Returns the number of the first of some later calls that does something else; 0 if there is none.
+
+    `counts`: what the first and the second call leave. Numbers go on in steps of the same size.
+    """
+    first = _program(functools.partial(later_call, {}), shapes)
+    for number in _LATER:
+        values = {p: b + (number - 3) * (b - a) if type(b) in (int, float) else b for p, (a, b) in counts.items()}
+        try:
+            if _program(functools.partial(later_call, values), shapes) != first:
+                return number
+        except (BridgeError, Restart):
+            return number
+        except Exception:  # of the code: PyTorch raises it, too, if the number gets there
+            continue
+    return 0
+
+
+def _program(call: Callable[[list], Any], shapes: Shapes) -> Hashable:
+    """Returns the program of a call, with that of its gradient if there is one, in a form that can be compared."""
+
+    def results(given: list) -> list[Any]:
+        return [jnp.real(v).astype(float) for v in jax.tree.leaves(call(given)) if is_number(v)]
+
+    def gradients(given: list) -> list[Any]:
+        found, backward = jax.vjp(results, given)
+        return [g for g in backward(found)[0] if g.dtype != jax.dtypes.float0]
+
+    try:
+        return _parameter(jax.make_jaxpr(gradients)(shapes.leaves))
+    except Exception:
+        return _parameter(jax.make_jaxpr(results)(shapes.leaves))
+
+
+def _compare(
+    changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes
+) -> tuple[bool, dict[Place, tuple[Any, bool]]]:
     """Returns whether a second call does the same on the copy that the first one left as on a fresh one.
 
-    Also returns the places that it changes again, and whether their values depend on parameters and buffers alone, as a
-    weight computed by a hook does.
+    Also returns the values that it changes again, and whether they depend on parameters and buffers alone, as a weight
+    computed by a hook does.
     """
-    kept: list[tuple[Place, int, int]] = []
+    kept: list[tuple[Place, Any, int, int]] = []
     others: list[list[str]] = []
 
     def results(first: Any, second: Any) -> list[Any]:
         (after, left), (alone, left_alone) = second_call(first, second)
         traced = [[[t.value for t in _traced_in(v)] for v in (left[p], left_alone.get(p))] for p in left]
-        kept.extend((place, *map(len, values)) for place, values in zip(left, traced, strict=True))  # pyright: ignore
+        kept.extend((*item, *map(len, values)) for item, values in zip(left.items(), traced, strict=True))  # pyright: ignore
         leaves = [jax.tree.leaves(after), jax.tree.leaves(alone)]
         others.extend([_without_addresses(v) for v in half if not is_number(v)] for half in leaves)
         return [*([v for v in half if is_number(v)] for half in leaves), traced]
@@ -125,11 +182,11 @@ def _compare(changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shap
             [{i % n for i in value.paths if i % n < shapes.of_state} for value in half] for half in (after, alone)
         ]
         same = same and reached[0] == reached[1]
-    again: dict[Place, bool] = {}
-    for place, count, count_alone in kept:
+    again: dict[Place, tuple[Any, bool]] = {}
+    for place, changed, count, count_alone in kept:
         (mine, left), (fresh, _) = next_values(count), next_values(count_alone)
         of_state = all(i % n < shapes.of_state for value in left for i in value.inputs)
-        again[place] = bool(mine) and mine == fresh and of_state
+        again[place] = changed, bool(mine) and mine == fresh and of_state
     return same, again
 
 

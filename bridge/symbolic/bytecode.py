@@ -30,32 +30,28 @@ def check_under_way() -> bool | str | None:
 
     Returns `COMPUTED` if the code first computes something from the value; None if no check is asking.
     """
-    frame = _asking()
-    return None if frame is None else _check_at(frame.f_code, frame.f_lasti)
-
-
-def _asking() -> types.FrameType | None:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
-    return frame
+    return None if frame is None else _check_at(frame.f_code, frame.f_lasti)
 
 
-def handlers() -> tuple:
-    """Returns the place of the check under way and those of `try` and `with` around it, outside of PyTorch and JAX.
+def places_inside_handlers() -> tuple:
+    """Returns the places in the code from the check under way up to the call's beginning, those of frameworks left out.
 
-    Empty if there are none up to the call's beginning, so that nothing can catch what the check raises.
+    Empty if none of them is inside of `try` or `with`, so that nothing can catch what the check raises.
     """
-    asking = frame = _asking()
-    around: list[tuple[types.CodeType, int]] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    places: list[tuple[types.CodeType, int]] = []
+    inside = False
     while frame is not None and frame.f_code.co_filename != _CALL:
         code, offset = frame.f_code, frame.f_lasti
-        entries: Any = dis.Bytecode(code).exception_entries  # pyright: ignore[reportAttributeAccessIssue]
-        inside = any(entry.start <= offset < entry.end for entry in entries)
-        if inside and not code.co_filename.startswith(FRAMEWORK):
-            around.append((code, offset))
+        if not code.co_filename.startswith(FRAMEWORK):
+            places.append((code, offset))
+            entries: Any = dis.Bytecode(code).exception_entries  # pyright: ignore[reportAttributeAccessIssue]
+            inside = inside or any(entry.start <= offset < entry.end for entry in entries)
         frame = frame.f_back
-    return (asking.f_code, asking.f_lasti, *around) if asking and around else ()
+    return tuple(places) if inside else ()
 
 
 @functools.lru_cache(1024)

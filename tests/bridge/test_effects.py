@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Calls, agrees, in_jax, raises, refused, snapshot
+import torch.nn.functional as F
+from eager import Calls, agrees, differentiated, in_jax, raises, refused, snapshot
 from torch import nn
 
 import bridge
@@ -428,6 +429,127 @@ def test_a_written_parameter_needs_run():
     result = fn.run(fn.params, fn.buffers, ids)
     module(torch.tensor([0, 2]))
     np.testing.assert_allclose(result.params["weight"], module.weight.detach().numpy(), rtol=1e-6)
+
+
+# ---- numbers that count calls: what a later call does with them
+
+
+def reversed_gradient(m, x):
+    """The factor of a gradient reversal, which DANN raises with the steps, is read in the backward."""
+
+    def backward(ctx, gradient):
+        return -ctx.factor * gradient, None
+
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * 1
+
+    factor = m.n / 1000
+    m.n += 1
+    return differentiated(forward, backward).apply(x @ m.w, factor)
+
+
+def frozen_at_first(m, x):
+    h = (x @ m.w).tanh()
+    return (h.detach() if up(m) < 500 else h) @ m.w
+
+
+def penalized(m, x):
+    """StyleGAN computes a penalty in each sixteenth step."""
+    h = (x @ m.w).sum()
+    if up(m) % 16:
+        return h
+    leaf = x.detach().requires_grad_()
+    return h + torch.autograd.grad((leaf @ m.w).square().sum(), leaf, create_graph=True)[0].square().sum()
+
+
+def resets_codes(m, x):
+    """A call with data-dependent code has no translation."""
+    x = x @ m.w
+    return x[x.sum(-1) > 0] if up(m) % 100 == 0 else x
+
+
+def phases(m, x):
+    m.phase = {"cold": "warm", "warm": "hot", "hot": "main", "main": "main"}[m.phase]
+    return x @ m.w * (2 if m.phase == "main" else 1)
+
+
+COUNTERS = {
+    "threshold": (lambda: Calls(lambda m, x: x @ m.w * (10 if up(m) > 2 else 1), n=0), "`n`, and call 10 "),
+    "late": (
+        lambda: Calls(lambda m, x: x @ m.w * (10 if up(m) > 10**6 else 1), n=0),
+        "`n`, and call 1,000,003",
+    ),
+    "seventh": (
+        lambda: Calls(lambda m, x: x @ m.w * (1 if up(m) % 7 else 2), n=0),
+        "`n`, and call 18,018,000",
+    ),
+    "a share": (lambda: Calls(lambda m, x: (x if put(m, "a", min(1, m.a + 0.125)) < 0.5 else -x) @ m.w, a=0.0), "`a`"),
+    "in a dict": (lambda: Calls(lambda m, x: x @ m.w * (1 if add(m.dict, "n") < 5 else 2), dict={}), "`dict.n`"),
+    "on a parameter": (lambda: Calls(lambda m, x: x * m.b * (1 if up(m.b) < 5 else 2), b=marked(n=0)), "`b.n`"),
+    "dropout": (lambda: Calls(lambda m, x: F.dropout(x @ m.w, training=up(m) > 5), n=0), "`n`, and call 10 "),
+    "phases": (lambda: Calls(phases, phase="cold"), "`phase`, and call 10 "),
+    "gradient reversal": (lambda: Calls(reversed_gradient, n=0), "`n`, and call 10 "),
+    "frozen at first": (lambda: Calls(frozen_at_first, n=0), "`n`, and call 1,000 "),
+    "penalty": (lambda: Calls(penalized, n=0), "`n`, and call 18,018,000"),
+    "without translation": (lambda: Calls(resets_codes, n=0), "`n`, and call 1,000 "),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_a_number_that_decides_what_a_later_call_does_is_refused(name):
+    make, message = COUNTERS[name]
+    refused(make, rf"the call changes {message}.*would do something else.*torch\.where", X, rng=KEY)
+    with pytest.raises(bridge.BridgeError, match=rf"changes {message}"):
+        bridge.verify(make(), X)
+
+
+def tensors_in_a_ring(m, x):
+    """An index that goes on beyond the list in no call of PyTorch does so in a trace of a later call."""
+    m.n = (m.n + 1) % 3
+    m.list[m.n] = x.detach()
+    return x @ m.w
+
+
+def checks_its_steps(m, x):
+    assert up(m) <= 5000, "trained for too long"
+    return x @ m.w
+
+
+HARMLESS = {
+    "ring": lambda: Calls(tensors_in_a_ring, n=0, list=[None] * 3),
+    "check": lambda: Calls(checks_its_steps, n=0),
+    "temperature": lambda: Calls(lambda m, x: (put(m, "t", m.t * 0.99), x @ m.w)[1], t=1.0),
+    "kept for inspection": lambda: Calls(lambda m, x: (up(m), put(m, "last", (x @ m.w).softmax(-1)))[1], n=0),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_number_that_decides_nothing_is_lost_with_a_warning(name):
+    with pytest.warns(bridge.BridgeWarning, match="which is lost"):
+        assert bridge.verify(HARMLESS[name](), X).ok
+
+
+def counted_in_a_buffer(m, x):
+    m.steps += 1
+    return x @ m.w * torch.where(m.steps > 2, 10.0, 1.0)
+
+
+def test_remedies_of_counters():
+    agrees(lambda: Calls(counted_in_a_buffer, steps=nn.Buffer(torch.tensor(0))), X)
+    with pytest.warns(bridge.BridgeWarning, match="writes `n`, which is lost"):
+        agrees(lambda: Calls(lambda m, x: x @ m.w * (10 if up(m) > 2 else 1), n=2), X)
+
+
+def test_later_calls_are_traced_at_the_first_shapes_only():
+    fn = bridge.export(Calls(lambda m, x: (RUNS.append(1), up(m), x @ m.w)[2], n=0))
+    runs = []
+    with pytest.warns(bridge.BridgeWarning, match="writes `n`"):
+        for rows in (2, 3, 3):
+            RUNS.clear()
+            jax.eval_shape(lambda x: fn(fn.params, {}, x)[0], jnp.ones((rows, 3)))
+            runs.append(len(RUNS))
+    assert runs[0] - runs[1] == 5 and runs[2] == 1  # four later calls beside the first one
 
 
 @functools.lru_cache
