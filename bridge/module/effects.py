@@ -51,7 +51,7 @@ class Verdicts:
         """
         key = kind, frozenset(map(_name, changes))
         if key not in self._known:
-            first = all(known[:2] != kind[:2] for known, _ in self._known)
+            first = all(error or known[:2] != kind[:2] for (known, _), (error, _) in self._known.items())
             self._known[key] = judge(changes, second_call, later_call if first else None, shapes)
         error, lost = self._known[key]
         if error:

@@ -550,6 +550,10 @@ def test_later_calls_are_traced_at_the_first_shapes_only():
             jax.eval_shape(lambda x: fn(fn.params, {}, x)[0], jnp.ones((rows, 3)))
             runs.append(len(RUNS))
     assert runs[0] - runs[1] == 5 and runs[2] == 1  # four later calls beside the first one
+    fn = bridge.export(COUNTERS["threshold"][0]())
+    for rows in (2, 3):  # an error is one at other shapes, too
+        with pytest.raises(bridge.BridgeError, match="call 10"):
+            fn(fn.params, {}, jnp.ones((rows, 3)))
 
 
 @functools.lru_cache
