@@ -92,7 +92,8 @@ Point = collections.namedtuple("Point", "x y")
 def nested(generator):
     x, y = torch.randn(2, 3, 4, generator=generator)
     pair = Pair(x, None, "left")
-    return (pair, [Point(y, {"deep": (x, 2)}), None]), {"scale": 1.5, "flag": True, "extra": {"y": y}}
+    deep, extra = x.clone(), y.clone()  # an input that is given twice would be one leaf
+    return (pair, [Point(y, {"deep": (deep, 2)}), None]), {"scale": 1.5, "flag": True, "extra": {"y": extra}}
 
 
 @meaning(inputs=nested)
