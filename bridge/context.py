@@ -122,6 +122,10 @@ class _Current(threading.local):
     """A context that turns `torch.compile` off for the call."""
     generator: Any = None
     """The default generator of the call, once the code asks for it."""
+    states: Any = None
+    """The states of the generators of `random` and `numpy.random` before the last call; None if they are as before."""
+    watched = False
+    """True if the call refuses to draw from these generators."""
 
 
 CURRENT = _Current()

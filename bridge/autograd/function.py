@@ -36,7 +36,8 @@ from bridge._compat.torch import (
     wrapped_by_transform,
 )
 from bridge.autograd.engine import restarted, start_graph
-from bridge.context import TraceContext, current
+from bridge.context import CURRENT, TraceContext, current
+from bridge.dispatch.random import refuse_draws
 from bridge.errors import BridgeError
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import ATOMS, built_in, convert, items_of, parts_of
@@ -218,7 +219,11 @@ class _Backward:
 
     def __call__(self, saved: list[jax.Array], cotangents: list[jax.Array]) -> tuple[list, list]:
         """Returns the gradients of the inputs and of the arrays."""
-        return restarted(lambda recording: self._run(saved, cotangents, recording))
+        run = functools.partial(restarted, functools.partial(self._run, saved, cotangents))
+        gradients = run()
+        if CURRENT.states:
+            refuse_draws(run)
+        return gradients
 
     def _run(self, saved: list[jax.Array], cotangents: list[jax.Array], recording: int) -> tuple[list, list]:
         given = dict(zip(self.free, map(_conjugate, cotangents), strict=True))

@@ -57,7 +57,7 @@ from bridge.dispatch.compute import (
 )
 from bridge.dispatch.constants import BY_SHAPE, ConstantTable
 from bridge.dispatch.function_mode import Functions
-from bridge.dispatch.random import DEFAULT_GENERATOR, RANDOM, Rng, draw, seeded_generator
+from bridge.dispatch.random import DEFAULT_GENERATOR, RANDOM, Rng, draw, seeded_generator, watched_draws
 from bridge.dispatch.values import (
     CHECKS,
     UNSUPPORTED_REMEDY,
@@ -414,17 +414,10 @@ def _put_back(modes: Mapping[str, Any]) -> list[str]:
     return changed
 
 
-def _drawn_since(state: tuple) -> str:
-    """Restores the generators of `random` and `numpy.random`; returns the one that has been drawn from, or ""."""
-    drawn = ""
-    if random.getstate() != state[0]:
-        random.setstate(state[0])
-        drawn = "`random`"
-    _, keys, position, *_ = np.random.get_state()
-    if position != state[1][2] or not np.array_equal(keys, state[1][1]):  # pyright: ignore[reportArgumentType]
-        np.random.set_state(state[1])
-        drawn = "`numpy.random`"
-    return drawn
+def _states() -> tuple:
+    """Returns the states of the generators of `random` and `numpy.random`, which belong to all threads."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), (kind, keys.tolist(), *rest)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextlib.contextmanager
@@ -436,7 +429,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     """
     outer = CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator
     modes, default_dtype = {name: get() for name, (get, _) in _MODES.items()}, torch.get_default_dtype()
-    state, alone = (random.getstate(), np.random.get_state()), threading.active_count() == 1
+    states = _states()
     compiler = contextlib.ExitStack()
     CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator = (
         dispatch, bool(dispatch.recording), compiler, None,
@@ -454,6 +447,8 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         ):
             if compiler_is_loaded():
                 _turn_compiler_off()
+            if CURRENT.watched:
+                compiler.enter_context(watched_draws())
             yield
             changed = _put_back(modes)
         if changed:
@@ -461,12 +456,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
                 f"the call leaves {' and '.join(changed)} changed, which later calls and other code would have",
                 "use a context manager such as torch.no_grad() or torch.autocast()",
             )
-        drawn = _drawn_since(state) if alone else ""
-        if drawn:
-            raise dispatch.error(
-                f"the call drew random numbers from {drawn}, which would be constants of the program",
-                "draw with torch, or pass the number as an argument",
-            )
+        CURRENT.states = None if _states() == states else states
     except Exception as error:
         if dispatch.failed is not None and error is not dispatch.failed:
             raise dispatch.failed from error

@@ -18,10 +18,10 @@ from bridge._compat.jax import Tracer
 from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.autograd.checkpoint import recomputed
 from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, start_graph
-from bridge.context import Options
+from bridge.context import CURRENT, Options
 from bridge.dispatch.constants import alias_of
 from bridge.dispatch.mode import Dispatch, tracing
-from bridge.dispatch.random import CallGenerator, Rng
+from bridge.dispatch.random import CallGenerator, Rng, refuse_draws
 from bridge.dispatch.values import Survey
 from bridge.errors import BridgeError, add_place
 from bridge.module.copy import (
@@ -386,6 +386,8 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
         except Restart as needs:
             recording = needs.recording
     assert call is not None
+    if CURRENT.states and request.survey is None:
+        refuse_draws(lambda: Call(fn, request, recording).run(request))
     for check, place in call._dispatch.handled.items():
         _check_raise(fn, request, call.recording, check, place)
     if call.changes and request.survey is None:

@@ -1,6 +1,8 @@
 """Numbers from a generator that the call seeds are PyTorch's own; one that was seeded before the call is refused."""
 
 import random
+import threading
+import time
 import types
 
 import jax
@@ -9,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, Calls, in_jax, raises, verified
+from eager import Call, Calls, differentiated, in_jax, raises, verified
 
 import bridge
 
+HELD = random.random, np.random.rand  # as by `from random import random`
 OUTSIDE = torch.Generator().manual_seed(5)
 
 
@@ -124,9 +127,56 @@ def test_seeded_draws_around_traced_numbers_are_refused():
     raises("seeded generator around traced values", draw, jnp.full(4, 0.5))
 
 
-def test_numbers_of_python_and_numpy_are_refused():
-    for draw in (random.random, np.random.rand):
-        state = random.getstate(), str(np.random.get_state())
-        message = r"drew random numbers from .* in the call, at .*\.py:\d+.*Remedy: draw with torch"
-        raises(message, lambda x, draw=draw: x * float(draw()), jnp.ones(4))
+@pytest.fixture(params=["alone", "beside a thread that draws"])
+def threads(request):
+    """Another thread may draw from the same generators, as a loader of data does."""
+    stop = threading.Event()
+
+    def draw():
+        while not stop.is_set():
+            _ = random.random(), np.random.rand(), time.sleep(1e-4)
+
+    other = threading.Thread(target=draw)
+    if request.param != "alone":
+        other.start()
+    yield request.param
+    stop.set()
+    if other.ident:
+        other.join()
+
+
+FOREIGN = {
+    "random": HELD[0],
+    "random.choice": lambda: random.choice([1, 2]),
+    "random.seed": lambda: random.seed(3) or 1,
+    "numpy.random.rand": HELD[1],
+    "numpy.random.randn": np.random.randn,
+    "numpy.random.seed": lambda: np.random.seed(3) or 1,
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_numbers_of_python_and_numpy_are_refused(name, threads):
+    np.random.seed(0)
+    np.random.randn()  # keeps a second number, which the next draw takes without the generator
+    state = random.getstate(), str(np.random.get_state())
+
+    def forward(x, draw=FOREIGN[name]):
+        return x * float(draw())
+
+    place = rf"in the module itself .*{__name__}\.py:\d+\. Remedy: draw with torch"
+    raises(rf"drew random numbers from `(numpy\.)?random`, .* {place}", forward, jnp.ones(4))
+    if threads == "alone":
         assert state == (random.getstate(), str(np.random.get_state()))
+
+
+def test_numbers_that_another_thread_draws_are_not_the_call_s(threads):
+    generator = np.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
+    np.testing.assert_array_equal(in_jax(lambda x: (time.sleep(0.01), x + 1)[1], jnp.ones(2)), 2 * np.ones(2))
+    assert np.random.get_bit_generator() is generator  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_numbers_of_python_in_a_backward_are_refused(threads):
+    apply = differentiated(lambda ctx, x: x * 2, lambda ctx, g: g * random.random()).apply
+    with pytest.raises(bridge.BridgeError, match=r"drew random numbers from `random`"):
+        jax.grad(lambda x: in_jax(apply, x).sum())(jnp.ones(4))
