@@ -20,7 +20,7 @@ from bridge.dispatch.values import Survey
 from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.module.call import Exported, Request, Result, refuse_gradient_hooks, run_call
-from bridge.module.copy import second_names, state_of
+from bridge.module.copy import second_names, state_of, trained_in
 from bridge.symbolic.ranges import Int64, check_policy, check_values, checked
 from bridge.tensor.arrays import alias_roots, array_of, check_kinds, jax_dtype, move_to_meta
 
@@ -140,15 +140,16 @@ def export(
 ) -> Functional:
     """Returns the module as a `Functional`. Neither `export` nor a call changes the module: it stays usable.
 
-    Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters and non-persistent
-    buffers included, become buffers. `without_lowerings` names operations (`"aten::gelu"`) that shall not use the
-    bridge's own lowering; `lowerings` has functions of arrays that take its place, such as
-    `{"aten::scaled_dot_product_attention": bridge.fused_attention}`. `functions` has replacements as for
-    `bridge.register_function`, for the calls of this module only. `recompute` is a regular expression: calls of the
-    submodules whose whole qualified name it matches are as if wrapped in `torch.utils.checkpoint`. `int64`: while JAX
-    has 32-bit integers only, a call that is known to make others is refused and products of unknown ones warn
-    ("refuse"), or integers wrap ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`: calls of submodules run
-    under a `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled programs show.
+    Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters, non-persistent buffers
+    and what the module's own `named_parameters` hides from optimizers included, become buffers. `without_lowerings`
+    names operations (`"aten::gelu"`) that shall not use the bridge's own lowering; `lowerings` has functions of arrays
+    that take its place, such as `{"aten::scaled_dot_product_attention": bridge.fused_attention}`. `functions` has
+    replacements as for `bridge.register_function`, for the calls of this module only. `recompute` is a regular
+    expression: calls of the submodules whose whole qualified name it matches are as if wrapped in
+    `torch.utils.checkpoint`. `int64`: while JAX has 32-bit integers only, a call that is known to make others is
+    refused and products of unknown ones warn ("refuse"), or integers wrap ("wrap"); "exact" insists on JAX's 64-bit
+    types. `name_scopes`: calls of submodules run under a `jax.named_scope` such as `layers.0[Block]`, which
+    profiles and compiled programs show.
 
     `static` is a regular expression: buffers whose whole qualified name it matches are constants with the values that
     they have now, and no part of `buffers`, so Python code may branch on them; a call that writes one is an error.
@@ -186,18 +187,21 @@ def export(
     if recompute and not chosen:
         raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {', '.join(names[1:6])} …")
     shared = {*windows, *windows.values()}
-    params, buffers = _arrays({n: t for n, t in state.items() if n not in constant}, shared if release else state)
+    free = {name: tensor for name, tensor in state.items() if name not in constant}
+    params, buffers = _arrays(free, trained_in(module), shared if release else state)
     options = Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes, constant)
     seconds = {name: first for name, first in second_names(module).items() if first not in constant}
     return Functional(module, params, buffers, options, seconds)
 
 
-def _arrays(state: Mapping[str, torch.Tensor], keep: Container[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _arrays(
+    state: Mapping[str, torch.Tensor], trained: Container[str], keep: Container[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns parameters and buffers, and moves the tensors to the meta device, except those to `keep`."""
     params, buffers = {}, {}
     for name, tensor in state.items():
         shape = jax.ShapeDtypeStruct(tensor.shape, jax_dtype(tensor.dtype))
-        (params if tensor.requires_grad else buffers)[name] = shape if tensor.is_meta else array_of(tensor)
+        (params if name in trained else buffers)[name] = shape if tensor.is_meta else array_of(tensor)
         if name not in keep:
             move_to_meta(tensor)
     return params, buffers

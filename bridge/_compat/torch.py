@@ -217,7 +217,7 @@ def below_autograd() -> bool:
 def gradient_hooks(module: nn.Module) -> list[str]:
     """Returns the parts of the module that have a hook of PyTorch's engine, in words."""
     hooked = []
-    for name, p in module.named_parameters():
+    for name, p in nn.Module.named_parameters(module):
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             hooked.append(f"parameter {name}")
     for name, m in module.named_modules():

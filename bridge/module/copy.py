@@ -43,22 +43,32 @@ Slot = tuple[nn.Module, str]
 
 
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns every parameter and buffer by its first qualified name; a tied one appears once."""
+    """Returns every parameter and buffer by its first qualified name; a tied one appears once.
+
+    The functions of `nn.Module` itself find those, too, that a class hides by a `named_parameters` of its own.
+    """
     seen: dict[int, str] = {}
     state: dict[str, torch.Tensor] = {}
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+    for name, tensor in [*nn.Module.named_parameters(module), *nn.Module.named_buffers(module)]:
         if id(tensor) not in seen:
             seen[id(tensor)] = name
             state[name] = tensor
     return state
 
 
+def trained_in(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the state that requires grad, without parameters that the module hides from optimizers."""
+    shown = {id(parameter) for _, parameter in module.named_parameters()}
+    state = state_of(module).items()
+    return {n: t for n, t in state if t.requires_grad and (id(t) in shown or not isinstance(t, nn.Parameter))}
+
+
 def second_names(module: nn.Module) -> dict[str, str]:
     """Returns the further names of parameters and buffers that have several -> the first one."""
     first = {id(tensor): name for name, tensor in state_of(module).items()}
     every = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
+        *nn.Module.named_parameters(module, remove_duplicate=False),
+        *nn.Module.named_buffers(module, remove_duplicate=False),
     ]
     return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
 

@@ -26,7 +26,7 @@ from bridge.errors import is_framework, named_failure
 from bridge.export import Functional
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.module.call import method_of, refuse_gradient_hooks
-from bridge.module.copy import independent, state_of
+from bridge.module.copy import independent, state_of, trained_in
 from bridge.parity.report import ARRAYS, Leaf, Leaves, leaf_of, named, path_name
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert, is_number
@@ -188,9 +188,9 @@ class TorchSide:
         another one than the derivative."""
         if call.train is not None:
             module.train(call.train)
-        self._first = self._state().keys()
+        self._first = state_of(module).keys()
         # The state before the first call: a buffer to which a result is assigned requires grad after it.
-        self.trained = {n: t for n, t in self._state().items() if t.requires_grad}
+        self.trained = trained_in(module)
 
     def next(self, draws: list[torch.Tensor] | None = None, shifts: Shifts | None = None) -> Leaves:
         """Runs the next step, with these random draws if any are given, at shifted parameters and inputs."""
@@ -218,7 +218,7 @@ class TorchSide:
         if torch.is_tensor(objective) and objective.requires_grad:
             objective.backward()
         # Read after the call, since it may have assigned a buffer anew.
-        state = {n: t for n, t in self._state().items() if not self._is_table(n)}
+        state = {n: t for n, t in state_of(self._module).items() if not self._is_table(n)}
         leaves = {
             "output": named(self._outputs),
             ".grad": left,
@@ -254,9 +254,6 @@ class TorchSide:
         args, kwargs = convert((args, kwargs), copy_of, objects=True)
         copies, _ = named_inputs(args, kwargs)
         return args, kwargs, {name: leaves[id(copy)] for name, copy in copies.items() if id(copy) in leaves}
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        return dict(self._module.named_parameters()) | dict(self._module.named_buffers())
 
     def _is_table(self, name: str) -> bool:
         """True for a buffer that a call has made and that no state dict has."""
@@ -423,8 +420,8 @@ def copied(module: nn.Module, noise: float = 0.0, seed: int = 0) -> nn.Module:
     copy = independent(module)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for _, parameter in sorted(copy.named_parameters()) if noise else ():
-            if differentiable(parameter.dtype):
+        for _, parameter in sorted(state_of(copy).items()) if noise else ():
+            if isinstance(parameter, nn.Parameter) and differentiable(parameter.dtype):
                 wide = torch.promote_types(parameter.dtype, torch.float64)
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=wide)
                 size = parameter.to(wide).abs().square().mean().sqrt().item() or 1.0

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Calls, agrees, in_jax, refused
+from eager import Calls, agrees, in_jax, refused, verified
 from torch import nn
 
 import bridge
@@ -304,6 +304,37 @@ def test_calls_before_do_not_decide_whether_a_call_is_an_error():
         fn = bridge.export(module)
         results = {method: fn.run(fn.params, fn.buffers, *args[method], method=method) for method in order}
         assert results["forward"].buffers["a"].tolist() == [1, 1]
+
+
+class Distilled(nn.Module):
+    """Hides its teacher from the optimizer, with the signature of torchrl."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.tied = self.teacher
+
+    def named_parameters(self, prefix="", recurse=True):
+        return ((n, p) for n, p in super().named_parameters(prefix, recurse) if "teacher" not in n)
+
+    def forward(self, x):
+        return self.student(x) - self.teacher(x) + self.tied.bias
+
+
+def test_parameters_that_a_module_hides_are_buffers():
+    module, x = Distilled(), torch.ones(2, 3)
+    fn = bridge.export(module)
+    assert set(fn.params) == {"student.weight", "student.bias"} and set(fn.buffers) == {
+        "teacher.weight",
+        "teacher.bias",
+    }
+    state = bridge.state_dict(fn, *bridge.into(fn, module.state_dict()))
+    assert state.keys() == module.state_dict().keys()
+    expected = module(x).detach()
+    with torch.no_grad():
+        module.teacher.weight.mul_(5)
+    np.testing.assert_allclose(fn(fn.params, fn.buffers, x.numpy())[0], expected, rtol=1e-6)
+    verified(module, x)
 
 
 def test_a_module_whose_names_have_changed_since_export_is_refused():
