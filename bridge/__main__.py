@@ -56,7 +56,7 @@ def verify(config: Verify) -> int:
     factory, seed, as_json = (options.pop(name) for name in ("factory", "seed", "json"))
     module, args, kwargs = made_by(factory, seed)
     torch.manual_seed(seed)
-    report = bridge.verify(module, *args, **options, **kwargs)
+    report = bridge.verify(module, *args, **options, module_kwargs=kwargs)
     print(report.to_json() if as_json else report)
     return 0 if report.ok else 1
 
@@ -72,7 +72,7 @@ def inspect(config: Inspect) -> int:
         print(f"{title}: {len(state)} arrays, {size:,} elements, {megabytes:.1f} MB")
         for name, array in state.items():
             print(f"  {name:<60} {array.dtype!s:<10} {list(array.shape)}")
-    found = fn.survey(*args, rng=jax.random.key(0), train=config.train, **kwargs)
+    found = fn.survey(*args, rng=jax.random.key(0), train=config.train, module_kwargs=kwargs)
     print(f"operations: {sum(found.ops.values())} calls of {len(found.ops)} kinds")
     for (name, server), times in found.ops.most_common():
         print(f"  {times:>6} x {name:<45} {server}")
@@ -81,7 +81,8 @@ def inspect(config: Inspect) -> int:
         print(f"  {name}: {why}")
     if found.unsupported:
         return 1
-    call = jax.jit(lambda p, b: fn(p, b, *args, rng=jax.random.key(0), train=config.train, **kwargs)[0])
+    options = {"rng": jax.random.key(0), "train": config.train, "module_kwargs": kwargs}
+    call = jax.jit(lambda p, b: fn(p, b, *args, **options)[0])
     cost: Any = call.lower(fn.params, fn.buffers).compile().cost_analysis() or {}
     if "flops" in cost and "bytes accessed" in cost:
         work = f"{cost['flops'] / 1e9:.3f} GFLOP, {cost['bytes accessed'] / 1e6:.1f} MB accessed"

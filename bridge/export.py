@@ -19,7 +19,7 @@ from bridge.dispatch.random import Rng, check_key
 from bridge.dispatch.values import Survey
 from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.module.call import Exported, Request, Result, refuse_gradient_hooks, run_call
+from bridge.module.call import Exported, Request, Result, parameters_of, refuse_gradient_hooks, run_call
 from bridge.module.copy import second_names, state_of, trained_in
 from bridge.symbolic.ranges import Int64, check_policy, check_values, checked
 from bridge.tensor.arrays import alias_roots, array_of, check_kinds, jax_dtype, move_to_meta
@@ -43,6 +43,7 @@ class Functional(Exported):
         train: bool | None = None,
         method: str = "forward",
         overrides: Mapping[str, Any] | None = None,
+        module_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, jax.Array]]:
         """Runs `method` with this state; returns its outputs and the buffers with every in-place write.
@@ -50,12 +51,14 @@ class Functional(Exported):
         `rng` is a JAX key (or a `ShardedKey`), needed only where the module draws random numbers. `train`
         sets the mode of every submodule for this call; `None` keeps each one's own. `overrides` gives numbers that the
         module keeps in attributes by their dotted path (`{"layers.0.dropout.p": 0.2}`), traced like any input: another
-        value needs no compilation. Everything in the module that shares the object sees the change.
+        value needs no compilation. Everything in the module that shares the object sees the change. `module_kwargs` are
+        keyword arguments of the method, like `kwargs`, which may have names of options such as `train`.
 
-        Raises `BridgeError` for a missing or surplus name, a wrong shape, randomness without a key, and whatever
-        cannot be translated.
+        Raises `BridgeError` for a missing or surplus name, a wrong shape, randomness without a key, an option that is
+        an argument of the method, too, unless `module_kwargs` is given, and whatever cannot be translated.
         """
-        result, written = self._run(Request(params, buffers, args, kwargs, rng, train, method, overrides or {}))
+        request = Request(params, buffers, args, kwargs, rng, train, method, overrides, module_kwargs)
+        result, written = self._run(request)
         if written:
             raise BridgeError(
                 f"the call writes the parameter {written[0]}: use `fn.run(…)`, which returns parameters too"
@@ -71,28 +74,40 @@ class Functional(Exported):
         train: bool | None = None,
         method: str = "forward",
         overrides: Mapping[str, Any] | None = None,
+        module_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Result:
         """Calls it, and also returns the parameters with what the module wrote into them."""
-        return self._run(Request(params, buffers, args, kwargs, rng, train, method, overrides or {}))[0]
+        return self._run(Request(params, buffers, args, kwargs, rng, train, method, overrides, module_kwargs))[0]
 
     def survey(
-        self, *args: Any, rng: Rng | None = None, train: bool | None = None, method: str = "forward", **kwargs: Any
+        self,
+        *args: Any,
+        rng: Rng | None = None,
+        train: bool | None = None,
+        method: str = "forward",
+        module_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> Survey:
         """Returns the operations that a call makes, computing nothing; unsupported ones are listed, not raised."""
         found = Survey()
+        leaves, structure = jax.tree.flatten((args, kwargs, module_kwargs))
+        arrays = {i: leaf for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")}
 
-        def call(params, buffers, args, kwargs):
-            return self._run(Request(params, buffers, args, kwargs, rng, train, method, {}, found))[0].outputs
+        def call(params, buffers, arrays):
+            args, kwargs, own = jax.tree.unflatten(structure, [arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
+            return self._run(Request(params, buffers, args, kwargs, rng, train, method, None, own, found))[0].outputs
 
-        jax.eval_shape(call, self.params, self.buffers, args, kwargs)
+        jax.eval_shape(call, self.params, self.buffers, arrays)
         return found
 
     def _run(self, request: Request) -> tuple[Result, list[str]]:
         """Returns everything that the call leaves behind, and the parameters that it has written."""
         if self.options.int64 == "exact":
             check_policy(self.options.int64)
-        check_method(self.module, request.method)
+        check_method(self.module, request.method, Functional.__call__, vars(request))
+        if request.module_kwargs:
+            request = dataclasses.replace(request, kwargs=request.kwargs | {**request.module_kwargs})
         if request.rng is not None:
             check_key(request.rng)
         _check_names_and_shapes(request.params, self.params, "parameter")
@@ -220,8 +235,15 @@ def _constants(state: Mapping[str, torch.Tensor], static: str) -> dict[str, torc
     return constant
 
 
-def check_method(module: nn.Module, name: str) -> None:
-    """Raises `BridgeError` for a method that the module does not have."""
-    if not callable(getattr(module, name, None)):
+def check_method(module: nn.Module, name: str, call: Any, given: Mapping[str, Any]) -> None:
+    """Raises `BridgeError` for a method that the module does not have, and for options of `call` that it takes, too."""
+    method: Any = getattr(module, name, None)
+    if not callable(method):
         near = ", ".join(difflib.get_close_matches(name, [n for n in dir(module) if n[0] != "_"]))
         raise BridgeError(f"the module has no method {name}; close to it: {near or 'none'}")
+    for option, default in call.__kwdefaults__.items() if given["module_kwargs"] is None else ():
+        if given[option] is not default and option in parameters_of(method):
+            raise BridgeError(
+                f"`{option}` is an option here and an argument of {type(module).__name__}.{name}; give the module's "
+                f"own in module_kwargs={{'{option}': …}}, or the option beside module_kwargs={{}}"
+            )

@@ -92,13 +92,17 @@ class Arguments:
 
 def _names(method: Callable, args: tuple, kwargs: dict) -> Iterator[str]:
     """Yields the names of the positional arguments in the signature."""
-    try:
-        parameters = [*inspect.signature(getattr(method, "forward", method)).parameters.values()]
-    except (TypeError, ValueError):
-        parameters = []
+    parameters = [*parameters_of(getattr(method, "forward", method)).values()]
     for i in range(len(args)):
         known = i < len(parameters) and parameters[i].kind is not inspect.Parameter.VAR_POSITIONAL
         yield parameters[i].name if known else f"argument {i}"
+
+
+def parameters_of(method: Callable) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(method).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def _items(value: Any) -> dict | None:
@@ -165,7 +169,8 @@ class Request:
     rng: Rng | None
     train: bool | None
     method: str
-    overrides: Mapping[str, Any]
+    overrides: Mapping[str, Any] | None
+    module_kwargs: Mapping[str, Any] | None
     survey: Survey | None = None
 
 
@@ -206,7 +211,7 @@ class Call:
             )
         if options.name_scopes:
             name_calls(self._modules)
-        for name, number in request.overrides.items():
+        for name, number in (request.overrides or {}).items():
             tensor = wrap(jnp.asarray(number), tracked=True, leaf=True)
             override(self._module, self._copies.values(), name, start_graph(tensor, recording))
         self._slots = slots_of(self._modules, reals)

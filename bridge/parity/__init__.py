@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,11 +53,13 @@ def verify(
     known_inputs: str = "",
     int64: Int64 = "refuse",
     static: str = "",
+    module_kwargs: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> ParityReport:
     """Compares outputs, the gradients of every parameter and input, every buffer, and their dtypes, over `steps` calls.
 
-    `args` and `kwargs` hold torch tensors. The gradient is that of `loss(outputs)`, by default of a fixed random
+    `args` and `kwargs` hold torch tensors, as do `module_kwargs`, keyword arguments of the module that may have names
+    of options. The gradient is that of `loss(outputs)`, by default of a fixed random
     projection of all outputs that carry one. Buffers and written parameters go from step to step. In each further step,
     floating inputs are drawn between the least and the largest given number, integers and masks are rolled along their
     first axis; or `advance` makes the inputs from the outputs (of a carry, for instance). JAX replays PyTorch's random
@@ -77,8 +79,9 @@ def verify(
 
     Raises `BridgeError` if something cannot be translated, or if PyTorch itself or the exported call fails.
     """
+    check_method(module, method, verify, locals())
     _check(tolerance, steps, jitter, known_inputs)
-    check_method(module, method)
+    kwargs |= module_kwargs or {}
     call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients, known_inputs)
     original = copied(module, jitter)
     wide = None if double is None else copied(double, jitter)

@@ -323,7 +323,9 @@ class JaxSide:
             values = rest | arrays | free
             args, kwargs = jax.tree.unflatten(structure, [values[name] for name in twins.values()])
             with _noting_who_asks_inputs(self.asked):
-                result = self._fn.run(params, buffers, *args, rng=draws, train=call.train, method=call.method, **kwargs)
+                result = self._fn.run(
+                    params, buffers, *args, rng=draws, train=call.train, method=call.method, module_kwargs=kwargs
+                )
             numbers = jax.tree.map(lambda v: v if is_number(v) else None, result.outputs)  # JAX refuses text
             return jnp.asarray(call.loss(result.outputs), jnp.result_type(float)), result._replace(outputs=numbers)
 

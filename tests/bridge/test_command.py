@@ -48,6 +48,14 @@ def another():
     return Call(differs, nn.Identity()), torch.ones(2)
 
 
+def with_keywords():
+    class Ported(nn.Module):
+        def forward(self, x, train=False, steps=1):
+            return x * steps if train else x
+
+    return Ported(), (torch.ones(2),), {"train": True, "steps": 3}
+
+
 def nonsense():
     return 3
 
@@ -81,6 +89,15 @@ def test_verify(here, capsys):
     assert main(["verify", "test_command:another"]) == 1
     shown = capsys.readouterr().out
     assert "4 leaves compared, 2 beyond tolerance" in shown and "1  output value" in shown.splitlines()[2]
+
+
+def test_keywords_with_the_names_of_options(here, capsys):
+    for command in (
+        ["verify", "test_command:with_keywords", "--steps", "1"],
+        ["inspect", "test_command:with_keywords"],
+    ):
+        assert main(command) == 0
+        assert "3.0e+00     0  output" in capsys.readouterr().out or "inspect" in command
 
 
 def test_unproved_is_not_ok(here, capsys):

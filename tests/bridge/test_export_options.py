@@ -280,6 +280,46 @@ def test_names(registered):
     raises(r"kernels\.other is not there: .* has no attribute 'other'; correct", torch.sin, LAST)
 
 
+# ---- Keywords of the module with the name of an option of the call
+
+
+class Ported(nn.Module):
+    """A port from Flax: the mode is an argument of the call."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+
+    @torch.enable_grad()
+    def forward(self, x, train=False, steps=1, rng=None):
+        return x * self.w * (2 if train else 1) * steps * (3 if self.training else 1)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_keyword_of_the_module_with_the_name_of_an_option(train):
+    fn, x = bridge.export(Ported().eval()), jnp.ones(3)
+    said = r"`train` is an option here and an argument of Ported.forward;.*module_kwargs=\{'train': …\}"
+    for call in (fn, fn.run):
+        with pytest.raises(bridge.BridgeError, match=said):
+            call(fn.params, {}, x, train=train)
+        out = call(fn.params, {}, x, train=True, module_kwargs={"train": train, "steps": 5})[0]
+        np.testing.assert_array_equal(out, 15 * (2 if train else 1) * np.ones(3))
+    with pytest.raises(bridge.BridgeError, match=said):
+        bridge.verify(Ported(), torch.ones(3), train=train)
+    with pytest.raises(bridge.BridgeError, match=said):
+        fn.survey(x, train=train)
+    fn.survey(x, module_kwargs={"train": train})
+    np.testing.assert_array_equal(fn(fn.params, {}, x, rng=jax.random.key(0), module_kwargs={})[0], np.ones(3))
+
+
+def test_verify_compares_the_call_with_its_own_keywords():
+    with pytest.raises(bridge.BridgeError, match=r"`steps` is an option here.*module_kwargs=\{'steps': …\}"):
+        bridge.verify(Ported(), torch.ones(3), steps=3)
+    report = bridge.verify(Ported(), torch.ones(3), steps=1, module_kwargs={"steps": 4, "train": True})
+    assert report.ok and max(row.scale for row in report.rows if row.kind == "output") == 24
+    assert {row.step for row in report.rows} == {0}
+
+
 # ---- Modules that keep a wrapper of PyTorch's around a method: `train=` and `overrides=` reach what it wraps
 
 

@@ -101,7 +101,7 @@ class Objective:
         state = self.local_rows | params, buffers | self._local_ids
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, Arrays]:
-            result = self.fn.run(*state, *args, **options, **kwargs)
+            result = self.fn.run(*state, *args, module_kwargs={}, **options, **kwargs)
             written = [n for n in params if n not in self.local_rows and result.params[n] is not state[0][n]]
             if written:
                 said = f"the call writes the parameter {written[0]}, which the optimizer would not see"

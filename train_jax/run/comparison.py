@@ -79,7 +79,7 @@ def compared(config: RunConfig, task: Task) -> ParityReport:
         jitter=JITTER,
         double=_in_float64(config, task, module),
         input_gradients=False,
-        **keywords,
+        module_kwargs=keywords,
     )
 
 
