@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 
+from bridge._compat.torch import is_composite
 from bridge.context import Options
+from bridge.dispatch.compute import kind_of
 from bridge.dispatch.mode import check_name
-from bridge.dispatch.random import Rng, check_key
+from bridge.dispatch.random import RANDOM, Rng, check_key
 from bridge.dispatch.values import Survey
 from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
@@ -145,7 +147,7 @@ def export(
     module: nn.Module,
     *,
     without_lowerings: tuple[str, ...] = (),
-    lowerings: Mapping[str, Callable] | None = None,
+    lowerings: Mapping[Any, Callable | None] | None = None,
     functions: Mapping[str, Callable] | None = None,
     recompute: str = "",
     int64: Int64 = "refuse",
@@ -155,16 +157,17 @@ def export(
 ) -> Functional:
     """Returns the module as a `Functional`. Neither `export` nor a call changes the module: it stays usable.
 
-    Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters, non-persistent buffers
-    and what the module's own `named_parameters` hides from optimizers included, become buffers. `without_lowerings`
-    names operations (`"aten::gelu"`) that shall not use the bridge's own lowering; `lowerings` has functions of arrays
-    that take its place, such as `{"aten::scaled_dot_product_attention": bridge.fused_attention}`. `functions` has
-    replacements as for `bridge.register_function`, for the calls of this module only. `recompute` is a regular
-    expression: calls of the submodules whose whole qualified name it matches are as if wrapped in
-    `torch.utils.checkpoint`. `int64`: while JAX has 32-bit integers only, a call that is known to make others is
-    refused and products of unknown ones warn ("refuse"), or integers wrap ("wrap"); "exact" insists on JAX's 64-bit
-    types. `name_scopes`: calls of submodules run under a `jax.named_scope` such as `layers.0[Block]`, which
-    profiles and compiled programs show.
+    Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters, non-persistent
+    buffers and what the module's own `named_parameters` hides from optimizers included, become buffers.
+    `without_lowerings` names operations (`"aten::gelu"`) that shall not use the bridge's own lowering; `lowerings`
+    has functions of arrays that take its place or serve an operation without one, by the operation
+    (`torch.ops.aten.special_airy_ai.default`) or its name, such as `{"aten::scaled_dot_product_attention":
+    bridge.fused_attention}`; None removes one. `functions` has replacements as for `bridge.register_function`, for
+    the calls of this module only. `recompute` is a regular expression: calls of the submodules whose whole
+    qualified name it matches are as if wrapped in `torch.utils.checkpoint`. `int64`: while JAX has 32-bit integers
+    only, a call that is known to make others is refused and products of unknown ones warn ("refuse"), or integers
+    wrap ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`: calls of submodules run under a
+    `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled programs show.
 
     `static` is a regular expression: buffers whose whole qualified name it matches are constants with the values that
     they have now, and no part of `buffers`, so Python code may branch on them; a call that writes one is an error.
@@ -176,11 +179,12 @@ def export(
     Raises `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
-    lowerings = dict(lowerings or {})
-    for name in (*without_lowerings, *lowerings):
-        if name not in known:
+    chosen_lowerings = {key.name() if hasattr(key, "name") else str(key): f for key, f in (lowerings or {}).items()}
+    removed = {*without_lowerings, *(name for name, function in chosen_lowerings.items() if function is None)}
+    for name in (*removed, *chosen_lowerings):
+        if name not in known and (name in removed or not _may_be_lowered(name)):
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
-            raise BridgeError(f"no lowering is called {name}; there are: {close}")
+            raise BridgeError(f"no lowering is called {name}, and no operation that could have one; there are: {close}")
     names = []
     for name, submodule in module.named_modules():
         names.append(name)
@@ -204,9 +208,18 @@ def export(
     shared = {*windows, *windows.values()}
     free = {name: tensor for name, tensor in state.items() if name not in constant}
     params, buffers = _arrays(free, trained_in(module), shared if release else state)
-    options = Options(frozenset(without_lowerings), lowerings, functions, chosen, int64, name_scopes, constant)
+    lowerings = {name: function for name, function in chosen_lowerings.items() if function is not None}
+    options = Options(frozenset(removed), lowerings, functions, chosen, int64, name_scopes, constant)
     seconds = {name: first for name, first in second_names(module).items() if first not in constant}
     return Functional(module, params, buffers, options, seconds)
+
+
+def _may_be_lowered(name: str) -> bool:
+    """True for an operation that makes a tensor by itself: no view, write, draw or composite of PyTorch's."""
+    namespace, _, path = name.partition("::")
+    packet, _, overload = path.partition(".")
+    op = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
+    return op is not None and kind_of(op) == "compute" and not is_composite(op) and op not in RANDOM
 
 
 def _arrays(

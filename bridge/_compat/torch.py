@@ -282,6 +282,14 @@ def before(owner: Any, name: str, check: Callable[..., None]) -> Replacement:
     return Replacement(owner, name, make)
 
 
+def before_registered_backward(wanted: Callable[[tuple], bool]) -> Replacement:
+    """Returns the replacement with which an operation of `torch.library` has its registered backward if `wanted(args)`.
+
+    The operation asks whether an argument requires grad. If so, it is applied as a `torch.autograd.Function`.
+    """
+    return Replacement(torch._C, "_any_requires_grad", lambda asks: lambda *args: wanted(args) or asks(*args))
+
+
 def before_functional(check: Callable[[tuple, bool], None]) -> Replacement:
     """Returns the replacement that calls `check(inputs, create_graph)` before `torch.autograd.functional` begins."""
 

@@ -25,6 +25,7 @@ from bridge._compat.jax import Tracer
 from bridge._compat.torch import (
     AutogradFunction,
     Replacement,
+    before_registered_backward,
     below_modes,
     closure_of,
     engine_gradient,
@@ -74,6 +75,13 @@ def in_place_of_apply(tracing: Tracing) -> Replacement:
 
     method = classmethod(apply)
     return Replacement(AutogradFunction, "apply", lambda _: method)
+
+
+def _may_have_gradient(args: tuple) -> bool:
+    return any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in jax.tree.leaves(args))
+
+
+OF_LIBRARIES = before_registered_backward(_may_have_gradient)
 
 
 def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracing) -> Any:
@@ -250,7 +258,7 @@ class _Backward:
         with contextlib.ExitStack() as stack:
             for tensor, place in self._tensors:
                 stack.enter_context(tensor._handle.holding(arrays[place]))
-                stack.callback(setattr, tensor, "_cell", tensor._handle)
+                stack.callback(setattr, tensor, "_handle", tensor._handle)
                 stack.callback(engine_leaf, tensor, engine_requires_grad(tensor))
                 stack.callback(set_engine_gradient, tensor, engine_gradient(tensor))
                 set_engine_gradient(tensor, None)

@@ -6,6 +6,7 @@ loss may be used as in PyTorch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ def _overloads(*names: str) -> Iterator[Any]:
             yield from (getattr(packet, overload) for overload in (packet.overloads() if packet else ()))
 
 
-_SPECIAL = [f"special_{name}" for name in torch.special.__all__ if "bessel" in name or "polynomial" in name]
+_SPECIAL = [f"special_{name}" for name in torch.special.__all__ if re.search("airy|bessel|polynomial", name)]
 _REFUSED = ("heaviside", "floor_divide", "bincount", "binomial", "_sample_dirichlet")
 _SCATTERS = (aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_.reduce, aten.scatter_.value_reduce)
 NO_DERIVATIVE: dict[Any, Callable[[TraceContext, Any, tuple, dict], Any]] = {

@@ -39,7 +39,7 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import checkpoint, engine
 from bridge.autograd.engine import NO_GRAPH
-from bridge.autograd.function import in_place_of_apply
+from bridge.autograd.function import OF_LIBRARIES, in_place_of_apply
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE
 from bridge.context import CURRENT, RUNNING, Options
 from bridge.dispatch.compute import (
@@ -174,6 +174,10 @@ class Dispatch(UncompiledDispatchMode):
 
     def _raise_as_pytorch(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> None:
         """Raises the error of PyTorch's kernel instead of its meta device's or a lowering's error, if there is one."""
+        for array in (t._handle.storage.array for t in (*self.state, *self.inputs)):
+            if not isinstance(array, Tracer) and array.is_deleted():
+                what = f"an array of shape {array.shape} that the call was given has been deleted"
+                raise self.error(what, "pass the arrays that the call with `donate_argnums` returned") from error
         defect = isinstance(error, LoweringError)
         asks = isinstance(error, _OF_ARGUMENTS) and not isinstance(error, jax.errors.JaxRuntimeError)
         of_kernel = kernel_error(func, args, kwargs) if asks and (defect or not self._nested) else None
@@ -184,7 +188,9 @@ class Dispatch(UncompiledDispatchMode):
             raise self.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
         if isinstance(error, ValueError) and func.namespace == "aten":
             # The error comes from PyTorch's Python form, which its meta device runs; the kernel accepts the arguments.
-            raise self.error(f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY) from error
+            raise self.error(
+                f"`{func.name()}` has no translation ({error})", UNSUPPORTED_REMEDY.format(func)
+            ) from error
         if not hasattr(error, "__notes__"):
             error.add_note(self.where())  # is added to PyTorch's own message
 
@@ -244,10 +250,11 @@ class Dispatch(UncompiledDispatchMode):
         if by_values is not None:
             return by_values(self, func, self.wrap(args[0]), *args[1:], **kwargs)
         ours = func in DECOMPOSITIONS and func.name() not in self.options.without_lowerings
-        if ours and (func not in LOWERINGS or draws_numbers(func, args, kwargs)):
+        lowered = func in LOWERINGS or func.name() in self.options.lowerings
+        if ours and (not lowered or draws_numbers(func, args, kwargs)):
             with self.taking_apart():
                 return DECOMPOSITIONS[func](*args, **kwargs)
-        if is_composite(func) and func not in LOWERINGS and func not in RANDOM:
+        if is_composite(func) and not lowered and func not in RANDOM:
             # The operation occurs in a decomposition, below PyTorch's autograd layer, which would have decomposed it.
             with self.taking_apart():
                 return func.decompose(*args, **kwargs)
@@ -476,6 +483,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
 _REPLACED = Replacements(
     UNVALIDATED_DISTRIBUTIONS,
     in_place_of_apply(tracing),
+    OF_LIBRARIES,
     *checkpoint.REPLACED,
     *engine.REPLACED,
     before(torch, "compile", _turn_compiler_off),

@@ -35,10 +35,12 @@ VALUE_REMEDY = (
     "`.item()`; or pass the number as a Python argument that is static under jit"
 )
 DRAW_REMEDY = "draw the numbers before the call and pass them as an argument"
-UNSUPPORTED_REMEDY = "write it with supported operations, or add a lowering to bridge.LOWERINGS"
+UNSUPPORTED_REMEDY = (
+    "write it with supported operations, or add a lowering, `bridge.LOWERINGS[torch.ops.{}] = lowering`"
+)
 _OF_A_LIBRARY_REMEDY = (
-    "call the Python function that the operation was made of, or write it as a torch.autograd.Function of supported "
-    "operations; a kernel in another language needs a lowering in bridge.LOWERINGS"
+    "call the Python function that it was made of, or write it as a torch.autograd.Function of supported "
+    "operations; a kernel in another language needs `bridge.LOWERINGS[torch.ops.{}] = lowering`"
 )
 
 _LIBRARY_REMEDY = 'replace the function of the library, `bridge.export(module, functions={{"{}": replacement}})`'
@@ -77,7 +79,7 @@ def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, er
         raise context.error(f"`{func.name()}` makes a shape that depends on data{inside}", remedy) from error
     if isinstance(error, LoweringError):
         raise error
-    remedy = UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY
+    remedy = (UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY).format(func)
     if "nested" in func.name():
         remedy = _NESTED_REMEDY
     elif is_random(func):

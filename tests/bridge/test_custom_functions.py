@@ -372,6 +372,53 @@ def test_differences_by_nature():
     assert seen == [(False, False), (True, True)]
 
 
+# ---- a backward that runs twice, and one that is registered for an operation of `torch.library`
+
+
+def test_a_backward_that_freezes_a_weight_runs_again():
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        w.requires_grad_(False)
+        return g * w, g * x
+
+    apply = differentiated(lambda ctx, x, w: (ctx.save_for_backward(x, w), x * w)[1], backward).apply
+    fn = bridge.export(Calls(lambda m, x: apply(x, m.w)))
+    _, vjp = jax.vjp(lambda params: fn(params, {}, jnp.full((3, 3), 2.0))[0], fn.params)
+    for _ in range(2):
+        np.testing.assert_array_equal(vjp(jnp.ones((3, 3)))[0]["w"], np.full((3, 3), 2.0))
+
+
+@torch.library.custom_op("tests_bridge::rounded", mutates_args=())
+def rounded(x: torch.Tensor, others: list[torch.Tensor], scale: float = 1.0) -> torch.Tensor:
+    return torch.round(x * scale) + others[0]
+
+
+def _setup(ctx, inputs, output):
+    ctx.scale = inputs[2]
+    ctx.save_for_backward(output)
+
+
+rounded.register_fake(lambda x, others, scale=1.0: torch.empty_like(x))
+rounded.register_autograd(
+    lambda ctx, g: (g * ctx.scale * ctx.saved_tensors[0], [3 * g], None), setup_context=_setup
+)  # of round, another one
+
+
+def test_an_operation_of_a_library_keeps_its_backward_beside_a_lowering(monkeypatch):
+    def lowering(x, others, scale=1.0):
+        return jnp.round(x * scale) + others[0]
+
+    module = Calls(lambda m, x: rounded(m.w * x, [x], 2.0))
+    monkeypatch.setitem(bridge.LOWERINGS, torch.ops.tests_bridge.rounded.default, lowering)
+    verified(module, torch.tensor([1.3, -0.4, 2.9]))
+    monkeypatch.undo()
+    fn = bridge.export(module, lowerings={torch.ops.tests_bridge.rounded.default: lowering})
+    x = jnp.asarray([1.3, -0.4, 2.9])
+    module(torch.tensor([1.3, -0.4, 2.9])).sum().backward()
+    ours = jax.jit(jax.grad(lambda params: fn(params, {}, x)[0].sum()))(fn.params)
+    np.testing.assert_allclose(ours["w"], module.w.grad)
+
+
 # ---- operations that read what they write
 
 

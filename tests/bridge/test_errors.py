@@ -109,6 +109,15 @@ def test_randomness_without_a_key():
     assert "`aten::rand_like` draws random numbers" in text and "rng=jax.random.key" in text
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_an_array_that_was_donated(place):
+    fn = bridge.export(nn.BatchNorm1d(3).eval())
+    given = fn.params, fn.buffers, jnp.ones((2, 3))
+    jax.tree.map(lambda array: array.delete(), given[place])
+    with pytest.raises(bridge.BridgeError, match=r"of shape \(.*3,?\).* deleted .*Remedy: .*donate_argnums"):
+        fn(*given)
+
+
 def test_pytorch_s_own_errors_stay_pytorch_s():
     raises("mat1 and mat2 shapes cannot be multiplied", nn.Linear(3, 3), jnp.ones((2, 5)), error=RuntimeError)
 

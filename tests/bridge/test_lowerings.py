@@ -92,6 +92,37 @@ def test_names_of_lowerings_are_checked(options):
         bridge.export(nn.Linear(2, 2), **options)
 
 
+AIRY = aten.special_airy_ai.default
+
+
+@pytest.mark.parametrize(
+    ("key", "forward"),
+    [
+        (AIRY, torch.special.airy_ai),
+        (AIRY.name(), torch.special.airy_ai),
+        ("aten::i0", torch.i0),  # a decomposition of PyTorch's
+        ("aten::take_along_dim", lambda x: torch.take_along_dim(x, x.long())),  # one of the bridge's
+        (aten.relu.default, torch.relu),
+    ],
+)
+def test_a_lowering_of_one_export(key, forward):
+    fn = bridge.export(Call(forward), lowerings={key: lambda x, *_: x + 1})
+    assert fn({}, {}, jnp.ones(3))[0].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("key", ["aten::matmul", "aten::add_.Tensor", "aten::t", "aten::rand", "no::such", "mm", 3])
+def test_an_operation_that_no_lowering_serves(key):
+    with pytest.raises(bridge.BridgeError, match=f"no lowering is called {key}, and no operation that could have one"):
+        bridge.export(nn.Linear(2, 2), lowerings={key: abs})
+
+
+def test_none_removes_a_lowering():
+    fn = bridge.export(nn.Tanh(), lowerings={aten.tanh.default: None})
+    assert fn.survey(jnp.ones(3)).ops == {("aten::tanh", "torchax"): 1}
+    with pytest.raises(bridge.BridgeError, match="no lowering is called aten::special_airy_ai"):
+        bridge.export(nn.Tanh(), lowerings={AIRY: None})
+
+
 def test_batch_norm_can_be_switched_off():
     """A decomposition of ours: without it torchax serves, which forgets the running statistics."""
     module = nn.BatchNorm1d(4)
