@@ -63,6 +63,8 @@ class TraceContext(Protocol):
     """The tensors of parameters and buffers."""
     inputs: list[Any]
     """The tensors among the arguments."""
+    arguments: tuple[tuple, dict[str, Any]]
+    """The arguments and keywords that the call was given, with arrays for tensors."""
     buffers: Mapping[str, Any]
     """The arrays of the buffers that the call began with, by name."""
 

@@ -106,6 +106,7 @@ class Dispatch(UncompiledDispatchMode):
         self.state: list[BridgeTensor] = []
         """The traced tensors of parameters and buffers."""
         self.inputs: list[BridgeTensor] = []
+        self.arguments: tuple[tuple, dict[str, Any]] = (), {}
         self.buffers: Mapping[str, Any] = {}
         self.failed: BridgeError | None = None
         """The first error, which the module's own code may have caught."""

@@ -271,7 +271,8 @@ class Call:
 
     def _run(self, request: Request, check: bool = True) -> Result:
         dispatch = self._dispatch
-        args, kwargs = convert((request.args, request.kwargs), self._to_torch, objects=True)
+        dispatch.arguments = request.args, request.kwargs
+        args, kwargs = convert(dispatch.arguments, self._to_torch, objects=True)
         method = method_of(self._module, request.method)
         arguments = Arguments(method, args, kwargs)
         with tracing(dispatch):

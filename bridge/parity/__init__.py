@@ -27,12 +27,12 @@ from bridge.parity.sides import (
     copied,
     in_double,
     in_float64,
-    named_inputs,
     projection,
     widened,
 )
 from bridge.symbolic.ranges import Int64, check_values, checked
 from bridge.tensor.arrays import check_kinds
+from bridge.tensor.pytrees import named_inputs
 
 __all__ = ["Environment", "ParityReport", "Row", "verify"]
 
@@ -70,12 +70,13 @@ def verify(
     the parameters moves it, where JAX agrees in float64. `double` is the module in float64, for one that `.double()`
     does not make so. The note of a row that still is beyond says which side is right in float64, if that is known.
 
-    Where a lost gradient is zero, the right one may be zero as well, behind a gate that starts at zero, say. So a float
-    leaf that is zero on both sides is compared again at perturbed parameters; where these cannot be run it is unproved,
-    and the report is not `ok`. `jitter` adds noise of this relative size to all parameters at first. Floating inputs
-    require grad unless `input_gradients` is False. `known_inputs` is a regular expression over names of inputs (`1`,
-    `edge_index`) that stay the same in each call and that JAX knows while tracing. `int64` and `static` are those of
-    `export`; PyTorch's integers have 64 bits in any case. The report names constant buffers and checks not made.
+    Where a lost gradient is zero, the right one may be zero as well, behind a gate that starts at zero, say. So a
+    float leaf that is zero on both sides is compared again at perturbed parameters; where these cannot be run it is
+    unproved, and the report is not `ok`. `jitter` adds noise of this relative size to all parameters at first.
+    Floating inputs require grad unless `input_gradients` is False. `known_inputs` is a regular expression over
+    names of inputs (`1`, `edge_index`, `0.edges` in a dict or an object) that stay the same in each call and that
+    JAX knows while tracing. `int64` and `static` are those of `export`; PyTorch's integers have 64 bits in any
+    case. The report names constant buffers and checks not made.
 
     Raises `BridgeError` if something cannot be translated, or if PyTorch itself or the exported call fails.
     """
@@ -83,6 +84,9 @@ def verify(
     _check(tolerance, steps, jitter, known_inputs)
     kwargs |= module_kwargs or {}
     call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients, known_inputs)
+    inputs, _ = named_inputs(args, kwargs)
+    if known_inputs and not any(map(call.knows, inputs)):
+        raise BridgeError(f"known_inputs {known_inputs!r} matches no input; inputs here are {', '.join(inputs)}")
     original = copied(module, jitter)
     wide = None if double is None else copied(double, jitter)
     torch_side = TorchSide(copied(original), call)
@@ -91,7 +95,7 @@ def verify(
         fn = export(original, int64=int64, static=static)
     jax_side = JaxSide(fn, call, jit)
     if checked(int64):
-        for name, value in named_inputs(args, kwargs)[0].items():
+        for name, value in inputs.items():
             if torch.is_tensor(value):
                 check_values(f"input {name}", value)
     rows: list[Row] = []

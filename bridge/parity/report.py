@@ -16,7 +16,7 @@ import torch
 
 from bridge.dispatch.mode import matmul_precision
 from bridge.tensor.arrays import jax_dtype
-from bridge.tensor.pytrees import convert, is_number
+from bridge.tensor.pytrees import convert, is_number, path_name
 
 Verdict = Literal["equal", "beyond tolerance", "unproved"]
 _MARKS: dict[Verdict, str] = {"beyond tolerance": "!", "unproved": "?", "equal": " "}
@@ -187,11 +187,6 @@ def named(tree: Any) -> dict[str, Leaf]:
     flat, _ = jax.tree_util.tree_flatten_with_path(convert(tree, lambda v: v, objects=True))
     name_of = path_name if isinstance(tree, dict) else jax.tree_util.keystr
     return {name_of(path) or "value": leaf_of(v) for path, v in flat if torch.is_tensor(v) or is_number(v)}
-
-
-def path_name(path: tuple) -> str:
-    """Returns a path in a tree whose first key is plain: `carry.inner.z_H`, `0['x']`."""
-    return jax.tree_util.keystr(path[:1], simple=True) + jax.tree_util.keystr(path[1:])
 
 
 def leaf_of(value: Any, reason: str = "") -> Leaf:

@@ -27,9 +27,9 @@ from bridge.export import Functional
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.module.call import method_of, refuse_gradient_hooks
 from bridge.module.copy import independent, state_of, trained_in
-from bridge.parity.report import ARRAYS, Leaf, Leaves, leaf_of, named, path_name
+from bridge.parity.report import ARRAYS, Leaf, Leaves, leaf_of, named
 from bridge.tensor.arrays import array_of
-from bridge.tensor.pytrees import convert, is_number
+from bridge.tensor.pytrees import convert, is_number, named_inputs
 from bridge.tensor.tensor import BridgeTensor, differentiable
 
 Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
@@ -56,12 +56,6 @@ class Call:
 
     def knows(self, name: str) -> bool:
         return bool(self.known_inputs) and re.fullmatch(self.known_inputs, name) is not None
-
-
-def named_inputs(args: tuple, kwargs: dict) -> tuple[dict[str, Any], Any]:
-    """Returns every leaf of a call's inputs by its name (`0`, `carry.inner.z_H`), and the structure."""
-    flat, structure = jax.tree_util.tree_flatten_with_path(convert((args, kwargs), lambda v: v, objects=True))
-    return {path_name(path[1:]): value for path, value in flat}, structure
 
 
 def other_numbers(inputs: Any, step: int, kept: Container[int] = ()) -> Any:

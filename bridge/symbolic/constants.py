@@ -3,12 +3,15 @@
 import re
 from typing import Any
 
+import jax.numpy as jnp
+
 from bridge._compat.jax import depends_on
 from bridge.context import current
+from bridge.tensor.pytrees import is_array, named_inputs
 
 _KNOWN_REMEDY = (
-    "integer inputs that stay the same, such as the edges of a graph, may be NumPy arrays that the compiled function "
-    'encloses: `jax.jit(lambda p, x: fn(p, {}, x, edges))`, `bridge.verify(…, known_inputs="1")`'
+    "if it stays the same, as the edges of a graph do, {} may be a NumPy array that the compiled function encloses: "
+    '`jax.jit(lambda p, x: fn(p, {{}}, x, edges))`, `bridge.verify(…, known_inputs="{}")`'
 )
 
 
@@ -18,10 +21,11 @@ def as_constant(value: Any, otherwise: str) -> str:
     if call is None:
         return otherwise
     if not (buffers := depends_on(value, call.buffers)):
-        inputs = {str(i): t for i, t in enumerate(call.inputs)}
-        whole = {i: t.value for i, t in inputs.items() if not (t.is_floating_point() or t.is_complex())}
-        known = depends_on(value, {**call.buffers, **whole})
-        return f"{_KNOWN_REMEDY}; otherwise {otherwise}" if known else otherwise
+        inputs = named_inputs(*call.arguments)[0].items()
+        whole = {name: v for name, v in inputs if is_array(v) and not jnp.issubdtype(v.dtype, jnp.inexact)}
+        names = [name for name in depends_on(value, {**call.buffers, **whole}) or () if name in whole]
+        known = _KNOWN_REMEDY.format(" and ".join(names), "|".join(names))
+        return f"{known}; otherwise {otherwise}" if names else otherwise
     patterns = dict.fromkeys(re.sub(r"\b\d+\b", r"\\d+", name.replace(".", r"\.")) for name in buffers)  # all layers
     option = f'bridge.export(module, static=r"{"|".join(patterns)}")'
     return f"{option} makes constants of the buffers it is computed of, if no call writes them; otherwise {otherwise}"

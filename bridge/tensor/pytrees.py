@@ -184,7 +184,7 @@ def _split(whole: Any) -> tuple[list, _Node]:
         return _Node(
             type(value),
             _setting(value),
-            tuple((key, part(item, f"{path}[{key!r}]")) for key, item in items),
+            tuple((key, part(item, f"{path}.{key}")) for key, item in items),
             tuple((name, part(item, f"{path}.{name}")) for name, item in attributes_of(value).items()),
         )
 
@@ -320,6 +320,17 @@ def convert(tree: Any, leaf: Callable[[Any], Any], objects: bool = False) -> Any
         return new
 
     return visit(tree)
+
+
+def named_inputs(args: tuple, kwargs: dict) -> tuple[dict[str, Any], Any]:
+    """Returns every leaf of a call's inputs by its name (`0`, `carry.inner.z_H`), and the structure."""
+    flat, structure = jax.tree_util.tree_flatten_with_path(convert((args, kwargs), lambda v: v, objects=True))
+    return {path_name(path[1:]): value for path, value in flat}, structure
+
+
+def path_name(path: tuple) -> str:
+    """Returns a path in a tree: `carry.inner.z_H`, `0.x`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def is_array(value: Any) -> bool:

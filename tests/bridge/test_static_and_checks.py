@@ -90,14 +90,49 @@ def test_integer_inputs_that_stay_the_same_may_be_known():
         return torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]]) * int(edges.max())
 
     module, edges = Call(messages), torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]])
-    with pytest.raises(bridge.BridgeError, match=re.escape('`bridge.verify(…, known_inputs="1")`')):
-        bridge.verify(module, X, edges)
     assert bridge.verify(module, X, edges, known_inputs="1|edges").ok
     fn = bridge.export(module)
     ours = jax.jit(lambda x: fn({}, {}, x, edges.numpy())[0])(jnp.asarray(X))
     np.testing.assert_allclose(ours, module(X, edges))
     with pytest.raises(bridge.BridgeError, match=re.escape("known_inputs is '(', which is no regular expression")):
         bridge.verify(module, X, edges, known_inputs="(")
+
+
+class Batch:
+    def __init__(self, x, edges, ids):
+        self.x, self.parts, self.scale = x, {"edges": edges, "ids": [ids]}, 2
+
+
+class OfBatch(Calls):
+    def forward(self, batch, *, more=None, scale=None):
+        if isinstance(batch, Batch):
+            more, batch = batch.parts, {"x": batch.x}
+        more = batch if more is None else more
+        batch["y"] = batch["x"] @ self.w  # a module may write into a dict
+        return batch["y"] * (int(more["edges"].max()) + more["ids"][0].tolist()[-1])
+
+
+EDGES, IDS = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]]), torch.tensor([0, 2])
+PLACES = {
+    "0.edges 0.ids.0": (({"x": X, "edges": EDGES, "ids": [IDS], "scale": 2},), {}),
+    "more.edges more.ids.0": (({"x": X},), {"more": {"edges": EDGES, "ids": [IDS]}, "scale": torch.ones(3)}),
+    "0.parts.edges 0.parts.ids.0": ((Batch(X, EDGES, IDS),), {}),
+}
+
+
+@pytest.mark.parametrize("names", PLACES)
+def test_the_remedy_names_the_inputs_that_python_reads(names):
+    module, (args, kwargs) = OfBatch(None), PLACES[names]
+    known = []
+    for name in names.split():
+        with pytest.raises(bridge.BridgeError) as caught:
+            bridge.verify(module, *args, **kwargs, known_inputs="|".join(known))
+        known += re.findall(r'`bridge\.verify\(…, known_inputs="(.*?)"\)`', str(caught.value))
+        assert f" {name} may be a NumPy array" in str(caught.value)
+    assert known == names.split() and bridge.verify(module, *args, **kwargs, known_inputs="|".join(known)).ok
+    said = rf"known_inputs .edges. matches no input; inputs here are .*{names.split()[0]}, "
+    with pytest.raises(bridge.BridgeError, match=said):
+        bridge.verify(module, *args, **kwargs, known_inputs="edges")
 
 
 def test_known_inputs_stay_known_where_effects_are_judged():
