@@ -1,5 +1,5 @@
 # Sourced in the folder of the project: creates .venv with the pinned versions if it is missing or out of date, and activates it.
-#   source ./environment.sh [extra …]      extras of pyproject.toml: text, chat, test, docs, serve, tpu, cuda, gcs; and pod, the TPU compiler
+#   source ./environment.sh [extra …]      extras of pyproject.toml: text, chat, sandbox, test, docs, serve, tpu, cuda, gcs; and pod, the TPU compiler
 #
 # For bash and zsh. A shell that sources it goes on after a failure: the status says whether everything is installed.
 

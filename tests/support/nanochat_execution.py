@@ -20,7 +20,7 @@ class Result(NamedTuple):
 
 def execute_code(code, timeout=5.0):
     done = execute(code, round(timeout))
-    return Result(done.passed, done.output, done.error, done.timed_out, "MemoryError" in done.error)
+    return Result(not done.error, done.output, done.error, done.timed_out, "MemoryError" in done.error)
 
 
 if __name__ == "__main__":

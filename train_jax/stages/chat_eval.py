@@ -28,7 +28,7 @@ from train_jax.tasks.language.chat.evaluation import (
     logits_of,
     save_scores,
 )
-from train_jax.tasks.language.chat.execution import passes
+from train_jax.tasks.language.chat.execution import check_sandbox
 from train_jax.tasks.language.chat.problems import Problems
 from train_jax.tasks.language.chat.task_names import task_name
 from train_jax.tasks.language.core_evaluation import DeviceScorer, positions_of_run
@@ -68,7 +68,7 @@ class ChatEval:
     data_dir: str | None = None
     """Folder with tokenizer.json; by default the data set of the run."""
     allow_code: bool = False
-    """Run programs that the model writes, for humaneval (else left out), without a network and with limits."""
+    """Run programs that the model writes, for humaneval (else left out), in a sandbox of bubblewrap."""
     results: str | None = None
     """Write accuracies and verdicts to this JSON file too."""
     platform: Platform = "auto"
@@ -109,7 +109,7 @@ def _open(config: ChatEval) -> dict[str, Problems]:
             if not config.allow_code:
                 print(f"{text} is left out: it runs programs that the model writes; --allow-code allows it")
                 continue
-            passes("")  # raises if programs cannot be isolated
+            check_sandbox()
         problems = name.open("test", seed=config.seed)
         if not len(problems):
             raise UserError(f"--tasks {text} has no problem in the test split; use more data")

@@ -22,7 +22,7 @@ from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
 from train_jax.tasks.language.chat.calculator import calculate
 from train_jax.tasks.language.chat.conversations import Part, assistant, parse_conversation, user
-from train_jax.tasks.language.chat.execution import passes
+from train_jax.tasks.language.chat.execution import FunctionTests, passes
 from train_jax.tasks.language.chat.problems import Problem, Problems, marked_number, multiple_choice
 from train_jax.tasks.language.documents import TextFile, list_files
 from train_jax.tasks.language.tokenizer import text_package
@@ -215,4 +215,4 @@ class HumanEval(Published):
         imports = "\n".join(line for line in row["prompt"].splitlines() if line.startswith(("import ", "from ")))
         fenced = _FENCED.search(answer_text)
         answer = fenced[1] if fenced else answer_text
-        return passes(f"{imports}\n\n{answer}\n\n{row['test']}\ncheck({row['entry_point']})\n")
+        return passes(f"{imports}\n\n{answer}\n", FunctionTests(row["prompt"], row["test"], row["entry_point"]))
