@@ -151,29 +151,31 @@ def _bwrap() -> str:
 
 def _start(command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """Starts bwrap; returns it, and a descriptor of the process in the sandbox. Raises OSError."""
+    bwrap = _bwrap()
+    filter = seccomp.compile_filter(seccomp.machine(), preparing=True)
     filter_read, filter_write = os.pipe()
     info_read, info_write = os.pipe()
-    os.write(filter_write, seccomp.compile_filter(seccomp.machine(), preparing=True))
+    os.write(filter_write, filter)
     os.close(filter_write)
-    options = ["--seccomp", str(filter_read), "--info-fd", str(info_write)]
-    try:
-        process = subprocess.Popen(
-            [_bwrap(), *options, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={},
-            pass_fds=(filter_read, info_write),
-        )
-    finally:
-        os.close(filter_read)
-        os.close(info_write)
     with open(info_read) as info:
+        try:
+            process = subprocess.Popen(
+                [bwrap, "--seccomp", str(filter_read), "--info-fd", str(info_write), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={},
+                pass_fds=(filter_read, info_write),
+            )
+        finally:
+            os.close(filter_read)
+            os.close(info_write)
         said = info.read()
-    if not said:
+    try:
+        return process, os.pidfd_open(json.loads(said)["child-pid"])
+    except (ValueError, ProcessLookupError):  # it has ended
         _, errors = process.communicate()
-        raise OSError(_last_line(errors))
-    return process, os.pidfd_open(json.loads(said)["child-pid"])
+        raise OSError(_last_line(errors)) from None
 
 
 def _command(seconds: int) -> list[str]:
