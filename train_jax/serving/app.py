@@ -11,8 +11,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from train_jax.serving.gate import HANDLERS, Gate
+from train_jax.serving.limits import ApiError
 from train_jax.serving.page import page_routes
 
 Metric = tuple[str, str, Mapping[str, float]]
@@ -34,6 +36,15 @@ class Service(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+async def starting(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers every request with 503: the application while the programs of the models are compiled."""
+    error = ApiError(503, "the models are being compiled; try again later", code="starting")
+    said = {"status": "compiling"} if scope["path"] == "/health" else error.body()
+    # The next request is for another server, so that no connection is kept.
+    response = JSONResponse(said, error.status, {"Retry-After": "5", "Connection": "close"})
+    await response(scope, receive, send)
 
 
 def create_app(gate: Gate, services: Sequence[Service]) -> Starlette:

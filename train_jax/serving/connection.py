@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -56,5 +60,22 @@ def server_of(app: Any, limits: Limits, **options: Any) -> uvicorn.Server:
     """Returns the server of an application. It answers mistakes of clients and does not log them."""
     # Proxy headers are off, since a client could choose its address with them.
     common: dict[str, Any] = {"log_level": "error", "access_log": False, "proxy_headers": False, "ws": "none"}
+    common["log_config"] = (
+        None  # uvicorn's own would close the handlers of this process, and with absl's one its stream
+    )
     protocol: Any = partial(Connection, head_seconds=limits.body_seconds)
     return uvicorn.Server(uvicorn.Config(app, http=protocol, **(common | options)))
+
+
+@contextlib.contextmanager
+def answering(app: Any, limits: Limits, listening: socket.socket) -> Iterator[None]:
+    """Serves an application in a thread until the block ends; what then waits at the socket is for the next server."""
+    server = server_of(app, limits, lifespan="off", timeout_graceful_shutdown=1)
+    copy = listening.dup()  # the server closes its socket
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [copy]}, name="starting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -65,8 +65,8 @@ def main(config: Serve) -> None:
     if not config.run_dirs:
         raise UserError("trm serve needs a run; give folders of runs of `trm train`")
     try:
-        from train_jax.serving.app import create_app
-        from train_jax.serving.connection import server_of
+        from train_jax.serving.app import create_app, starting
+        from train_jax.serving.connection import answering, server_of
         from train_jax.serving.gate import Gate, is_loopback
     except ImportError as error:
         raise UserError(
@@ -81,7 +81,9 @@ def main(config: Serve) -> None:
     use_on_one_host(config.platform)
     with _listening(config) as listening:
         gate = Gate(config, token)
-        app = create_app(gate, open_services(config, gate))
+        with answering(starting, config, listening):  # a client that comes early hears when to come again
+            services = open_services(config, gate)
+        app = create_app(gate, services)
         host, port = listening.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"page: {address}/\nserving at {address}/v1", flush=True)
