@@ -81,8 +81,8 @@ def without_slots(monkeypatch):
     without_stand_ins(monkeypatch)
     original = call_file.shadow
 
-    def shadow(module, known):
-        twin, copies = original(module, known)
+    def shadow(module, *args):
+        twin, copies = original(module, *args)
         for m in module.modules():
             copies[id(m)]._parameters = dict(m._parameters)
         return twin, copies
