@@ -15,11 +15,12 @@ from support.presets import with_fields
 from support.toy_language import ToyLanguage, toy_run, write_tokens
 
 from train_jax.errors import PreemptedError, UserError
-from train_jax.hooks import check_debugging
+from train_jax.hooks import Evaluating, check_debugging
 from train_jax.loop import train
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.events import read_events
 from train_jax.run.folder import RunFolder, complete_steps
+from train_jax.run.lease import LostFolderError
 from train_jax.run.presets import preset
 from train_jax.run.restore import choose
 from train_jax.run.tracking import read_metrics
@@ -135,6 +136,24 @@ def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp
     assert training_seconds(read_events(folder)) == pytest.approx(again["train_seconds"], abs=0.02)
     assert [event["step"] for event in read_events(folder) if event["event"] == "continue"] == [0, step]
     assert f"18 steps of 8, metrics every 2 steps, continuing at step {step}" in folder.host_log(0).read_text()
+
+
+@pytest.mark.parametrize(("owner", "method"), [(ToyLanguage, "figures"), (Evaluating, "end")])
+def test_a_run_whose_folder_is_replaced_writes_nothing_into_the_new_one(config, monkeypatch, tmp_path, owner, method):
+    """Before a save, and after the last one: `FINISHED` would be that of another run."""
+    run, before = tmp_path / "run", getattr(owner, method)
+
+    def then_replaced(*args):
+        result = before(*args)
+        if not (tmp_path / "moved").exists():
+            run.rename(tmp_path / "moved")
+            run.mkdir()
+        return result
+
+    monkeypatch.setattr(owner, method, then_replaced)
+    with pytest.raises(LostFolderError, match="run was removed or replaced while this process wrote it"):
+        train(with_fields(config, {"run_dir": str(run), "steps": 4, "keep_best": "", "warmup_steps": 0}))
+    assert not any(run.iterdir()) and not (tmp_path / "moved" / "FINISHED").exists()
 
 
 def test_a_step_takes_the_memory_of_state_and_carry_alone():

@@ -23,6 +23,7 @@ class LineFile:
         try:
             refuse_special(path)
             self._file = path.open("ab", buffering=0)
+            sync(path.parent)
         except DamagedError as error:
             raise UserError(f"{path} cannot be written ({error}); remove it") from None
         except OSError as error:
@@ -40,8 +41,7 @@ class LineFile:
     def sync(self) -> None:
         """Returns when all lines survive a loss of power. Raises `StorageError` if the disk fails."""
         try:
-            sync(self._path)
-            sync(self._path.parent)
+            os.fsync(self._file.fileno())
         except OSError as error:
             raise cannot_be_written(self._path, error) from None
 
