@@ -19,7 +19,7 @@ class Options:
     """The options of `export`, which explains them."""
 
     without_lowerings: frozenset[str] = frozenset()
-    lowerings: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+    lowerings: Mapping[str, Callable | None] = dataclasses.field(default_factory=dict)
     functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
     recompute: tuple[str, ...] = ()
     """The names of the submodules."""

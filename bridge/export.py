@@ -208,8 +208,7 @@ def export(
     shared = {*windows, *windows.values()}
     free = {name: tensor for name, tensor in state.items() if name not in constant}
     params, buffers = _arrays(free, trained_in(module), shared if release else state)
-    lowerings = {name: function for name, function in chosen_lowerings.items() if function is not None}
-    options = Options(frozenset(removed), lowerings, functions, chosen, int64, name_scopes, constant)
+    options = Options(frozenset(removed), chosen_lowerings, functions, chosen, int64, name_scopes, constant)
     seconds = {name: first for name, first in second_names(module).items() if first not in constant}
     return Functional(module, params, buffers, options, seconds)
 

@@ -77,11 +77,9 @@ def in_place_of_apply(tracing: Tracing) -> Replacement:
     return Replacement(AutogradFunction, "apply", lambda _: method)
 
 
-def _may_have_gradient(args: tuple) -> bool:
-    return any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in jax.tree.leaves(args))
-
-
-OF_LIBRARIES = before_registered_backward(_may_have_gradient)
+OF_LIBRARIES = before_registered_backward(
+    lambda args: any(isinstance(t, BridgeTensor) and t.may_have_gradient for t in jax.tree.leaves(args))
+)
 
 
 def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracing) -> Any:

@@ -261,7 +261,10 @@ def _refuse_static(context: TraceContext, real: torch.Tensor) -> None:
     for name, tensor in context.options.static.items():
         if storage_id(tensor) == storage_id(real):
             what = f"the call writes {name}, which `static=` makes a constant"
-            raise context.error(what, "leave the buffer out of `static`, or let the call write it no more")
+            remedy = (
+                "call the module once before `export` if only the first call writes it; else leave it out of `static`"
+            )
+            raise context.error(what, remedy)
 
 
 @contextlib.contextmanager

@@ -50,7 +50,6 @@ from bridge.dispatch.compute import (
     draws_numbers,
     is_random,
     kind_of,
-    shapes_by_data,
     with_named_tensors,
     with_tensors,
     written_arguments,
@@ -62,7 +61,7 @@ from bridge.dispatch.values import (
     CHECKS,
     UNSUPPORTED_REMEDY,
     Survey,
-    asked_inside,
+    asks_values,
     check_matrix,
     is_all_true,
     is_equal,
@@ -75,7 +74,6 @@ from bridge.dispatch.values import (
 from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError, BridgeWarning, where_in_module
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.symbolic.indexing import SHAPE_REMEDY
 from bridge.symbolic.ranges import checked, note_constant
 from bridge.tensor.tensor import BridgeTensor
 
@@ -164,9 +162,7 @@ class Dispatch(UncompiledDispatchMode):
         except BridgeError:
             raise
         except TRACE_ERRORS as error:
-            what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
-            inside, remedy = asked_inside(SHAPE_REMEDY)
-            raise self.error(f"`{func.name()}` {what}{inside}", remedy) from error
+            raise asks_values(self, func, args) from error
         except Exception as error:
             if isinstance(error, NotImplementedError) and (self.survey or not isinstance(error, LoweringError)):
                 return untranslated(self, func, args, kwargs, error)
@@ -251,7 +247,7 @@ class Dispatch(UncompiledDispatchMode):
         if by_values is not None:
             return by_values(self, func, self.wrap(args[0]), *args[1:], **kwargs)
         ours = func in DECOMPOSITIONS and func.name() not in self.options.without_lowerings
-        lowered = func in LOWERINGS or func.name() in self.options.lowerings
+        lowered = func in LOWERINGS or self.options.lowerings.get(func.name())
         if ours and (not lowered or draws_numbers(func, args, kwargs)):
             with self.taking_apart():
                 return DECOMPOSITIONS[func](*args, **kwargs)

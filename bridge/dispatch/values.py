@@ -20,7 +20,7 @@ from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import TraceContext
 from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
-from bridge.errors import is_framework
+from bridge.errors import BridgeError, is_framework
 from bridge.symbolic.bytecode import check_under_way, places_inside_handlers
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.indexing import SHAPE_REMEDY
@@ -43,9 +43,17 @@ _OF_A_LIBRARY_REMEDY = (
     "operations; a kernel in another language needs `bridge.LOWERINGS[torch.ops.{}] = lowering`"
 )
 
+_UNIQUE_REMEDY = (
+    "for integers below a number n, `(torch.zeros(n).index_fill(0, i, 1).cumsum(0).long() - 1)[i]` is the inverse, and "
+    "`torch.bincount(i, minlength=n)` counts"
+)
 _LIBRARY_REMEDY = 'replace the function of the library, `bridge.export(module, functions={{"{}": replacement}})`'
 _REMEDIES = {
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
+    "torch.optim.swa_utils": (
+        "average the weights outside of the module, or replace the method by one without a branch, "
+        '`bridge.export(module, functions={"torch.optim.swa_utils:AveragedModel.update_parameters": replacement})`'
+    ),
     "torch.distributions.von_mises": DRAW_REMEDY,
     "torch.distributions": "write the formula in operations of PyTorch",
 }
@@ -75,8 +83,7 @@ def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, er
     if context.survey is not None:
         return _skip(context, func, args, kwargs, str(error))
     if shapes_by_data(func):
-        inside, remedy = asked_inside(SHAPE_REMEDY)
-        raise context.error(f"`{func.name()}` makes a shape that depends on data{inside}", remedy) from error
+        raise asks_values(context, func, args) from error
     if isinstance(error, LoweringError):
         raise error
     remedy = (UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY).format(func)
@@ -92,13 +99,23 @@ def asked_inside(remedy: str) -> tuple[str, str]:
     frame, name, helps = sys._getframe(1), "", ""
     while frame is not None and is_framework(frame.f_code.co_filename):
         module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
-        if module.startswith("torch.") and not f".{module}.{function}".count("._"):
+        if module.startswith("torch.") and module != "torch.overrides" and not f".{module}.{function}".count("._"):
             name = f", inside `{module}.{function}`"
         helps = helps or next((text for start, text in _REMEDIES.items() if module.startswith(start)), "")
         frame = frame.f_back
     if frame is not None and "-packages" in frame.f_code.co_filename:
         remedy = _LIBRARY_REMEDY.format(f"{frame.f_globals['__name__']}:{frame.f_code.co_qualname}")
     return name, helps or remedy
+
+
+def asks_values(context: TraceContext, func: Any, args: tuple) -> BridgeError:
+    """Returns the error for an operation that needs values of its arguments."""
+    what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
+    inside, remedy = asked_inside(_UNIQUE_REMEDY if "unique" in func.name() else SHAPE_REMEDY)
+    for tensor in tensors_in(args):
+        if isinstance(tensor, BridgeTensor):
+            remedy = as_constant(tensor.value, remedy)
+    return context.error(f"`{func.name()}` {what}{inside}", remedy)
 
 
 def of_functions(func: Any) -> tuple[str, str]:
@@ -241,7 +258,7 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
         note_check(context)
         return passes
     inside, remedy = asked_inside(VALUE_REMEDY)
-    remedy = as_constant(value, remedy)
+    remedy = remedy if remedy in _REMEDIES.values() else as_constant(value, remedy)
     how = "a branch, `.item()`, `int()` or a loop bound"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 

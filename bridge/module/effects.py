@@ -304,7 +304,10 @@ def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:
     if registries & {"_parameters", "_modules"}:
         return "register it in `__init__` and leave it there, or call the module once before `export`"
     if "_buffers" in registries:
-        return "register the buffer in `__init__` as a tensor of the shape that it has in later calls"
+        return (
+            "call the module once before `export` if only the first call sets it; else register the buffer in "
+            "`__init__` as a tensor of the shape that it has in later calls"
+        )
     remedy = "make it a buffer, pass it in and return it, call the module before `export` if later calls only read it"
     return f"{remedy}, or replace the function that sets it, `functions={{…}}`"
 

@@ -10,8 +10,8 @@ from bridge.context import current
 from bridge.tensor.pytrees import is_array, named_inputs
 
 _KNOWN_REMEDY = (
-    "if it stays the same, as the edges of a graph do, {} may be a NumPy array that the compiled function encloses: "
-    '`jax.jit(lambda p, x: fn(p, {{}}, x, edges))`, `bridge.verify(…, known_inputs="{}")`'
+    "the input {}, if it stays the same as the edges of a graph do, may be a NumPy array that the compiled function "
+    'encloses: `jax.jit(lambda p, x: fn(p, {{}}, x, edges))`, `bridge.verify(…, known_inputs="{}")`'
 )
 
 
@@ -28,4 +28,7 @@ def as_constant(value: Any, otherwise: str) -> str:
         return f"{known}; otherwise {otherwise}" if names else otherwise
     patterns = dict.fromkeys(re.sub(r"\b\d+\b", r"\\d+", name.replace(".", r"\.")) for name in buffers)  # all layers
     option = f'bridge.export(module, static=r"{"|".join(patterns)}")'
-    return f"{option} makes constants of the buffers it is computed of, if no call writes them; otherwise {otherwise}"
+    return (
+        f"{option} makes constants of the buffers it is computed of, if no call writes them; if only the first call "
+        f"writes them, call the module once before; otherwise {otherwise}"
+    )

@@ -172,9 +172,9 @@ _LOOP_REMEDY = "loop over all places, with torch.where(mask[i]) for the rows of 
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
 
 
-def refused(what: str, remedy: str = SHAPE_REMEDY, rows: str = "x[mask]") -> BridgeError:
+def refused(what: str, remedy: str = SHAPE_REMEDY, rows: str = "x[mask]", made: str = "") -> BridgeError:
     """Returns the error for `what`, which needs the number of rows."""
-    return refusal(f"`{rows}` makes a shape that depends on data, which {what} needs", remedy)
+    return refusal(f"`{rows}` makes a shape that depends on data, which {what} needs{made}", remedy)
 
 
 class Rows:
@@ -194,7 +194,9 @@ class Rows:
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         # No answer is right: code may branch differently for an object that is no tensor, and C++ code crashes on one.
-        raise self._refused(f"a result, or a check of its type, {self._place}")
+        raise self._refused(
+            "a result, or a check of its type,", made=f"; it was made {self._place}, and its type is asked for"
+        )
 
     @property
     def _first(self) -> int:
@@ -290,10 +292,10 @@ class Rows:
             return rows[0]._ctc_loss(*args, **kwargs)
         return rows[0]._elementwise(rows, func, args, kwargs)
 
-    def _refused(self, what: str, remedy: str = "") -> BridgeError:
+    def _refused(self, what: str, remedy: str = "", made: str = "") -> BridgeError:
         if self.length is not None:
-            return refused(what, remedy or _LENGTH_REMEDY, "x[:n]")
-        return refused(what, as_constant(self._mask.value, remedy or SHAPE_REMEDY))
+            return refused(what, remedy or _LENGTH_REMEDY, "x[:n]", made)
+        return refused(what, as_constant(self._mask.value, remedy or SHAPE_REMEDY), made=made)
 
     def _with(self, whole: torch.Tensor) -> Rows:
         return Rows(whole, self._mask, self._behind, self._place, self.length)

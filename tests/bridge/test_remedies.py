@@ -4,14 +4,17 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, Calls, compare, raises, randn, verified
+from eager import Call, Calls, compare, in_jax, raises, randn, verified
 from torch import distributions as d
 from torch import nn
+from torch.optim import swa_utils
 
 import bridge
+from bridge.dispatch import mode
 
 X, TARGET, WEIGHT = randn(4, 8), randn(4, 8, seed=2), randn(4, 8, seed=3).abs()
 
@@ -62,6 +65,70 @@ def test_batch_norm_with_a_number_as_its_momentum():
     verified(nn.BatchNorm1d(8, momentum=0.2), X, train=True, steps=2)
     fn = bridge.export(unnumbered)
     jax.eval_shape(lambda b: fn(fn.params, b, X.numpy(), train=False), fn.buffers)
+
+
+class Initialised(Calls):
+    """Its first batch initialises it, as in ActNorm and in vector quantizers; `write` sets the flag."""
+
+    def __init__(self, write):
+        super().__init__(lambda m, x: None, ready=nn.Buffer(torch.tensor(False)), mean=nn.Buffer(torch.zeros(3)))
+        self.write = write
+
+    def forward(self, x):
+        if not self.ready:
+            self.mean.copy_(x.mean(0))
+            self.write(self)
+        return (x - self.mean) @ self.w
+
+
+@pytest.mark.parametrize("write", [
+    lambda m: m.ready.fill_(True),
+    lambda m: setattr(m, "ready", torch.tensor(True)),
+])  # fmt: skip
+def test_a_flag_that_the_first_call_sets(write):
+    module, x = Initialised(write), randn(4, 3)
+    raises(r'static=r"ready"\).*; if only the first call writes them, call the module once before', module, x)
+    with pytest.raises(bridge.BridgeError, match="call the module once before `export` if only the first call"):
+        bridge.verify(module, x, static="ready")
+    module(x)
+    verified(module, x, static="ready")
+
+
+def test_an_average_of_weights(monkeypatch):
+    class Averaged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 3)
+            self.average = swa_utils.AveragedModel(self.net)
+
+        def forward(self, x):
+            self.average.update_parameters(self.net)
+            return self.average(x)
+
+    def update(average, net):
+        """The same without a branch on the number of updates."""
+        with torch.no_grad():
+            for mine, new in zip(average.parameters(), net.parameters(), strict=True):
+                mine += (new - mine) / (average.n_averaged + 1)
+            average.n_averaged += 1
+
+    name = "torch.optim.swa_utils:AveragedModel.update_parameters"
+    text = raises(f'Remedy: average the weights outside of the module, or .*"{name}"', Averaged(), randn(4, 3))
+    assert "static=" not in text
+    monkeypatch.setitem(mode._REPLACEMENTS, name, update)
+    verified(Averaged(), randn(4, 3), tolerance=1e-5)
+
+
+def test_positions_among_distinct_numbers():
+    module, x = Calls(lambda m, i: m.w[torch.unique(i, return_inverse=True)[1]]), torch.tensor([0, 2, 2])
+    text = raises(
+        r"shape that depends on data in the module itself .*known_inputs=\"0\".*index_fill\(0, i, 1\)", module, x
+    )
+    verified(module, x, known_inputs="0")
+    inverse = Calls(lambda m, i: m.w[(torch.zeros(3).index_fill(0, i, 1).cumsum(0).long() - 1)[i]])
+    assert "(torch.zeros(n).index_fill(0, i, 1).cumsum(0).long() - 1)[i]" in text
+    verified(inverse, x)
+    np.testing.assert_allclose(in_jax(inverse, x), module(x).detach())
 
 
 @pytest.mark.parametrize("lost", [

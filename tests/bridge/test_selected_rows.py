@@ -234,7 +234,10 @@ def test_positions_of_a_mask(name):
         (lambda x, t, j: F.linear(j.float(), x[0]), "`linear`"),
         (lambda x, t, j: x[t].unsqueeze(0), "`unsqueeze` before the rows"),
         (lambda x, t, j: x[0] if t.numel() == 0 else x[1], "asks for the value"),
-        (lambda x, t, j: (x > 0).nonzero(), "a result, or a check of its type"),
+        (
+            lambda x, t, j: (x > 0).nonzero(),
+            "a result, or a check of its type, needs; it was made in the module itself",
+        ),
         (lambda x, t, j: x[t].chunk(2), "`chunk` along the rows"),
         (lambda x, t, j: x[t].reshape(3, -1), "`reshape` but of what is behind the rows"),
         (lambda x, t, j: x[t].view(-1, 2), "`reshape` but of what is behind the rows"),

@@ -202,7 +202,7 @@ REFUSED = {
         lambda x, i: (first(x, i) + first(x, i, 2)).sum(),
         f"{DEPENDS}, which `__add__` of rows by two masks",
     ),
-    "a result": (first, f"{DEPENDS}, which a result, or a check of its type"),
+    "a result": (first, f"{DEPENDS}, which a result, or a check of its type, needs; it was made in"),
     "keys alone": (lambda x, i: attention(x, first(x, i), x), "which attention in which not keys and values alone"),
     "two lengths": (
         lambda x, i: attention(x, first(x, i), first(x, i, 2)),
