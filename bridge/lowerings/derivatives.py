@@ -127,12 +127,20 @@ for _name in (
     "replication_pad3d", "hardshrink", "softshrink", "multi_margin_loss", "grid_sampler_2d", "grid_sampler_3d",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
     "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-    "_scaled_dot_product_flash_attention_for_cpu", "_ctc_loss",
+    "_scaled_dot_product_flash_attention_for_cpu", "_ctc_loss", "softplus",
 ):  # fmt: skip
     _enter(getattr(aten, f"{_name}_backward").default, getattr(aten, _name).default)
 for _name in ("_cdist", "_pdist", "multilabel_margin_loss"):
     _enter(getattr(aten, f"{_name}_backward").default, getattr(aten, f"{_name}_forward").default)
 _enter(aten._ctc_loss_backward.Tensor, aten._ctc_loss.Tensor)
+
+
+@decomposes(aten.elu_backward.default)
+def elu_backward(gradient, alpha, scale, input_scale, is_result, x):
+    """The derivative of PyTorch's form, which has the exponential of large numbers in the other branch, is nan."""
+    if is_result:
+        return pytorch_decomposition(aten.elu_backward.default)(gradient, alpha, scale, input_scale, is_result, x)
+    return _pullback(lambda x: aten.elu.default(x, alpha, scale, input_scale), gradient, x)[0]
 
 
 @decomposes(aten.convolution_backward.default)

@@ -176,17 +176,50 @@ def embedding_renorm(weight, indices, max_norm, norm_type):
     return weight.mul_(torch.where((used > 0) & (norms > max_norm), max_norm / (norms + 1e-7), 1.0))
 
 
+@with_derivatives(lambda t, out, x: t * (2 * x * out - 2 / math.sqrt(math.pi)))
+def _scaled_erfc(x):
+    return jnp.exp(x * x) * jax.lax.erfc(x)
+
+
 @lowers(aten.special_erfcx.default)
 @of_widened
-@with_derivatives(lambda t, out, x: t * (2 * x * out - 2 / math.sqrt(math.pi)))
 def erfcx(x):
-    """Returns the asymptotic series where the product of exp and erfc leaves float32."""
+    """Returns the asymptotic series where the product of exp and erfc leaves float32.
+
+    The series has its own derivatives: those of the product are differences of numbers that are almost equal there.
+    """
     large = x > 8
     y = jnp.where(large, x, 8)
     square = 1 / (y * y)
     series = 1 - square * (1 / 2 - square * (3 / 4 - square * (15 / 8 - square * 105 / 16)))
-    near = jnp.where(large, 0, x)
-    return jnp.where(large, series / y / math.sqrt(math.pi), jnp.exp(near * near) * jax.lax.erfc(near))
+    return jnp.where(large, series / y / math.sqrt(math.pi), _scaled_erfc(jnp.where(large, 0, x)))
+
+
+@lowers(aten.special_log_ndtr.default)
+@of_widened
+def log_ndtr(x):
+    """PyTorch's formula: derivatives of JAX's own function are quotients of rounded numbers far below zero."""
+    below = x < -1
+    y = x * math.sqrt(0.5)
+    far, near = jnp.where(below, -y, 1), jnp.where(below, 0, y)
+    return jnp.where(below, jnp.log(erfcx(far) / 2) - far * far, jnp.log1p(-jax.lax.erfc(near) / 2))
+
+
+@with_derivatives(lambda t, out, x: t * i1(x))
+def i0(x):
+    return jax.scipy.special.i0(x)
+
+
+def _slope_of_i1(t, out, x):
+    """Is a constant near zero, as in PyTorch, and for nan."""
+    far = jnp.abs(x) > jnp.finfo(x.dtype).eps
+    y = jnp.where(far, x, 1)
+    return t * jnp.where(far, i0(y) - out / y, 0.5)
+
+
+@with_derivatives(_slope_of_i1)
+def i1(x):
+    return jax.scipy.special.i1(x)
 
 
 @lowers(aten.polygamma.default)
@@ -212,18 +245,18 @@ _IN_FLOAT32: dict[Any, Callable[..., jax.Array]] = {
     aten.erf.default: jax.lax.erf,
     aten.erfc.default: jax.lax.erfc,
     aten.erfinv.default: jax.lax.erf_inv,
-    aten.special_log_ndtr.default: jax.scipy.special.log_ndtr,
     aten.silu.default: lambda x: x * jax.lax.logistic(x),
     aten.tanh.default: jnp.tanh,
     aten.sinc.default: jnp.sinc,
     aten.mish.default: lambda x: x * jnp.tanh(softplus(x)),
-    aten.special_i1.default: jax.scipy.special.i1,
-    aten.special_modified_bessel_i1.default: jax.scipy.special.i1,
+    aten.exp2.default: jnp.exp2,
+    aten.i0.default: i0,
+    aten.special_i1.default: i1,
+    aten.special_modified_bessel_i1.default: i1,
     # `jnp.arccosh` has the derivative of the other branch left of the imaginary axis.
     aten.acosh.default: lambda x: (
         jnp.log(x + jnp.sqrt(x - 1) * jnp.sqrt(x + 1)) if jnp.iscomplexobj(x) else jnp.arccosh(x)
     ),
-    aten.i0.default: differentiated(jax.scipy.special.i0, lambda t, out, x: t * jax.scipy.special.i1(x)),
     aten.rsqrt.default: differentiated(jax.lax.rsqrt, lambda t, out, x: t * (-0.5 * out**3)),
     aten.special_entr.default: differentiated(jax.scipy.special.entr, lambda t, out, x: t * -(1 + jnp.log(x))),
     aten.lgamma.default: differentiated(jax.lax.lgamma, lambda t, out, x: t * jax.lax.digamma(x)),

@@ -25,7 +25,7 @@ CASES = {
         getattr(aten, name).default: [((argument,), {})]
         for argument, names in (
             (X, "clone lift_fresh_copy angle selu empty_like ones_like sigmoid erf erfc special_log_ndtr silu tanh"),
-            (X, "sinc abs sign sgn median"),
+            (X, "sinc abs sign sgn median exp2"),
             (3 * X, "hardsigmoid hardswish special_modified_bessel_i1 special_i1"),
             (SQUARE, "_linalg_det _linalg_slogdet"),
         )

@@ -64,7 +64,7 @@ UNARY = (
         "abs squared": lambda x: x.abs().square(),
         "square of norm": lambda x: x.unsqueeze(-1).norm(dim=-1),
         "soft margin": lambda x: F.soft_margin_loss(x, torch.ones(()), reduction="none"),
-        "heaviside": lambda x: x * torch.heaviside(x.detach(), torch.tensor(0.5)),
+        "heaviside": lambda x: x * torch.heaviside(x.detach(), torch.full_like(x, 0.5).detach()),
     }
     | {f"pow {n}": lambda x, n=n: x**n for n in (0, 1, 2, 3.0, -1, -2, 0.5, -0.5, 1.5)}
     | {f"{n} to the x": lambda x, n=n: n**x for n in (0.0, 1.0, 2)}
@@ -184,7 +184,6 @@ DIFFERS = {
     "polygamma 3": (lambda x: x <= 0, "its gradient at poles is nan, and below -7 its value"),
     "logit": (lambda x: str(x) == "-0.0", "PyTorch's gradient is inf or -inf there, by the width of its vectors"),
     "F.gelu": (lambda x: x == _inf, "PyTorch's value is inf or nan there, by the width of its vectors"),
-    "special.i1": (_with_nan, "PyTorch's derivative at nan is 1/2"),
     "special.log_ndtr": (lambda x: x < -80, "PyTorch divides two rounded numbers; ours is the more exact one"),
     "square of norm": (_huge, "a square leaves float32; PyTorch's CPU has float64 inside"),
     "addcdiv": (lambda x, y: _infinite(x) and _huge(y), "PyTorch's derivative divides by the square of the divisor"),
