@@ -190,7 +190,10 @@ def export(
         names.append(name)
         if isinstance(submodule, torch.jit.ScriptModule):
             who = name or "the module"
-            raise BridgeError(f"{who} was compiled by TorchScript; export the module that it was made from")
+            raise BridgeError(
+                f"{who} was compiled by TorchScript; export the module that it was made from. In a model of e3nn, call "
+                "e3nn.set_optimization_defaults(jit_script_fx=False) before the model is made"
+            )
     functions = dict(functions or {})
     for name in functions:
         check_name(name)

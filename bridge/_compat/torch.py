@@ -241,7 +241,7 @@ class Replacements:
     """Replaces names of PyTorch's for as long as any thread is in the context, which may be entered again."""
 
     def __init__(self, *table: Replacement):
-        self._table = [each._replace(make=functools.lru_cache(1)(each.make)) for each in table]
+        self._table = [each._replace(make=_once(each.make)) for each in table]
         self._lock, self._depth = threading.Lock(), 0
         self._own: list[Any] = []
         """The owners' own objects under these names; inherited ones are missing."""
@@ -263,6 +263,19 @@ class Replacements:
 
 
 _MISSING = object()
+
+
+def _once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns `make`, which keeps its last result; `lru_cache` refuses methods in C++, which have no hash."""
+    last: list[Any] = [_MISSING, None]
+
+    def of(original: Any) -> Any:
+        if last[0] is not original:
+            last[:] = original, make(original)
+        return last[1]
+
+    return of
+
 
 UNVALIDATED_DISTRIBUTIONS = Replacement(torch.distributions.Distribution, "_validate_args", lambda _: False)
 """Distributions check their arguments only if the caller asks for it, because values are traced."""
@@ -333,6 +346,28 @@ def in_place_of_adaptive_softmax(is_tracing: Callable[[], bool]) -> Replacement:
         return forward
 
     return Replacement(nn.AdaptiveLogSoftmaxWithLoss, "forward", make)
+
+
+def in_place_of_script_call(is_tracing: Callable[[], bool]) -> Replacement:
+    """Returns the replacement with which a function of `torch.jit.script` runs unoptimized if `is_tracing()`.
+
+    PyTorch's optimizations give several operations one backward of its own, whose derivatives are lost in the bridge.
+    A copy runs, because a function that has been optimized stays so.
+    """
+
+    def make(original: Callable) -> Callable:
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_tracing():
+                return original(function, *args, **kwargs)
+            copied = torch._C._create_function_from_graph(function.name, function.inlined_graph.copy())
+            rest = function.schema.arguments[len(args) :]
+            defaults = {a.name: a.default_value for a in rest if a.has_default_value()}  # the copy has none
+            with torch.jit.optimized_execution(False):
+                return original(copied, *args, **(defaults | kwargs))
+
+        return call
+
+    return Replacement(torch.jit.ScriptFunction, "__call__", make)
 
 
 def leave_compiler_unloaded() -> None:

@@ -32,6 +32,7 @@ from bridge._compat.torch import (
     before,
     compiler_is_loaded,
     in_place_of_adaptive_softmax,
+    in_place_of_script_call,
     is_composite,
     is_without_memory,
     lazy_conjugates,
@@ -485,5 +486,6 @@ _REPLACED = Replacements(
     *engine.REPLACED,
     before(torch, "compile", _turn_compiler_off),
     in_place_of_adaptive_softmax(lambda: CURRENT.call is not None),
+    in_place_of_script_call(lambda: CURRENT.call is not None),
 )
 """The names of PyTorch that refer to other objects while a call runs."""

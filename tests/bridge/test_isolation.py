@@ -377,6 +377,7 @@ PLACES = [
     (torch.utils.flop_counter.FlopCounterMode, "__enter__"), (torch, "compile"),
     (torch.distributions.Distribution, "_validate_args"), (torch.random, "default_generator"),
     (torch.nn.AdaptiveLogSoftmaxWithLoss, "forward"), (torch._C, "_any_requires_grad"),
+    (torch.jit.ScriptFunction, "__call__"),
 ]
 
 def objects():

@@ -311,6 +311,37 @@ def test_a_scripted_function_is_traced():
     compare(Call(lambda m, x: scripted(m(x), 3), linear()), [ROW])
 
 
+@torch.jit.script
+def contracted(x: torch.Tensor, power: int = 2, scale: float = 0.5) -> torch.Tensor:
+    y = scripted(x * x.sin(), 1).pow(power)
+    return torch.stack([x[..., 0] * y[..., 1], y[..., 2] - scale * x[..., 2]], -1)
+
+
+def forces(layer, x):
+    x.requires_grad_()
+    energy = contracted(layer(x), scale=0.25).square().sum()
+    return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("calls", [0, 4], ids=["the first call", "optimized by PyTorch before"])
+def test_the_second_derivative_of_a_scripted_function(calls):
+    """Calls of PyTorch's own come first: its graph executor counts them, and then has derivatives of its own."""
+    contracted._debug_flush_compilation_cache()
+    torch.manual_seed(0)
+    module = Call(forces, linear())
+    for _ in range(calls):
+        module(ROW.clone()).sum().backward()
+    module.zero_grad()
+    compare(module, [ROW])
+
+
+def test_a_wrong_call_of_a_scripted_function_is_an_error():
+    for wrong in (lambda x: contracted(x, 2, 0.5, 3), lambda x: contracted(x, times=2), lambda x: contracted()):
+        for side in (wrong, lambda x, wrong=wrong: in_jax(wrong, x)):
+            with pytest.raises(RuntimeError, match=r"contracted\("):
+                side(ROW)
+
+
 def test_a_class_that_is_no_tensor_is_asked():
     def forward(x):
         x.requires_grad_()
