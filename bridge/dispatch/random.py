@@ -47,6 +47,11 @@ class CallGenerator(torch.Generator):
         super().__init__()
         self.manual_seed(next(_SEEDS))
 
+    @property
+    def seeded(self) -> bool:
+        """True if the call has seeded it; code may also ask it for its seed or state, as `torch.initial_seed` does."""
+        return self.initial_seed() not in _UNSEEDED
+
 
 class WatchedGenerator:
     """PyTorch's default generator, which records whether it has been seeded since."""
@@ -94,8 +99,7 @@ def watched_generator() -> Iterator[WatchedGenerator]:
 def generator_of(given: torch.Generator | None) -> torch.Generator | None:
     """Returns `given`; if that is None, the default generator if the call has seeded it."""
     default = CURRENT.generator
-    is_seeded = isinstance(default, CallGenerator) and default.initial_seed() not in _UNSEEDED
-    return default if given is None and is_seeded else given
+    return default if given is None and isinstance(default, CallGenerator) and default.seeded else given
 
 
 def seeded_generator(context: TraceContext, func: Any, kwargs: dict) -> torch.Generator | None:

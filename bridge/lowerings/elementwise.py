@@ -155,7 +155,7 @@ def rrelu(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
     """Turns `noise` into the slopes, which are 1 where `x` is positive."""
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
-    if generator is not None or (CURRENT.call is not None and CURRENT.generator is not None):
+    if generator is not None or (CURRENT.call is not None and getattr(CURRENT.generator, "seeded", False)):
         raise NotImplementedError("a seeded generator gives slopes to negative entries only, so it depends on data")
     with torch.no_grad():
         slopes = torch.empty_like(x).uniform_(lower, upper)

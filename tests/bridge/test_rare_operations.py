@@ -401,6 +401,16 @@ def test_values_and_gradients(name):
     verified(OF_ROWS_AND_LABELS[name], SQUARE, LABELS_OF_ROWS)
 
 
+def test_random_slopes_of_a_call_that_asks_for_the_seed():
+    """Torchax asks for it in the first call of a process that needs one of its operations."""
+
+    def forward(x):
+        torch.initial_seed()
+        return F.rrelu(x, training=True)
+
+    verified(forward, SQUARE)
+
+
 @pytest.mark.slow
 def test_random_slopes():
     def forward(x):
