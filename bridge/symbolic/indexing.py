@@ -163,12 +163,21 @@ _LOSSES = {
 _LAST_DIM = {F.linear, F.layer_norm, F.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 """Functions that act on the last dimensions of each row."""
 _PARTS = {torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split}
+_NUMBERS = {
+    torch.is_nonzero, torch.Tensor.is_nonzero, torch.Tensor.item, torch.Tensor.__int__, torch.Tensor.__float__,
+    torch.Tensor.__complex__, torch.Tensor.__bool__, torch.Tensor.__index__,
+}  # fmt: skip
+"""Functions of a tensor with one element that return its number."""
 ROW_WISE = {F.cross_entropy, F.ctc_loss, *_LOSSES, *_LAST_DIM}
 """Functions of rows whose own lowering would see all rows."""
 SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
 _ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _DROPOUT_REMEDY = "drop before the selection, or set p to 0: as many numbers are drawn as there are rows"
 _LOOP_REMEDY = "loop over all places, with torch.where(mask[i]) for the rows of each"
+_NUMBER_REMEDY = (
+    "mask.to(torch.uint8).argmax() is the place of the only true element and works as an index; "
+    "torch.where(mask, x, 0).sum() is the only element of x[mask]; torch.stack makes one tensor of a list of them"
+)
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
 
 
@@ -290,6 +299,8 @@ class Rows:
             return rows[0]._cross_entropy(*args, **kwargs)
         if func is F.ctc_loss:
             return rows[0]._ctc_loss(*args, **kwargs)
+        if func in _NUMBERS:
+            raise rows[0]._refused(f"`{func.__name__}`", _NUMBER_REMEDY)
         return rows[0]._elementwise(rows, func, args, kwargs)
 
     def _refused(self, what: str, remedy: str = "", made: str = "") -> BridgeError:

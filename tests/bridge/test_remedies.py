@@ -1,5 +1,6 @@
 """Remedies of errors: each one is named by the error of one module and works in the next module."""
 
+import operator
 import sys
 
 import jax
@@ -34,6 +35,25 @@ def test_a_position_as_a_tensor():
     verified(queue(lambda place: place.clamp(0, 6)), randn(2, 3), steps=2)
     raises("a tensor without dimensions works as", queue(lambda place: place, 1), randn(2, 3))
     verified(queue(lambda place: place[0].clamp(0, 6), 1), randn(2, 3), steps=2)
+
+
+def test_the_only_true_element_of_a_mask():
+    """Scripts that train diffusion models look up the noise of each time step in this way."""
+    steps, noise, times = torch.arange(1000).flip(0), torch.linspace(1, 0, 1000), torch.tensor([7, 990])
+
+    def by_numbers(times):
+        return noise[[(steps == each).nonzero().item() for each in times]], noise[steps == times[0]].item()
+
+    def by_tensors(times):
+        places = [(steps == each).to(torch.uint8).argmax() for each in times]
+        return noise[torch.stack(places)], torch.where(steps == times[0], noise, 0).sum()
+
+    remedy = r"needs in .* mask\.to\(torch\.uint8\)\.argmax\(\) is the place"
+    raises(f"`item` {remedy}", by_numbers, times)
+    for ours, theirs in zip(in_jax(by_tensors, times, jit=True), by_numbers(times), strict=True):
+        np.testing.assert_array_equal(ours, np.float32(theirs))
+    for number in (int, float, complex, bool, operator.index, torch.is_nonzero, lambda x: x.is_nonzero()):
+        raises(remedy, lambda x, number=number: x * number((x > 0).nonzero()), X[0])
 
 
 def test_numbers_drawn_before_the_call():
