@@ -200,16 +200,16 @@ def forward_mode(module: Call, tolerance: float, wide: Call, jit: bool) -> Rows:
     theirs = {"output": named(out), "tangent": slopes}
     ours["output"] = {n: leaf for n, leaf in ours["output"].items() if leaf.dtype or n in theirs["output"]}
 
-    def again() -> Iterator[Again | str]:
+    def again(_step: int) -> Again | str:
         try:
             same = list(recorded)
             with in_float64():
                 doubles = in_pytorch(wide, list(same))
-            yield Again(doubles, in_pytorch(module, same), math.inf)
+            return Again(doubles, in_pytorch(module, same), math.inf)
         except Exception as error:
-            yield f"PyTorch fails in float64: {error}"
+            return f"PyTorch fails in float64: {error}"
 
-    return list(compare(0, ours, theirs, again(), tolerance))
+    return list(compare(0, ours, theirs, again, tolerance))
 
 
 def outputs_of(outputs: Any) -> list[jax.Array]:
@@ -255,15 +255,15 @@ def through_torchax(module: Call, tolerance: float, wide: Call, jit: bool) -> Ro
     }
     ours = {kind: leaves for kind, leaves in ours.items() if kind in theirs}
 
-    def again() -> Iterator[Again | str]:
+    def again(_step: int) -> Again | str:
         try:
             with in_float64():
                 doubles = TorchSide(copied(wide), dataclasses.replace(steps, args=(*wide.inputs,))).next()
-            yield Again(doubles, TorchSide(copied(module), steps).next(), math.inf)
+            return Again(doubles, TorchSide(copied(module), steps).next(), math.inf)
         except Exception as error:
-            yield f"PyTorch fails in float64: {error}"
+            return f"PyTorch fails in float64: {error}"
 
-    return list(compare(0, ours, theirs, again(), tolerance))
+    return list(compare(0, ours, theirs, again, tolerance))
 
 
 @contextlib.contextmanager

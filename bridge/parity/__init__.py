@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from bridge.errors import BridgeError, BridgeWarning, first_line, named_failure
+from bridge.errors import BridgeError, BridgeWarning, named_failure
 from bridge.export import check_method, export
 from bridge.module.copy import state_of
-from bridge.parity.arbiter import NARROW, Arbiter
-from bridge.parity.report import Again, Environment, ParityReport, Row, compare, proved
+from bridge.parity.arbiter import Arbiter
+from bridge.parity.report import Environment, ParityReport, Row, compare, proved
 from bridge.parity.sides import (
     Advance,
     Call,
@@ -26,7 +25,6 @@ from bridge.parity.sides import (
     TorchSide,
     copied,
     in_double,
-    in_float64,
     projection,
     widened,
 )
@@ -98,27 +96,26 @@ def verify(
         for name, value in inputs.items():
             if torch.is_tensor(value):
                 check_values(f"input {name}", value)
-    rows: list[Row] = []
-    draws: list[list[torch.Tensor]] = []
 
     def arbiter_at(state: nn.Module, double: nn.Module | None) -> Arbiter:
         """Returns an arbiter for steps that start from the parameters and buffers of `state`."""
         return Arbiter(
             lambda: TorchSide(_in_double(state, double, method), call, widened),
             lambda: JaxSide(export(_in_double(state, double, method), int64=int64, static=static), call, jit, widened),
-            lambda: TorchSide(copied(state), call),
+            lambda: TorchSide(copied(state)._apply(torch.clone), call),
+            _ROUNDING if double is None else math.inf,
         )
 
     arbiter = arbiter_at(original, wide)
-    again = _again(original, wide, call, draws, torch_side)
     for step in range(steps):
         with named_failure(f"PyTorch itself fails, in step {step}", _remedy(call, step)):
             ours = torch_side.next()
         with named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
             theirs = jax_side.next(torch_side.draws)
-        draws.append(torch_side.draws)
         arbiter.add(torch_side, ours, theirs)
-        rows += compare(step, ours, theirs, again, tolerance)
+    rows: list[Row] = []
+    for step, (ours, theirs) in enumerate(arbiter.leaves):
+        rows += compare(step, ours, theirs, arbiter.again, tolerance)
     if jax_side.asked and any("gradient" in row.kind and row.verdict == "beyond tolerance" for row in rows):
         text = (
             f"{jax_side.asked[0]} asks an input whether it requires grad: it does in PyTorch here, and does not in the "
@@ -157,9 +154,9 @@ def _perturbed(
             state, wide = copied(module, noise, seed), None if double is None else copied(double, noise, seed)
             side = TorchSide(copied(state), call)
             ours, theirs = side.next(), jax_side.at(state).next(side.draws)
-            rows = compare(0, ours, theirs, _again(state, wide, call, [side.draws], side), tolerance)
             arbiter = arbiter_at(state, wide)
             arbiter.add(side, ours, theirs)
+            rows = compare(0, ours, theirs, arbiter.again, tolerance)
             for row in arbiter.decide([r for r in rows if (r.kind, r.name) in wanted and not r.zero]):
                 remark = "; ".join(filter(None, (f"at parameters with noise of {noise}", row.note)))
                 found.setdefault((row.kind, row.name), dataclasses.replace(row, note=remark))
@@ -181,29 +178,6 @@ _ROUNDING = 1e-3
 
 def _in_double(module: nn.Module, double: nn.Module | None, method: str) -> nn.Module:
     return in_double(module, method) if double is None else copied(double)
-
-
-def _again(
-    module: nn.Module, double: nn.Module | None, call: Call, draws: list[list[torch.Tensor]], side: TorchSide
-) -> Iterator[Again | str]:
-    """Yields PyTorch's leaves of the latest step, computed once more, or the reason why there are none.
-
-    `draws` holds the random draws of each step that was not repeated so far. The caller appends to it. `side` took the
-    steps.
-    """
-    try:
-        wide = TorchSide(_in_double(module, double, call.method), call, widened)
-        # In float64, parameters and buffers have memory of their own; they may have shared it before.
-        same = TorchSide(copied(module)._apply(torch.clone), call)
-        while True:
-            with in_float64():
-                doubles = [wide.next(drawn) for drawn in draws]
-            again = [same.next(drawn) for drawn in draws]
-            draws.clear()
-            limit = _ROUNDING if double is None else math.inf
-            yield Again(doubles[-1], again[-1], None if side.epsilon > NARROW else limit)
-    except Exception as error:
-        yield from itertools.repeat(f"PyTorch fails in float64, so the leaf cannot be judged: {first_line(error)}")
 
 
 def _check(tolerance: float, steps: int, jitter: float, known_inputs: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -18,7 +19,8 @@ import jax
 import numpy as np
 import torch
 
-from bridge.parity.report import Leaves, Row, difference
+from bridge.errors import first_line
+from bridge.parity.report import Again, Leaves, Row, difference
 from bridge.parity.sides import JaxSide, Shifts, TorchSide, in_float64, widened
 
 _STEPS = (1e-3, 1e-5)
@@ -42,7 +44,9 @@ class Arbiter:
     torch_side: Callable[[], TorchSide]
     jax_side: Callable[[], JaxSide]
     narrow_side: Callable[[], TorchSide]
-    """Makes PyTorch's side in the precision of the comparison."""
+    """Makes PyTorch's side in the precision of the comparison, where no tensors share memory, as in float64."""
+    limit: float
+    """The largest difference from float64, relative to a leaf's scale, that is considered rounding of float32."""
     draws: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
     """The draws of each step."""
     leaves: list[tuple[Leaves, Leaves]] = dataclasses.field(default_factory=list)
@@ -66,7 +70,7 @@ class Arbiter:
         if not undecided:
             return rows
         narrow_only = any(row.note.startswith("PyTorch fails") for row in undecided)
-        wide = [] if narrow_only else self._in_float64(max(row.step for row in undecided))
+        wide = [] if narrow_only else self._in_float64()
         moves = {step: self._moved(step) for step in {row.step for row in undecided}}
         if len(wide) == 2:
             rows = [self._beside_rounding(row, wide, moves) if _is_open(row) else row for row in rows]
@@ -75,16 +79,30 @@ class Arbiter:
         notes = {id(row): self._decision(row, wide, moves) for row in chosen}
         return [dataclasses.replace(r, note="; ".join(filter(None, (notes.get(id(r)), r.note)))) for r in rows]
 
-    def _in_float64(self, last: int) -> list[list[Leaves]]:
-        """Returns the leaves of PyTorch's side by step, and those of JAX's unless it fails."""
-
-        def repeated(side: TorchSide | JaxSide) -> list[Leaves]:
-            return [side.next([widened(draw) for draw in drawn]) for drawn in self.draws[: last + 1]]
-
+    @functools.cached_property
+    def _second_run(self) -> tuple[list[Leaves], list[Leaves]]:
+        """PyTorch's leaves of all steps, computed once more: in float64, and in the module's own types."""
+        side = self.narrow_side()
         with in_float64():
-            wide = [repeated(self.torch_side())]
-            with contextlib.suppress(Exception), jax.enable_x64(True):
-                wide.append(repeated(self.jax_side()))
+            wide = self._repeated(self.torch_side())
+        return wide, [side.next(draws) for draws in self.draws]
+
+    def _repeated(self, side: TorchSide | JaxSide) -> list[Leaves]:
+        return [side.next([widened(draw) for draw in draws]) for draws in self.draws]
+
+    def again(self, step: int) -> Again | str:
+        """Returns PyTorch's leaves of a step, computed once more, or the reason why there are none."""
+        try:
+            wide, same = self._second_run
+        except Exception as error:
+            return f"PyTorch fails in float64, so the leaf cannot be judged: {first_line(error)}"
+        return Again(wide[step], same[step], None if self.epsilon > NARROW else self.limit)
+
+    def _in_float64(self) -> list[list[Leaves]]:
+        """Returns the leaves of PyTorch's side by step, and those of JAX's unless it fails."""
+        wide = [self._second_run[0]]
+        with in_float64(), contextlib.suppress(Exception), jax.enable_x64(True):
+            wide.append(self._repeated(self.jax_side()))
         return wide
 
     def _decision(self, row: Row, wide: list[list[Leaves]], moves: Moves) -> str:

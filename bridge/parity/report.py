@@ -6,7 +6,7 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -204,7 +204,7 @@ def leaf_of(value: Any, reason: str = "") -> Leaf:
 
 
 def compare(
-    step: int, ours: Leaves, theirs: Leaves, again: Iterator[Again | str] | None, tolerance: float
+    step: int, ours: Leaves, theirs: Leaves, again: Callable[[int], Again | str] | None, tolerance: float
 ) -> Iterator[Row]:
     """Yields one row for each leaf of PyTorch's (`ours`) or JAX's (`theirs`), also if one side lacks it.
 
@@ -221,7 +221,7 @@ def compare(
             expected, actual = leaves.get(name), others.get(name)
             row = _row(Row(kind, name, step, math.inf, floor, tolerance), expected, actual)
             if again and expected is not None and row.verdict == "beyond tolerance" and math.isfinite(row.error):
-                second = second or next(again)
+                second = second or again(step)
                 row = _beside_rounding(row, largest, expected, second)
             if kind != "parameter" or row.error:
                 yield row
