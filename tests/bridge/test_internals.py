@@ -38,6 +38,7 @@ def test_the_search_finds_one():
 
 WIDE = {
     "dispatch/compute.py": "a lowering, whose failure is an error that says it is a defect of the lowering",
+    "module/call.py": "what a check raises that fails for trial, which shows that the code does not catch it",
     "module/effects.py": "a state that the code did not expect, which is another program",
     "parity/__init__.py": "the user's module, loss and `advance`",
     "parity/arbiter.py": "the exported module in float64",
