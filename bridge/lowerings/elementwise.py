@@ -201,7 +201,8 @@ def log_ndtr(x):
     """PyTorch's formula: derivatives of JAX's own function are quotients of rounded numbers far below zero."""
     below = x < -1
     y = x * math.sqrt(0.5)
-    far, near = jnp.where(below, -y, 1), jnp.where(below, 0, y)
+    far = jnp.where(below, -y, 1)
+    near = jnp.where(below, 0, y)
     return jnp.where(below, jnp.log(erfcx(far) / 2) - far * far, jnp.log1p(-jax.lax.erfc(near) / 2))
 
 
@@ -210,7 +211,7 @@ def i0(x):
     return jax.scipy.special.i0(x)
 
 
-def _slope_of_i1(t, out, x):
+def _slope_of_i1(t: jax.Array, out: jax.Array, x: jax.Array) -> jax.Array:
     """Is a constant near zero, as in PyTorch, and for nan."""
     far = jnp.abs(x) > jnp.finfo(x.dtype).eps
     y = jnp.where(far, x, 1)

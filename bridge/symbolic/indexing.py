@@ -299,8 +299,6 @@ class Rows:
             return rows[0]._cross_entropy(*args, **kwargs)
         if func is F.ctc_loss:
             return rows[0]._ctc_loss(*args, **kwargs)
-        if func in _NUMBERS:
-            raise rows[0]._refused(f"`{func.__name__}`", _NUMBER_REMEDY)
         return rows[0]._elementwise(rows, func, args, kwargs)
 
     def _refused(self, what: str, remedy: str = "", made: str = "") -> BridgeError:
@@ -314,6 +312,8 @@ class Rows:
     def _elementwise(self, rows: list[Rows], func: Any, args: tuple, kwargs: dict) -> Any:
         """Runs `func`, which has to consist of elementwise operations, on the whole tensors."""
         name, wholes = f"`{func.__name__}`", [each.whole for each in rows]
+        if func in _NUMBERS:
+            raise self._refused(name, _NUMBER_REMEDY)
         args = tuple(self._whole_of(value, name) for value in args)
         kwargs = {key: self._whole_of(value, name) for key, value in kwargs.items()}
         with _ElementwiseOnly(lambda: self._refused(name, _DROPOUT_REMEDY * ("dropout" in name)), wholes):
