@@ -11,7 +11,7 @@ from bridge.blocks import Blocks, export_blocks
 from bridge.dispatch.mode import register_function
 from bridge.dispatch.random import ShardedKey
 from bridge.errors import BridgeError, BridgeWarning
-from bridge.export import Functional, Result, export
+from bridge.functional import Functional, Result, export
 from bridge.lowerings import LOWERINGS
 from bridge.lowerings.attention import fused_attention
 from bridge.parity import ParityReport, verify

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bridge.errors import BridgeError, refusal
-from bridge.export import Functional, export
+from bridge.functional import Functional, export
 from bridge.module.copy import independent, state_of
 from bridge.tensor.pytrees import ATOMS, attributes_of, built_in, is_plain_class, items_of
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bridge.errors import BridgeError, named_failure
-from bridge.export import Functional
+from bridge.functional import Functional
 from bridge.module.copy import state_of
 from bridge.tensor.arrays import alias_roots, array_of, elements, jax_dtype, storage_offsets, tensor_of
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import pytest
 from torch import nn
 
+import bridge
 from benchmarks.readiness import ROWS
 from train_jax import errors
 from train_jax.__main__ import STAGES
@@ -122,6 +123,11 @@ def test_the_map_names_every_module_once():
     modules = {relative(path) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     modules -= {name for name in modules if name.startswith(tasks) and not name.startswith(f"{tasks}puzzles/")}
     assert not [name for name in modules.difference(listed) if not name.startswith(folders)]
+
+
+def test_no_module_hides_a_public_name():
+    """The page of the API takes a module of the package for an object of the same name, and leaves the object out."""
+    assert not {path.stem for path in (ROOT / "bridge").iterdir()} & {*bridge.__all__}
 
 
 def test_every_block_has_a_known_language():

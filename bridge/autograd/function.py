@@ -38,8 +38,8 @@ from bridge._compat.torch import (
 )
 from bridge.autograd.engine import restarted, start_graph
 from bridge.context import CURRENT, TraceContext, current
-from bridge.dispatch.random import refuse_draws
 from bridge.errors import BridgeError
+from bridge.generators import refuse_draws
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import ATOMS, built_in, convert, items_of, parts_of
 from bridge.tensor.tensor import BridgeTensor, differentiable, stop_gradient, wrap

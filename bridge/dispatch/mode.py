@@ -57,7 +57,7 @@ from bridge.dispatch.compute import (
 )
 from bridge.dispatch.constants import BY_SHAPE, ConstantTable
 from bridge.dispatch.function_mode import Functions
-from bridge.dispatch.random import DEFAULT_GENERATOR, RANDOM, Rng, draw, seeded_generator, watched_draws
+from bridge.dispatch.random import DEFAULT_GENERATOR, RANDOM, Rng, draw, seeded_generator
 from bridge.dispatch.values import (
     CHECKS,
     UNSUPPORTED_REMEDY,
@@ -74,6 +74,7 @@ from bridge.dispatch.values import (
 )
 from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError, BridgeWarning, where_in_module
+from bridge.generators import watched_draws
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.symbolic.ranges import checked, note_constant
 from bridge.tensor.tensor import BridgeTensor

@@ -21,9 +21,10 @@ from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, start_g
 from bridge.context import CURRENT, Options
 from bridge.dispatch.constants import alias_of
 from bridge.dispatch.mode import Dispatch, tracing
-from bridge.dispatch.random import CallGenerator, Rng, refuse_draws
+from bridge.dispatch.random import CallGenerator, Rng
 from bridge.dispatch.values import Survey
 from bridge.errors import BridgeError, add_place
+from bridge.generators import refuse_draws
 from bridge.module.copy import (
     UNREADABLE,
     Place,

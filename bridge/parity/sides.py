@@ -23,7 +23,7 @@ from bridge._compat.torch import DispatchMode, lazy_conjugates
 from bridge.dispatch.compute import is_draw, is_random
 from bridge.dispatch.random import WatchedGenerator, watched_generator
 from bridge.errors import is_framework, named_failure
-from bridge.export import Functional
+from bridge.functional import Functional
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.module.call import method_of, refuse_gradient_hooks
 from bridge.module.copy import independent, state_of, trained_in
