@@ -21,7 +21,7 @@ from torch import nn
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import increment_version
 
-from bridge._compat.jax import Tracer
+from bridge._compat.jax import Tracer, depends_on
 from bridge._compat.torch import (
     AutogradFunction,
     Replacement,
@@ -97,9 +97,8 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
         )
     args = tuple(call.wrap(a) if isinstance(a, torch.Tensor) else a for a in args)
     ctx = Context()
-    # True also for inputs and buffers, which have no gradient in PyTorch and may have one in JAX.
-    ctx.needs_input_grad = tuple(isinstance(a, BridgeTensor) and a.may_have_gradient for a in args)
-    inputs = {i: args[i] for i, needed in enumerate(ctx.needs_input_grad) if needed}
+    inputs = {i: a for i, a in enumerate(args) if isinstance(a, BridgeTensor) and a.may_have_gradient}
+    ctx.needs_input_grad = tuple(i in inputs and _needs_gradient(call, a) for i, a in enumerate(args))
     arrays = [t.value for t in inputs.values()]  # read now: the forward may write in place
     results = _forward(call, function, ctx, args)
     if not inputs or not torch.is_grad_enabled():
@@ -122,6 +121,11 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
         else:
             outputs[i] = wrap(value, outputs[i]._meta, tracked=backward.tracked)
     return tuple(outputs) if isinstance(results, tuple) else outputs[0]
+
+
+def _needs_gradient(call: TraceContext, tensor: BridgeTensor) -> bool:
+    """True as in PyTorch, and for what JAX may differentiate by, except for what is computed of buffers alone."""
+    return tensor.requires_grad or depends_on(tensor.value, call.buffers) is None
 
 
 def _forward(call: TraceContext, function: type[Any], ctx: Context, args: tuple) -> Any:

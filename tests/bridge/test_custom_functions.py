@@ -369,7 +369,34 @@ def test_differences_by_nature():
     module = stateful(lambda m, x: flags.apply(x, m.statistic))
     module(ROW).sum().backward()
     gradients(module, ROW)
-    assert seen == [(False, False), (True, True)]
+    assert seen == [(False, False), (False, True)]
+
+
+def test_what_is_computed_of_constants_and_buffers_alone_needs_no_gradient():
+    """Functions raise an error for an argument that needs one, or take another formula."""
+    seen = []
+
+    def forward(ctx, *given):
+        seen.append(ctx.needs_input_grad)
+        return sum(given)
+
+    def backward(ctx, gradient):
+        seen.append(ctx.needs_input_grad)
+        return None, None, None, gradient, gradient
+
+    function = differentiated(forward, backward)
+    frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+    module = Calls(
+        lambda m, x: function.apply(m.table, m.buffer, (m.buffer * m.table)[0] + m.frozen, m.buffer + x, m.w),
+        table=torch.ones(3, 3),
+        buffer=nn.Buffer(torch.eye(3)),
+        frozen=frozen,
+    )
+    compare(module, [torch.ones(3, 3)])
+    assert set(seen) == {(False, False, False, True, True)}
+    fn, calls = bridge.export(module), len(seen)
+    jax.grad(lambda buffers: fn(fn.params, buffers, jnp.ones((3, 3)))[0].sum())(fn.buffers)
+    assert seen[calls:] == [(False, True, True, True, True)] * 2  # JAX was asked for the gradients of buffers
 
 
 # ---- a backward that runs twice, and one that is registered for an operation of `torch.library`
