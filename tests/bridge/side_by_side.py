@@ -58,7 +58,7 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
         "parameter": named({n: t for n, t in state.items() if n in trained}),
     }
     if row.input_gradients:
-        leaves["input gradient"] = {f"{n}[{i}]": gradient_leaf(t) for n, ts in inputs.items() for i, t in enumerate(ts)}
+        leaves["input gradient"] = {f"{n}.{i}": gradient_leaf(t) for n, ts in inputs.items() for i, t in enumerate(ts)}
     return Reference(leaves, draws)
 
 

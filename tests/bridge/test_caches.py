@@ -109,7 +109,7 @@ def test_verify_compares_what_is_in_a_cache():
     module = model("gpt2")
     report = bridge.verify(module, tokens(2, 5), tolerance=1e-4)
     assert report.ok, f"\n{report}"
-    assert any("layers[0].keys" in row.name for row in report.rows), f"\n{report}"
+    assert any("layers.0.keys" in row.name for row in report.rows), f"\n{report}"
 
 
 def test_verify_of_an_encoder_and_decoder():
