@@ -241,7 +241,9 @@ class Replacements:
     """Replaces names of PyTorch's for as long as any thread is in the context, which may be entered again."""
 
     def __init__(self, *table: Replacement):
-        self._table = [each._replace(make=_once(each.make)) for each in table]
+        self._table = table
+        self._made: list[Any] = [(_MISSING, None)] * len(table)
+        """For each name, the object that was replaced last, and its replacement."""
         self._lock, self._depth = threading.Lock(), 0
         self._own: list[Any] = []
         """The owners' own objects under these names; inherited ones are missing."""
@@ -250,8 +252,11 @@ class Replacements:
         with self._lock:
             if not self._depth:
                 self._own = [vars(owner).get(name, _MISSING) for owner, name, _ in self._table]
-                for owner, name, make in self._table:
-                    setattr(owner, name, make(getattr(owner, name, None)))
+                for i, (owner, name, make) in enumerate(self._table):
+                    original = getattr(owner, name, None)
+                    if self._made[i][0] != original:
+                        self._made[i] = original, make(original)
+                    setattr(owner, name, self._made[i][1])
             self._depth += 1
 
     def __exit__(self, *_error: Any) -> None:
@@ -263,19 +268,6 @@ class Replacements:
 
 
 _MISSING = object()
-
-
-def _once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns `make`, which keeps its last result; `lru_cache` refuses methods in C++, which have no hash."""
-    last: list[Any] = [_MISSING, None]
-
-    def of(original: Any) -> Any:
-        if last[0] is not original:
-            last[:] = original, make(original)
-        return last[1]
-
-    return of
-
 
 UNVALIDATED_DISTRIBUTIONS = Replacement(torch.distributions.Distribution, "_validate_args", lambda _: False)
 """Distributions check their arguments only if the caller asks for it, because values are traced."""
