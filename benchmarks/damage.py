@@ -134,9 +134,15 @@ def damage(path: Path, rng: random.Random) -> str:
         return "no file"
     if path.suffix == ".npy" and rng.random() < 0.6:
         return "array " + damage_array(path, rng)
-    if path.suffix == ".json" and rng.random() < 0.75:
+    if (path.suffix == ".json" or path.name == "FINISHED") and rng.random() < 0.75:
         path.write_bytes(damage_json(path.read_bytes(), rng))
         return "json"
+    if path.suffix == ".jsonl" and rng.random() < 0.75:
+        lines = path.read_bytes().splitlines()
+        number = rng.randrange(len(lines))
+        lines[number] = damage_json(lines[number], rng)
+        path.write_bytes(b"\n".join(lines) + b"\n")
+        return "json line"
     if path.suffix == ".csv" and rng.random() < 0.75:
         path.write_bytes(damage_table(path.read_bytes(), rng))
         return "table"

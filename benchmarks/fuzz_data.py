@@ -2,13 +2,17 @@
 
     python -m benchmarks.fuzz_data [--cases 10000] [--seed 0]
 
-A case damages one file of a small ARC source, table of Sudokus or mazes, data set or predictions file (bytes, JSON
-structure, arrays, rows and cells), then runs the commands of a user. Prints the results; exits with status 1 if a case
-ends in anything but success or a `UserError`.
+A case damages one file of a small ARC source, table of Sudokus or mazes, data set, predictions file or run folder
+(bytes, JSON structure, arrays, rows and cells), then runs the commands of a user. Prints the results; exits with
+status 1 if a case ends in anything but success or a `UserError`. `python -m benchmarks.fuzz_commands` runs whole
+commands.
 """
 
 import argparse
 import collections
+import contextlib
+import dataclasses
+import io
 import json
 import random
 import shutil
@@ -23,8 +27,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.damage import damage
+from train_jax.analysis.records import read_study
 from train_jax.errors import UserError
+from train_jax.report.puzzle_page import page
+from train_jax.report.run_page import read_run_files
+from train_jax.report.status_table import status_table
 from train_jax.report.terminal import build_summary, inspected, samples
+from train_jax.run.config import to_json
+from train_jax.run.folder import RunFolder
+from train_jax.run.presets import preset
+from train_jax.run.status import read_status
+from train_jax.stages import summary
 from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.batches import load_mixture
 from train_jax.tasks.puzzles.format import load_split
@@ -75,6 +88,8 @@ class Setting:
         test = load_split(self.data, "test")
         found = (test.puzzle_identifiers, np.asarray(test.inputs), np.asarray(test.labels))
         save_predictions(self.predictions, Predictions(*found, np.zeros(len(found[0]), np.float32)))
+        self.run_folder = folder / "runs" / "group" / "one" / "seed-0"
+        write_run(self.run_folder, self.sets["sudoku"])
 
     def make_tables(self) -> None:
         rng = np.random.default_rng(0)
@@ -111,6 +126,7 @@ class Setting:
             "inspect": arrays + metadata * 2 + [Path("recipe.json")] * 4,
             "build": [path.relative_to(self.source) for path in sorted(self.source.iterdir())],
             "load": arrays + metadata * 3,
+            "run": [path.relative_to(self.run_folder) for path in sorted(self.run_folder.rglob("*")) if path.is_file()],
             "score": [Path("test_puzzles.json"), Path("identifiers.json"), Path("test/dataset.json"), self.predictions],
         }
 
@@ -131,8 +147,74 @@ class Setting:
             data.part(0).train_batch(seed=1, step=9, batch_size=64)
             for _ in load_mixture(str(folder), "test").eval_batches(batch_size=4):
                 pass
+        elif what == "run":
+            read_run_folder(folder)
         else:
             score(folder, [folder.parent / self.predictions.name])
+
+
+def write_run(folder: Path, data_dir: Path) -> None:
+    """Writes the files of a finished run of puzzles, without training."""
+    config = dataclasses.replace(preset("tiny"), data_dir=str(data_dir), run_dir=str(folder), steps=8)
+    puzzles = load_split(data_dir, "test")
+    metrics = {"count": float(puzzles.num_examples), "exact_accuracy": 0.0, "accuracy": 0.25, "lm_loss": 1.5}
+    spent = {"session": 1, "step": 8, "seconds": {"steps": 2.0, "saving": 0.5}}
+    events = [
+        {"event": "start", "session": 1, "time": 1.0, "total_steps": 8},
+        {"event": "continue", **spent, "time": 2.0, "step": 0},
+        {"event": "progress", **spent, "time": 4.0},
+        {"event": "end", **spent, "time": 5.0, "reason": "finished"},
+    ]
+    records = [
+        {"step": step, "train/lm_loss": 2.0, "train/count": 3.0, "train/steps": 2.0, "step_seconds": 0.5}
+        for step in (4, 8)
+    ] + [{"step": 8, **{f"eval/{name}": value for name, value in metrics.items()}}]
+    point = {"mean_steps": 2.0, "exact_accuracy": 0.0, "accuracy": 0.25}
+    check = {"puzzles": 4, "agree": 4, "torch_exact_accuracy": 0.0, "max_logit_difference": 1e-6}
+    early = {"threshold": 0.5, "steps": 2.0, "computed_steps": 3.0, "exact_accuracy": 0.0, "step": 8, "trajectories": 1,
+             "depth": 4, "noise": 0.0}  # fmt: skip
+    machine = {"devices": "1 x cpu", "parameters": 100, "processor": "one", "cores": 2, "versions": {"jax": "0.10"}}
+    figures = metrics | {"train_steps": 8, "train_seconds": 2.5, "summary": "done", "data": "hash"}
+    contents = {
+        "dataset.json": dataclasses.asdict(puzzles.metadata), "machine.json": machine, "FINISHED": figures,
+        "heartbeat.json": spent | {"time": 4.5, "kind": "steps", "step_time": 4.0},
+        "evaluation/test.json": metrics, "evaluation/export_check.json": check,
+        "evaluation/test_halting_curve.json": {"by_threshold": [point | {"threshold": 0.5}], "by_steps": [point]},
+        "evaluation/test_halted_early.json": early,
+    }  # fmt: skip
+    texts = {name: json.dumps(content, indent=1) for name, content in contents.items()} | {
+        "config.json": to_json(config)
+    }
+    texts |= {name: "".join(f"{json.dumps(line)}\n" for line in lines)
+              for name, lines in (("events.jsonl", events), ("metrics.jsonl", records))}  # fmt: skip
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    predictions = np.repeat(np.asarray(puzzles.inputs)[None], config.arch.halt_max_steps, 0)
+    logits = np.zeros(predictions.shape[:2], np.float32)
+    np.savez(folder / "evaluation" / "test_predictions.npz", predictions=predictions, q_halt_logits=logits)
+
+
+def read_run_folder(folder: Path) -> None:
+    """Reads a run as `trm status`, `summary`, `report` and `analyze` do; each must read what the others refuse."""
+    root = folder.with_name("root")
+    (root / "group" / "one").mkdir(parents=True)
+    (root / "group" / "one" / "seed-0").symlink_to(folder)
+    read_study(str(root))
+    shutil.rmtree(root)
+    problems = []
+    for read in (
+        lambda: status_table([read_status(RunFolder(folder))], width=100),
+        lambda: summary.main(summary.Summary(str(folder))),
+        lambda: page(read_run_files(str(folder))),
+    ):
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                read()
+        except UserError as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
 
 
 def small_grid(rng: random.Random) -> list[list[int]]:
@@ -146,8 +228,9 @@ def listing(folder: Path) -> set[str]:
 
 def run_case(setting: Setting, rng: random.Random, folder: Path) -> tuple[str, str]:
     """Runs one case in an empty folder; returns (damage, result). A failure is a text of several lines."""
-    what = rng.choice(["build", "build", "load", "load", "score", "sudoku", "maze", "inspect", "inspect"])
-    whole = {"build": setting.source, **setting.tables}.get(what, setting.data)
+    often = ["build", "load", "inspect", "run"]
+    what = rng.choice([*often, *often, "score", "sudoku", "maze"])
+    whole = {"build": setting.source, "run": setting.run_folder, **setting.tables}.get(what, setting.data)
     if what == "inspect":
         whole = rng.choice(list(setting.sets.values()))
     shutil.copytree(whole, folder / "given")

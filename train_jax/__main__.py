@@ -102,7 +102,7 @@ def _main(argv: list[str]) -> int:
         status, line = _in_one_line(error)
         if not line:
             raise
-    print(f"trm: {''.join(x if x.isprintable() else '?' for x in line)}", file=sys.stderr)
+    print(f"trm: {line}", file=sys.stderr)
     return status
 
 

@@ -13,7 +13,8 @@ class UserError(Exception):
     """Exit status."""
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())  # a name in it may hold any character
+        super().__init__("".join(x if x.isprintable() else repr(x)[1:-1] for x in line))
 
 
 class StorageError(UserError):

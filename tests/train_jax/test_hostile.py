@@ -215,4 +215,4 @@ def test_damaged_files_are_read_or_refused():
     assert not bad, bad[0]
     assert sum(count for (_, end), count in ends.items() if end == "read") > 3
     assert sum(count for (_, end), count in ends.items() if end == "refused in one line") > 50
-    assert {how.split(":")[0] for how, _ in ends} == {"build", "load", "score", "sudoku", "maze", "inspect"}
+    assert {how.split(":")[0] for how, _ in ends} == {"build", "load", "score", "sudoku", "maze", "inspect", "run"}

@@ -11,13 +11,13 @@ from train_jax.report.run_page import EVALUATE, RunFiles
 from train_jax.run.config import RunConfig
 from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder
-from train_jax.run.json_files import NUMBER, Kind, find_object, list_of, record_of
+from train_jax.run.json_files import NUMBER, Kind, find_object, list_of, optional, record_of
 from train_jax.run.untrusted import DamagedError, read_arrays
 from train_jax.tasks.mixing import data_dirs
 from train_jax.tasks.puzzles.batches import loss_labels
 from train_jax.tasks.puzzles.format import Metadata, load_split
 from train_jax.tasks.puzzles.kinds import Trace, add_kind, kind_of, trace_of
-from train_jax.tasks.puzzles.metrics import HaltingCurve, from_json, score_answers
+from train_jax.tasks.puzzles.metrics import HaltingCurve, Point, from_json, score_answers
 
 _LARGEST_PREDICTIONS = 2**36
 """Limit of the uncompressed size of the file."""
@@ -164,9 +164,10 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
 
 def _halting_curve(folder: RunFolder) -> HaltingCurve | None:
     """Returns the halting curve of the run; None if there is none. Raises `UserError` for a damaged one."""
-    point = dict.fromkeys(("mean_steps", "exact_accuracy", "accuracy"), NUMBER)
-    points = list_of(record_of(point | {"threshold": Kind("a number, or null", lambda x: x is None or NUMBER.fits(x))}))
-    some = Kind("a list of points", lambda value: points.fits(value) and len(value) > 0)
-    fields = {field.name: some for field in dataclasses.fields(HaltingCurve)}
+    number_or_null = optional(Kind("a number, or null", lambda value: value is None or NUMBER.fits(value)))
+    point = {field.name: NUMBER for field in dataclasses.fields(Point)} | {"threshold": number_or_null}
+    points = list_of(record_of(point, others=Kind("no field", lambda _: False)))
+    curve = Kind("a list of points", lambda value: points.fits(value) and len(value) > 0)
+    fields = {field.name: curve for field in dataclasses.fields(HaltingCurve)}
     content = find_object(folder.halting_curve("test"), fields, remedy=EVALUATE)
     return None if content is None else from_json(content)

@@ -106,6 +106,9 @@ def halting_section(results: PuzzleResults) -> Markup | None:
         lossless = None
     named = [(f"halt probability above {point.threshold:g}", point) for point in select_points(curve)]
     named += [(f"all after {point.mean_steps:.0f}", point) for point in curve.by_steps]
+    needed = {"threshold", "steps", "computed_steps", "exact_accuracy", "step"}
+    if "trajectories" in early:
+        needed |= {"depth", "noise"}
     return render(
         "halting.html.j2",
         limit=limit,
@@ -113,7 +116,7 @@ def halting_section(results: PuzzleResults) -> Markup | None:
         lossless=lossless,
         plot=_halting_plot(curve),
         rows=[(name, f"{p.mean_steps:.2f}", percent(p.exact_accuracy), percent(p.accuracy)) for name, p in named],
-        early=early if {"threshold", "steps", "computed_steps", "exact_accuracy", "step"} <= early.keys() else None,
+        early=early if needed <= early.keys() else None,
     )
 
 

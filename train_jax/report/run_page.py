@@ -17,7 +17,7 @@ from train_jax.report.render import percent, render_document, spelled
 from train_jax.run.config import RunConfig
 from train_jax.run.events import Goodput, read_goodput
 from train_jax.run.folder import RunFolder, read_finished, read_run
-from train_jax.run.json_files import COUNT, NUMBER, Kind, find_object, object_of, optional
+from train_jax.run.json_files import COUNT, NUMBER, OBJECT, Kind, find_object, object_of, optional
 from train_jax.run.tracking import read_metrics
 from train_jax.task import commands_of
 from train_jax.tasks.commands import ExportCheck
@@ -158,6 +158,7 @@ def _core_rows(core: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
 
 FIGURE = Kind("a number", lambda value: NUMBER.fits(value) or object_of(NUMBER).fits(value))
 """A figure of an evaluation, or several by name, as of compressors."""
+MACHINE = {"parameters": optional(COUNT), "versions": optional(OBJECT)}
 EVALUATE = "remove it and run `trm evaluate` to write it again"
 
 
@@ -244,6 +245,6 @@ def read_run_files(run_dir: str, step: str = "newest") -> RunFiles:
         test=test,
         finished=read_finished(folder) if folder.finished.exists() else None,
         export_check=commands.export_check(folder),
-        machine=find_object(folder.machine, {"parameters": optional(COUNT)}, remedy="remove it"),
+        machine=find_object(folder.machine, MACHINE, remedy="remove it"),
         goodput=read_goodput(folder),
     )

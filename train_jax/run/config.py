@@ -276,7 +276,7 @@ def read_config(path: Path) -> RunConfig:
     try:
         return from_values(values)
     except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path} cannot be read ({error}); {remedy}") from error
+        raise UserError(f"{path} cannot be read ({str(error)[:200]}); {remedy}") from error
 
 
 def from_json(text: str) -> RunConfig:
