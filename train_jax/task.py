@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from train_jax.errors import UserError
 from train_jax.plugins import is_plugin, load_plugin
+from train_jax.run.json_files import Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,6 +122,8 @@ class Task:
     """Unit of the speed, and its number in an example, such as the tokens of a row."""
     models: ClassVar[Sequence[str]] = ()
     """Architectures of this package that the task can train; empty for all."""
+    fact_kinds: ClassVar[Mapping[str, Kind]] = {}
+    """Fields of `facts` that a task reads; dataset.json of a run is refused without them."""
     needs_state: ClassVar[bool] = False
     """True if batches depend on the current model (rollouts); the feed then does not prefetch."""
 

@@ -110,6 +110,14 @@ def test_damaged_lines_and_heartbeats_are_left_out(name, content, run, capsys):
     assert not capsys.readouterr().err
 
 
+def test_facts_that_a_task_needs_are_named(tmp_path, language_run, capsys):
+    path = Path(shutil.copytree(language_run, tmp_path / "run")) / "dataset.json"
+    for content, reason in (({}, "vocab_size is missing"), ({"vocab_size": None}, f"vocab_size is None, {WHOLE}")):
+        path.write_text(json.dumps(content))
+        assert main(["generate", str(path.parent), "--prompt", "1"]) == 2
+        assert f"{path} cannot be read ({reason})" in capsys.readouterr().err
+
+
 # ---- paths
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -165,7 +164,9 @@ def restore(
     folder, config = read_run(run_dir)
     if not folder.data.is_file():
         raise UserError(f"{folder.data} is missing; start the run again with `trm train` to write it")
-    task = task_class(config.task)(config, read_facts(folder.data))
+    make_task = task_class(config.task)
+    remedy = "use a run folder that `trm train` wrote"
+    task = make_task(config, read_object(folder.data, getattr(make_task, "fact_kinds", {}), remedy=remedy))
     objective = build_objective(config, task, batch_size)
     params = objective.params
     if not complete_steps(folder.checkpoints):
@@ -219,11 +220,6 @@ def mean_weights(read: Iterable[tuple[Arrays, Arrays]], tables: Collection[str])
         name: (sums[name] / count).astype(array.dtype) for name, array in (params | buffers).items() if name in sums
     }
     return {name: means[name] for name in params}, buffers | {name: means[name] for name in tables}
-
-
-def read_facts(path: Path) -> dict[str, Any]:
-    """Reads the metadata that a task wrote. Raises `UserError` for a damaged file."""
-    return read_object(path, {}, remedy="use a run folder that `trm train` wrote")
 
 
 def initial_weights(

@@ -26,6 +26,7 @@ from train_jax.errors import UserError, check_fields
 from train_jax.run.config import RunConfig
 from train_jax.run.files import write_text
 from train_jax.run.folder import RunFolder
+from train_jax.run.json_files import COUNT
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.task import Evaluation, Periodic, Task, TaskConfig
@@ -73,6 +74,7 @@ class LanguageTask(Task):
 
     config_class = LanguageConfig
     models = tuple(registry.LANGUAGE_MODELS)
+    fact_kinds: ClassVar = {"vocab_size": COUNT}
     outside_model_config_class = OutsideLanguageConfig
     console: ClassVar = {"loss": "loss {:.4f}", "bits_per_byte": "bits/byte {:.4f}"}
     evaluated = ("bits_per_byte", "loss")

@@ -25,6 +25,7 @@ from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError, check_fields
 from train_jax.run.config import RunConfig
+from train_jax.run.json_files import COUNT
 from train_jax.run.storage import path_of
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
@@ -72,6 +73,7 @@ class InstructionTask(Task):
     """Instructions with responses, several in a row, for models with the arguments of `HRMText.forward`."""
 
     config_class = InstructionConfig
+    fact_kinds: ClassVar = {"vocab_size": COUNT}
     console: ClassVar = {"loss": "loss {:.4f}", "exact_accuracy": "exact {:.3f}"}
     evaluated = ("exact_accuracy", "accuracy", "loss")
 
