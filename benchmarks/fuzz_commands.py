@@ -13,6 +13,7 @@ process never computes: a fork of a process with a backend of JAX would hang.
 
 import argparse
 import collections
+import contextlib
 import importlib
 import json
 import os
@@ -137,6 +138,8 @@ class Machine:
         """Returns the exit status, None if the command did not end in time, and the output."""
         output = folder.with_name("output")
         output.write_bytes(b"")
+        # Whoever writes into a pipe waits for a reader; whoever reads one waits for a writer, and there is none.
+        readers = [os.open(path, os.O_RDONLY | os.O_NONBLOCK) for path in folder.rglob("*") if path.is_fifo()]
         child = os.fork()
         if not child:
             self._command(argv, folder, output)
@@ -148,13 +151,15 @@ class Machine:
                 status = os.waitstatus_to_exitcode(code)
             elif SERVING in output.read_bytes():
                 status = 0
-            else:
-                time.sleep(0.02)
-        try:
+            for reader in readers:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(reader, 2**16)
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
+        for reader in readers:
+            os.close(reader)
         return status, output.read_bytes()
 
     def _command(self, argv: list[str], folder: Path, output: Path) -> None:

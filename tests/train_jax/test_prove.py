@@ -136,7 +136,9 @@ def test_choices_in_a_configuration(choices_file):
     assert kernels(ComputeConfig(choices=text), "gpu") == {"lowerings": {}, "functions": {}}
     for content in ("[]", "{}", "not JSON", '{"platform": "abacus", "choices": {}}'):
         choices_file.write_text(content)
-        with pytest.raises(UserError, match="no choices are in it"):
+        with pytest.raises(
+            UserError, match=r"given\.json cannot be read \(.*; give --compute.choices a file of `trm prove --choose`"
+        ):
             read_choices(str(choices_file))
     with pytest.raises(UserError, match="is not known on a cpu"):
         kernels(ComputeConfig(choices="cpu/trm::mix_positions=magic"), "cpu")

@@ -78,9 +78,9 @@ def read_choices(named: str) -> str:
     """Returns the choices in a file as `inline`. Raises `UserError` if it holds none."""
     if not named or _INLINE.fullmatch(named):
         return named
-    remedy = "write it with `trm prove --choose`"
+    remedy = "give --compute.choices a file of `trm prove --choose`"
     content = read_object(path_of(named), {"platform": TEXT, "choices": object_of(TEXT)}, remedy=remedy)
     text = inline(content["platform"], content["choices"])
     if not _INLINE.fullmatch(text):
-        raise UserError(f"--compute.choices {named} cannot be read (no choices are in it); {remedy}")
+        raise UserError(f"{named} cannot be read (no choices are in it); {remedy}")
     return text

@@ -101,9 +101,9 @@ def _stopped(*_: object) -> None:
 
 def _measure_again(record: Record, options: Prove) -> None:
     """Removes rows that this call of the command measures anew."""
-    for part in (_START, *[CHOOSE] * options.choose):
-        record.parts.pop(part, None)
-    record.write()
+    removed = [record.parts.pop(part, None) for part in (_START, *[CHOOSE] * options.choose)]
+    if any(removed):  # nothing is written before the worker has read the data
+        record.write()
 
 
 def _run(runs: Runs, record: Record, names: Sequence[str]) -> None:

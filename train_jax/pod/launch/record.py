@@ -19,6 +19,7 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.errors import UserError
 from train_jax.run.files import write_text
+from train_jax.run.json_files import find_object
 
 WORKER_SCRIPT = "train_jax/pod/launch/worker.sh"
 
@@ -140,14 +141,15 @@ def local_folder(name: str) -> Path:
 def read_record(name: str) -> Record | None:
     """Returns a launch by the name of its TPU; None if there is none. Raises `UserError` for a damaged file."""
     path = state_folder() / f"{name}.json"
-    try:
-        fields: dict[str, Any] = json.loads(path.read_text())
-        fields |= {field: tuple(value) for field, value in fields.items() if isinstance(value, list)}
-        return Record(**fields)
-    except FileNotFoundError:
+    remedy = "remove it, and look for nodes in the console"
+    fields = find_object(path, {}, remedy=remedy)
+    if fields is None:
         return None
+    fields |= {field: tuple(value) for field, value in fields.items() if isinstance(value, list)}
+    try:
+        return Record(**fields)
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({error!r}); remove it, and look for nodes in the console") from error
+        raise UserError(f"{path} cannot be read ({error!r}); {remedy}") from error
 
 
 def known(name: str) -> Record:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from train_jax.run.files import write_text
+from train_jax.run.json_files import NUMBER, TEXT, Kind, list_of, object_of, read_object, record_of
 
 Status = Literal["PASS", "FAIL", "n/a"]
 NO_TIME = "the time was over; the same command goes on here"
@@ -27,6 +28,14 @@ class Row:
     part: str = ""
     figures: dict[str, float] = dataclasses.field(default_factory=dict)
     """The numbers in `measured`, with their unit in the name."""
+
+
+_ROW = record_of(
+    {"name": TEXT, "status": TEXT, "measured": TEXT, "limit": TEXT, "part": TEXT, "figures": object_of(NUMBER)},
+    others=Kind("no field", lambda _: False),
+)
+_RECORD = {"facts": object_of(TEXT), "running": TEXT, "parts": object_of(list_of(_ROW))}
+"""Fields of prove.json."""
 
 
 def passed(name: str, measured: str, *, fail: bool = False, limit: str = "", **figures: float) -> Row:
@@ -51,7 +60,7 @@ class Record:
         """False if the rows of earlier processes were taken."""
         path = folder / "prove.json"
         if path.exists():
-            there = json.loads(path.read_text())
+            there = read_object(path, _RECORD, remedy="remove it, and measure again")
             self.begins = self.facts.get("identity", there["facts"].get("identity")) != there["facts"].get("identity")
             if not self.begins:
                 self.facts = there["facts"] | self.facts
