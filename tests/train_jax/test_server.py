@@ -326,9 +326,9 @@ def test_wrong_tokens_wait_longer_and_longer(client, gate, monkeypatch, clock):
     guess, right = ({"Authorization": f"Bearer {token}"} for token in ("guess", "secret-token"))
     here, there = (TestClient(client.app, base_url=HERE, client=(each, 1)) for each in ("192.0.2.1", "192.0.2.2"))
     tried = 0
-    for _ in range(3000):  # 1 ms after each other
+    for _ in range(300):  # in 3 s
         tried += here.get("/v1/models", headers=guess).status_code == 401
-        clock[0] += 0.001
+        clock[0] += 0.01
     assert tried <= 7
     refused = here.post(TEXT, json={"prompt": "a"}, headers=right)
     assert refused.status_code == 429 and "wrong tokens" in refused.json()["error"]["message"]
