@@ -23,7 +23,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -191,8 +190,7 @@ def write_run(folder: Path, data_dir: Path) -> None:
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    arch: Any = config.arch  # of a puzzle model
-    predictions = np.repeat(np.asarray(puzzles.inputs)[None], arch.halt_max_steps, 0)
+    predictions = np.repeat(np.asarray(puzzles.inputs)[None], 4, 0)
     logits = np.zeros(predictions.shape[:2], np.float32)
     np.savez(folder / "evaluation" / "test_predictions.npz", predictions=predictions, q_halt_logits=logits)
 

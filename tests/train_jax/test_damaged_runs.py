@@ -18,7 +18,7 @@ from support.scripts import ROOT
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError, os_error
 from train_jax.run.choices import read_choices
-from train_jax.run.files import local_copy, whole_file, write_text
+from train_jax.run.files import append_text, local_copy, whole_file, write_text
 from train_jax.run.folder import RunFolder
 from train_jax.run.lines import LineFile
 from train_jax.run.presets import preset
@@ -187,15 +187,21 @@ def test_a_pipe_is_no_file(tmp_path):
             read(pipe)
 
 
+def test_lines_are_added_to_damaged_ones(tmp_path):
+    path = tmp_path / "changes.jsonl"
+    path.write_bytes(b"\xff\n")
+    append_text(path, "{}\n")
+    assert path.read_bytes() == b"\xff\n{}\n"
+
+
 # ---- streams and signals
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_error(closed, tmp_path):
-    for arguments, status in (("--version", 0), ("train", 2)):
-        command = f"{sys.executable} -m train_jax {arguments} {closed}"
-        done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == status and "Traceback" not in done.stderr + done.stdout
+@pytest.mark.parametrize(("arguments", "status"), [("--version >&-", 0), ("nothing 2>&-", 2), ("x <&- >&- 2>&-", 2)])
+def test_closed_streams_are_no_error(arguments, status):
+    command = f"{sys.executable} -m train_jax {arguments}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == status and "Traceback" not in done.stderr + done.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.refusal import refusal
+from support.scripts import ROOT
 from support.small_set import RECIPE, rewrite_json, splits
 
 from benchmarks.fuzz_data import fuzz
@@ -216,3 +219,11 @@ def test_damaged_files_are_read_or_refused():
     assert sum(count for (_, end), count in ends.items() if end == "read") > 3
     assert sum(count for (_, end), count in ends.items() if end == "refused in one line") > 50
     assert {how.split(":")[0] for how, _ in ends} == {"build", "load", "score", "sudoku", "maze", "inspect", "run"}
+
+
+@pytest.mark.campaign
+def test_wrong_commands_are_refused_in_one_line():
+    """In a process of its own, which forks before JAX has a backend."""
+    command = [sys.executable, "-m", "benchmarks.fuzz_commands", "--cases", "300", "--seed", "2026"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

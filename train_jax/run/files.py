@@ -40,7 +40,7 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 def append_text(path: Path, text: str) -> None:
     """Adds to a short text file, which is written again as a whole."""
-    write_text(path, (path.read_text() if path.exists() else "") + text)
+    write_bytes(path, (path.read_bytes() if path.exists() else b"") + text.encode())
 
 
 @contextlib.contextmanager
@@ -101,15 +101,20 @@ def local_copy(path: Path) -> Iterator[Path]:
     """
     path = path_of(path)
     if not isinstance(path, RemotePath):
-        try:
-            refuse_special(path)
-        except DamagedError as error:
-            raise UserError(f"{path} cannot be read ({error}); give a file") from None
+        check_regular(path, "give a file")
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="trm-") as folder:
         path.download(Path(folder) / path.name)
         yield Path(folder) / path.name
+
+
+def check_regular(path: Path, remedy: str) -> None:
+    """Raises `UserError` for a pipe or a device."""
+    try:
+        refuse_special(path)
+    except DamagedError as error:
+        raise UserError(f"{path} cannot be used ({error}); {remedy}") from None
 
 
 # ---- loss of power

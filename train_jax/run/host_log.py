@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from train_jax.errors import PreemptedError, UserError
-from train_jax.run.files import cannot_be_written
+from train_jax.run.files import cannot_be_written, check_regular
 from train_jax.run.lines import ends_in_a_torn_line
 
 
@@ -48,6 +48,7 @@ def host_log(path: Path, what: str) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        check_regular(path, "remove it")
         torn = path.exists() and ends_in_a_torn_line(path)
         log = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

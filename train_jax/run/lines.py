@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train_jax.errors import UserError
-from train_jax.run.files import cannot_be_written, sync
+from train_jax.run.files import cannot_be_written, check_regular, sync
 from train_jax.run.json_files import OBJECT, Kind
-from train_jax.run.untrusted import DamagedError, refuse_special
 
 
 class LineFile:
@@ -21,11 +19,9 @@ class LineFile:
     def __init__(self, path: Path):
         """Opens the file. Raises `StorageError` if it cannot be written."""
         try:
-            refuse_special(path)
+            check_regular(path, "remove it")
             self._file = path.open("ab", buffering=0)
             sync(path.parent)
-        except DamagedError as error:
-            raise UserError(f"{path} cannot be written ({error}); remove it") from None
         except OSError as error:
             raise cannot_be_written(path, error) from None
         self._path, self._torn = path, ends_in_a_torn_line(path)

@@ -110,7 +110,7 @@ def open_run(config: RunConfig, *, writes: bool = True) -> RunFolder:
         return folder
     run_id = read_id(folder) or secrets.token_hex(8)
     text = to_json(config, run_id)
-    if not folder.config.exists() or folder.config.read_text(encoding="utf-8") != text:
+    if not folder.config.exists() or folder.config.read_bytes() != text.encode():
         write_text(folder.config, text)
         if changes:
             record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "fields": changes}
