@@ -148,7 +148,7 @@ def test_outputs_go_through_links_and_into_pipes(tmp_path):
     reader.join(10)
     assert received == ["through"] and stat.S_ISFIFO(pipe.stat().st_mode)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "target"]
-    write_text(tmp_path / ("n" * 250), "a name that leaves no room for another one beside it")
+    write_text(tmp_path / ("ñ" * 125), "a name that leaves no room for another one beside it")
 
 
 def test_a_new_file_has_the_permissions_of_the_umask(tmp_path):

@@ -67,7 +67,7 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
         path = path.resolve()
         make_folder(path.parent)
         # Two processes may write the same file; the last one to finish wins.
-        scratch = path.with_name(f".partial.{secrets.token_hex(4)}.{path.name[:200]}")
+        scratch = path.with_name(f".partial.{secrets.token_hex(4)}.{path.name[-40:]}")
         scratch.touch()
         mode = scratch.stat().st_mode
         try:

@@ -35,12 +35,13 @@ def optional(kind: Kind) -> Kind:
 
 
 def list_of(kind: Kind) -> Kind:
-    return Kind(f"a list of {kind.name}", lambda value: isinstance(value, list) and all(map(kind.fits, value)))
+    return Kind(f"a list, each {kind.name}", lambda value: isinstance(value, list) and all(map(kind.fits, value)))
 
 
 def object_of(kind: Kind) -> Kind:
     return Kind(
-        f"an object of {kind.name}", lambda value: isinstance(value, dict) and all(map(kind.fits, value.values()))
+        f"an object, each value {kind.name}",
+        lambda value: isinstance(value, dict) and all(map(kind.fits, value.values())),
     )
 
 
