@@ -18,7 +18,7 @@ from support.scripts import ROOT
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError, os_error
 from train_jax.run.choices import read_choices
-from train_jax.run.files import append_text, local_copy, whole_file, write_text
+from train_jax.run.files import append_text, check_output, local_copy, whole_file, write_text
 from train_jax.run.folder import RunFolder
 from train_jax.run.lines import LineFile
 from train_jax.run.presets import preset
@@ -168,6 +168,18 @@ def test_a_folder_where_a_file_should_be_is_no_failure_of_the_disk(tmp_path):
         with pytest.raises(UserError, match=reason) as error:
             write_text(path, "")
         assert error.value.STATUS == 2
+
+
+def test_an_output_is_checked_before_the_computation(tmp_path):
+    for path, reason in (
+        (tmp_path / "no" / "x.json", "no is not a folder; give a file in an existing folder"),
+        (tmp_path, "is a folder; give a file"),
+        ("gs://", "names no bucket"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            check_output(path)
+    check_output(tmp_path / "new.json")
+    check_output("new.json")
 
 
 def test_a_pipe_is_no_file(tmp_path):

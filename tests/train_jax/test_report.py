@@ -224,7 +224,7 @@ def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
     assert "4x4 Sudoku: 87.5% of 8 unseen puzzles solved after 2 min 5 s of training" in text
     assert "ACT step 1, 2 wrong" in text and "ACT step 3, solved" in text
     assert text.count("input") == 1
-    with pytest.raises(UserError, match="is not a folder; give --picture a file in an existing folder"):
+    with pytest.raises(UserError, match="is not a folder; give a file in an existing folder"):
         main(Report(str(run_dir), picture=tmp_path / "nowhere" / "picture.svg"))
 
 

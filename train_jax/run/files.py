@@ -43,6 +43,19 @@ def append_text(path: Path, text: str) -> None:
     write_bytes(path, (path.read_bytes() if path.exists() else b"") + text.encode())
 
 
+def check_output(where: str | Path) -> None:
+    """Raises `UserError`, before a computation, for the path of an output that cannot be written."""
+    path = path_of(where)
+    if isinstance(path, RemotePath):
+        return
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{path.parent} is not a folder; give a file in an existing folder")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give a file")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise UserError(f"{path} cannot be written (Permission denied); give a file in another folder")
+
+
 @contextlib.contextmanager
 def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yields a local file to write; it becomes `path` if the block succeeds, and is removed if not.

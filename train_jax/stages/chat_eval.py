@@ -3,16 +3,15 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from models_torch.ranges import Range
 from train_jax.errors import UserError
-from train_jax.run.files import write_text
+from train_jax.run.files import check_output, write_text
 from train_jax.run.restore import NEWEST, Restored, restore
-from train_jax.run.storage import is_folder, path_of
+from train_jax.run.storage import path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
@@ -76,8 +75,8 @@ class ChatEval:
 
 
 def main(config: ChatEval) -> None:
-    if config.results is not None and not is_folder(Path(config.results).parent):
-        raise UserError(f"{Path(config.results).parent} is not a folder; give a file in an existing folder")
+    if config.results is not None:
+        check_output(config.results)
     if config.num_samples > 1 and config.temperature == 0:
         raise UserError(f"--num-samples {config.num_samples} are equal at --temperature 0; use --temperature 1")
     opened = _open(config)

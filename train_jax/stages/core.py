@@ -2,16 +2,14 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from models_torch.ranges import Range
-from train_jax.errors import UserError
-from train_jax.run.files import write_text
+from train_jax.run.files import check_output, write_text
 from train_jax.run.restore import NEWEST, restore
-from train_jax.run.storage import is_folder, path_of
+from train_jax.run.storage import path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.tasks.language.core_evaluation import read_bundle, save_scores, score
@@ -41,8 +39,8 @@ class Core:
 
 
 def main(config: Core) -> None:
-    if config.results is not None and not is_folder(Path(config.results).parent):
-        raise UserError(f"{Path(config.results).parent} is not a folder; give a file in an existing folder")
+    if config.results is not None:
+        check_output(config.results)
     use_on_one_host(config.platform)
     run = restore(config.run_dir, step=config.step)
     task = language_task(run)

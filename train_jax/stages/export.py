@@ -11,7 +11,7 @@ import bridge
 from models_torch.ranges import Range
 from train_jax.errors import UserError
 from train_jax.report.terminal import progress
-from train_jax.run.files import local_copy, whole_file, write_text
+from train_jax.run.files import check_output, check_regular, local_copy, whole_file, write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
@@ -64,8 +64,9 @@ def main(config: Export) -> None:
     output = path_of(config.output) if config.output else run.folder.weights
     if not config.output:
         output.parent.mkdir(exist_ok=True)
-    if not is_folder(output.parent):
-        raise UserError(f"{output.parent} is not a folder; give --output in an existing folder")
+    check_output(output)
+    if config.check:
+        check_regular(output, "use --no-check")
     state = run.state_dict()
     with whole_file(output) as scratch:
         bridge.save_weights(scratch, state)

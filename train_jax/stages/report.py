@@ -10,8 +10,7 @@ from models_torch.ranges import Range
 from train_jax.errors import UserError
 from train_jax.report.phase_scores import markdown_path
 from train_jax.report.run_page import read_run_files
-from train_jax.run.files import write_text
-from train_jax.run.storage import is_folder
+from train_jax.run.files import check_output, write_text
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.task import commands_of
@@ -37,8 +36,8 @@ class Report:
 
 def main(config: Report) -> None:
     use_on_one_host(config.platform)
-    if config.picture is not None and not is_folder(config.picture.parent):
-        raise UserError(f"{config.picture.parent} is not a folder; give --picture a file in an existing folder")
+    if config.picture is not None:
+        check_output(config.picture)
     files = dataclasses.replace(read_run_files(config.run_dir, config.step), price_per_hour=config.price_per_hour)
     commands = commands_of(files.config.task)
     if config.picture is not None and not commands.draws_pictures:

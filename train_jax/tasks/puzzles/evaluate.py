@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar
 from models_torch.ranges import Range
 from train_jax.command_line import HelpPage
 from train_jax.errors import UserError
-from train_jax.run.files import write_text
+from train_jax.run.files import check_output, write_text
 from train_jax.run.restore import Restored
-from train_jax.run.storage import is_folder, path_of
+from train_jax.run.storage import path_of
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
 from train_jax.tasks.commands import Console
@@ -218,8 +218,8 @@ def _arc_directory(config: PuzzleEvaluateOptions, run: Restored) -> Path | None:
     if config.submission is not None and not votes:
         raise UserError(f"--submission {config.submission} is for the test split of one ARC data set; omit it")
     for path in (config.predictions, config.submission, config.results):
-        if path is not None and not is_folder(Path(path).parent):
-            raise UserError(f"{Path(path).parent} is not a folder; give a file in an existing folder")
+        if path is not None:
+            check_output(path)
     return directory if votes else None
 
 
