@@ -16,6 +16,7 @@ import torch.autograd.function
 import torch.utils.checkpoint
 from torch import nn
 from torch._decomp import decomposition_table
+from torch._library.custom_ops import _maybe_get_opdef
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyMode  # noqa: F401
@@ -290,9 +291,19 @@ def before(owner: Any, name: str, check: Callable[..., None]) -> Replacement:
 def before_registered_backward(wanted: Callable[[tuple], bool]) -> Replacement:
     """Returns the replacement with which an operation of `torch.library` has its registered backward if `wanted(args)`.
 
-    The operation asks whether an argument requires grad. If so, it is applied as a `torch.autograd.Function`.
+    The operation asks whether an argument requires grad. If so, it is applied as a `torch.autograd.Function`, whose
+    backward raises an error if none was registered.
     """
-    return Replacement(torch._C, "_any_requires_grad", lambda asks: lambda *args: wanted(args) or asks(*args))
+
+    def make(asks: Callable[..., bool]) -> Callable[..., bool]:
+        def any_requires_grad(*args: Any) -> bool:
+            definition = _maybe_get_opdef(sys._getframe(1).f_locals["op"])  # it is not among the arguments
+            registered = definition is None or definition._backward_fn is not None
+            return (registered and wanted(args)) or asks(*args)
+
+        return any_requires_grad
+
+    return Replacement(torch._C, "_any_requires_grad", make)
 
 
 def before_functional(check: Callable[[tuple, bool], None]) -> Replacement:

@@ -446,6 +446,21 @@ def test_an_operation_of_a_library_keeps_its_backward_beside_a_lowering(monkeypa
     np.testing.assert_allclose(ours["w"], module.w.grad)
 
 
+@torch.library.custom_op("tests_bridge::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+doubled.register_fake(torch.empty_like)
+
+
+def test_an_operation_without_a_backward_has_that_of_its_lowering():
+    lowerings = {torch.ops.tests_bridge.doubled.default: lambda x: 2 * x}
+    fn = bridge.export(Calls(lambda m, x: doubled(m.w * x)), lowerings=lowerings)
+    ours = jax.jit(jax.grad(lambda params: fn(params, {}, jnp.asarray([1.5, -2.0, 3.0]))[0].sum()))(fn.params)
+    np.testing.assert_allclose(ours["w"], [3.0, -4.0, 6.0])
+
+
 # ---- operations that read what they write
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 import pytest
 from support.presets import with_fields
 from support.toy_language import ToyLanguage, toy_run, write_tokens
@@ -154,6 +156,21 @@ def test_a_run_whose_folder_is_replaced_writes_nothing_into_the_new_one(config, 
     with pytest.raises(LostFolderError, match="run was removed or replaced while this process wrote it"):
         train(with_fields(config, {"run_dir": str(run), "steps": 4, "keep_best": "", "warmup_steps": 0}))
     assert not any(run.iterdir()) and not (tmp_path / "moved" / "FINISHED").exists()
+
+
+def test_a_folder_that_is_replaced_during_a_save_is_lost(config, monkeypatch, tmp_path):
+    """The save fails because its folder is gone, which is no fault of the disk."""
+    run, other = tmp_path / "run", tmp_path / "run/checkpoints/2.orbax-checkpoint-tmp"
+
+    def replaced(_manager):
+        run.rename(tmp_path / "moved")
+        other.mkdir(parents=True)  # the new run saves the same step
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(other))
+
+    monkeypatch.setattr(ocp.CheckpointManager, "wait_until_finished", replaced)
+    with pytest.raises(LostFolderError, match="run was removed or replaced while this process wrote it"):
+        train(with_fields(config, {"run_dir": str(run), "steps": 2, "keep_best": "", "warmup_steps": 0}))
+    assert list(run.rglob("*")) == [run / "checkpoints", other]
 
 
 def test_a_step_takes_the_memory_of_state_and_carry_alone():

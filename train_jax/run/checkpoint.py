@@ -367,6 +367,8 @@ class Checkpoints:
             problem = error
         if not any_process(problem is not None):
             return ""
+        if is_main_process():
+            check_writer(self._run)  # the folder may be gone, or that of another run, which nothing may be removed from
         with contextlib.suppress(Exception):  # it raises the same error again
             self._manager.close()
         complete = step in complete_steps(self.folder)
