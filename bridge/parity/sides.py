@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 import sys
-from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -348,8 +348,24 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def watching(given: list[torch.Tensor] | None) -> Iterator[Watch]:
     """Records what PyTorch draws, or replays `given`."""
-    with watched_generator() as default, Watch(given, default) as watch:
+    with watched_generator() as default, Watch(given, default) as watch, _NotingDetached(watch):
         yield watch
+
+
+class _NotingDetached(TorchFunctionMode):
+    """Notes what the module detaches; PyTorch's own operations detach where the derivative stays the same."""
+
+    def __init__(self, watch: Watch):
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _DETACHING:
+            self._watch.note_cut(args)
+        return func(*args, **(kwargs or {}))
+
+
+_DETACHING = (torch.detach, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__)  # pyright: ignore
 
 
 class Watch(DispatchMode):
@@ -369,9 +385,12 @@ class Watch(DispatchMode):
         for result in out if isinstance(out, (tuple, list)) else (out,):
             if torch.is_tensor(result) and differentiable(result.dtype):
                 self.epsilon = max(self.epsilon, torch.finfo(result.dtype).eps)
-        if func is torch.ops.aten.detach.default or not torch.is_grad_enabled():  # as in a custom Function, too
-            self.cuts_gradients |= any(torch.is_tensor(value) and value.requires_grad for value in args)
+        if not torch.is_grad_enabled():  # as in a custom Function, too
+            self.note_cut(args)
         return out
+
+    def note_cut(self, tensors: Iterable[Any]) -> None:
+        self.cuts_gradients |= any(torch.is_tensor(tensor) and tensor.requires_grad for tensor in tensors)
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if self._default.seeded or kwargs.get("generator") is not None or not is_random(func):
