@@ -132,7 +132,7 @@ CASES = {
     "recurrent": Case(lambda: Recurrent().bfloat16(), (3, 6, 8), torch.bfloat16),
     "block under autocast": Case(lambda: Autocast(block()), (2, 7, 32), faulty="module.linear1"),
 }
-FAST = {"autocast", "float16", "casts", "two types", "adapter"}
+FAST = {"float16", "casts", "adapter"}
 
 
 @pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
