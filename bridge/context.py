@@ -18,8 +18,8 @@ import torch
 class Options:
     """The options of `export`, which explains them."""
 
-    without_lowerings: frozenset[str] = frozenset()
     lowerings: Mapping[str, Callable | None] = dataclasses.field(default_factory=dict)
+    """By the name of the operation; None for one that shall have no lowering of the bridge."""
     functions: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
     recompute: tuple[str, ...] = ()
     """The names of the submodules."""

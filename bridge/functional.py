@@ -146,7 +146,6 @@ def _check_names_and_shapes(given: Mapping[str, Any], expected: Mapping[str, jax
 def export(
     module: nn.Module,
     *,
-    without_lowerings: tuple[str, ...] = (),
     lowerings: Mapping[Any, Callable | None] | None = None,
     functions: Mapping[str, Callable] | None = None,
     recompute: str = "",
@@ -159,10 +158,9 @@ def export(
 
     Every state tensor with `requires_grad` becomes a parameter; all others, frozen parameters, non-persistent
     buffers and what the module's own `named_parameters` hides from optimizers included, become buffers.
-    `without_lowerings` names operations (`"aten::gelu"`) that shall not use the bridge's own lowering; `lowerings`
-    has functions of arrays that take its place or serve an operation without one, by the operation
-    (`torch.ops.aten.special_airy_ai.default`) or its name, such as `{"aten::scaled_dot_product_attention":
-    bridge.fused_attention}`; None removes one. `functions` has replacements as for `bridge.register_function`, for
+    `lowerings` has functions of arrays that take the place of the bridge's own lowerings or serve an operation without
+    one, by the operation (`torch.ops.aten.special_airy_ai.default`) or its name, such as
+    `{"aten::scaled_dot_product_attention": bridge.fused_attention}`; None switches one off. `functions` has replacements as for `bridge.register_function`, for
     the calls of this module only. `recompute` is a regular expression: calls of the submodules whose whole
     qualified name it matches are as if wrapped in `torch.utils.checkpoint`. `int64`: while JAX has 32-bit integers
     only, a call that is known to make others is refused and products of unknown ones warn ("refuse"), or integers
@@ -180,9 +178,8 @@ def export(
     """
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
     chosen_lowerings = {key.name() if hasattr(key, "name") else str(key): f for key, f in (lowerings or {}).items()}
-    removed = {*without_lowerings, *(name for name, function in chosen_lowerings.items() if function is None)}
-    for name in (*removed, *chosen_lowerings):
-        if name not in known and (name in removed or not _may_be_lowered(name)):
+    for name, function in chosen_lowerings.items():
+        if name not in known and (function is None or not _may_be_lowered(name)):
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}, and no operation that could have one; there are: {close}")
     names = []
@@ -211,7 +208,7 @@ def export(
     shared = {*windows, *windows.values()}
     free = {name: tensor for name, tensor in state.items() if name not in constant}
     params, buffers = _arrays(free, trained_in(module), shared if release else state)
-    options = Options(frozenset(removed), chosen_lowerings, functions, chosen, int64, name_scopes, constant)
+    options = Options(chosen_lowerings, functions, chosen, int64, name_scopes, constant)
     seconds = {name: first for name, first in second_names(module).items() if first not in constant}
     return Functional(module, params, buffers, options, seconds)
 

@@ -309,7 +309,7 @@ TRACE_ERRORS = (
     jax.errors.TracerArrayConversionError,
 )
 
-DEFECT_REMEDY = "this is a defect of the lowering, please report it; `without_lowerings` switches one of ours off"
+DEFECT_REMEDY = "this is a defect of the lowering, please report it; `lowerings={operation: None}` switches it off"
 _OF_THE_RUN = (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 """Exceptions that are no defect of a lowering: `jax.debug_nans`, and devices that run out of memory."""
 
@@ -518,13 +518,11 @@ def _checked(context: TraceContext, func: Any, value: Any, meta: torch.Tensor) -
 
 def _lowering(context: TraceContext, func: Any) -> tuple[Callable | None, str]:
     """Returns the function of arrays for an operation, if there is one, and its origin."""
-    options = context.options
-    if options.lowerings or options.without_lowerings:
-        name = func.name()
-        if name in options.without_lowerings:
-            return torchax_lowering(func), "torchax"
-        if name in options.lowerings:
-            return options.lowerings[name], "chosen"
+    chosen = context.options.lowerings and context.options.lowerings.get(func.name(), func)
+    if chosen is None:
+        return torchax_lowering(func), "torchax"
+    if chosen and chosen is not func:
+        return chosen, "chosen"
     if func in LOWERINGS:
         return LOWERINGS[func], "ours"
     return torchax_lowering(func), "torchax"

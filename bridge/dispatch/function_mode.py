@@ -88,7 +88,7 @@ class Functions(TorchFunctionMode):
             if not issubclass(cls, torch.Tensor):
                 return self._by_other_classes(func, types, args, kwargs)
         op = FUNCTIONS.get(func)
-        if op is not None and op.name() not in self._dispatch.options.without_lowerings:
+        if op is not None and self._dispatch.options.lowerings.get(op.name(), op) is not None:
             return self._whole(func, op, types, args, kwargs)
         special = _SPECIAL.get(func)
         if special is not None:

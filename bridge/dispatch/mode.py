@@ -248,7 +248,7 @@ class Dispatch(UncompiledDispatchMode):
         by_values = _DECIDED_BY_VALUES.get(func)
         if by_values is not None:
             return by_values(self, func, self.wrap(args[0]), *args[1:], **kwargs)
-        ours = func in DECOMPOSITIONS and func.name() not in self.options.without_lowerings
+        ours = func in DECOMPOSITIONS and self.options.lowerings.get(func.name(), func) is not None
         lowered = func in LOWERINGS or self.options.lowerings.get(func.name())
         if ours and (not lowered or draws_numbers(func, args, kwargs)):
             with self.taking_apart():

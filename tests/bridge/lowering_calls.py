@@ -49,7 +49,7 @@ def in_pytorch(op, args, kwargs):
 
 
 def in_jax(op, args, kwargs, off=()):
-    fn = bridge.export(Op(op, args, kwargs), without_lowerings=off)
+    fn = bridge.export(Op(op, args, kwargs), lowerings=dict.fromkeys(off))
     leaves = [jnp.asarray(a.numpy(), jnp.float32) for a in args if is_free(a)]
 
     def objective(leaves):

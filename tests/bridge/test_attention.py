@@ -54,7 +54,8 @@ ATTENTION = {
 def attend(module_kwargs, dtype, off=()):
     """(query, key, value) -> output, through the bridge."""
     kwargs = {k: v.to(dtype) if is_free(v) else v for k, v in module_kwargs.items()}
-    fn = bridge.export(Call(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **kwargs)), without_lowerings=off)
+    attention = Call(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **kwargs))
+    fn = bridge.export(attention, lowerings=dict.fromkeys(off))
     return lambda *inputs: fn({}, {}, *inputs)[0]
 
 
