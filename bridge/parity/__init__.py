@@ -113,9 +113,8 @@ def verify(
         with named_failure(f"the exported call fails where PyTorch does not, in step {step}"):
             theirs = jax_side.next(torch_side.draws)
         arbiter.add(torch_side, ours, theirs)
-    rows: list[Row] = []
-    for step, (ours, theirs) in enumerate(arbiter.leaves):
-        rows += compare(step, ours, theirs, arbiter.again, tolerance)
+    rows = [row for step, sides in enumerate(arbiter.leaves) for row in compare(step, *sides, tolerance)]
+    rows = proved(arbiter.decide(rows))
     if jax_side.asked and any("gradient" in row.kind and row.verdict == "beyond tolerance" for row in rows):
         text = (
             f"{jax_side.asked[0]} asks an input whether it requires grad: it does in PyTorch here, and does not in the "
@@ -124,7 +123,6 @@ def verify(
         warnings.warn(BridgeWarning(text), stacklevel=2)
     granted = [f"constant: {name}" for name in fn.options.static]
     granted += [f"check not made: {place}" for place in fn.options.assumed]
-    rows = proved(arbiter.decide(rows))
     if wanted := {(row.kind, row.name) for row in rows if row.zero}:
         rows += _perturbed(original, wide, wanted, call, jax_side, tolerance, arbiter_at)
     return ParityReport.of(rows, granted)
@@ -156,7 +154,7 @@ def _perturbed(
             ours, theirs = side.next(), jax_side.at(state).next(side.draws)
             arbiter = arbiter_at(state, wide)
             arbiter.add(side, ours, theirs)
-            rows = compare(0, ours, theirs, arbiter.again, tolerance)
+            rows = compare(0, ours, theirs, tolerance)
             for row in arbiter.decide([r for r in rows if (r.kind, r.name) in wanted and not r.zero]):
                 remark = "; ".join(filter(None, (f"at parameters with noise of {noise}", row.note)))
                 found.setdefault((row.kind, row.name), dataclasses.replace(row, note=remark))

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -169,19 +169,6 @@ Leaves = dict[str, dict[str, Leaf]]
 ARRAYS = (jax.Array, np.ndarray)
 
 
-class Again(NamedTuple):
-    """PyTorch's leaves of two further runs of the same step: in float64, and in the module's own types.
-
-    The second run distinguishes rounding from state outside of the module. `limit` is the largest difference from
-    float64, relative to a leaf's scale, that is still considered rounding; None in 16 bits, where the size of a
-    difference says nothing and the arbiter decides.
-    """
-
-    wide: Leaves
-    same: Leaves
-    limit: float | None
-
-
 def named(tree: Any) -> dict[str, Leaf]:
     """Returns every number in a tree by its path."""
     flat, _ = jax.tree_util.tree_flatten_with_path(convert(tree, lambda v: v, objects=True))
@@ -203,26 +190,19 @@ def leaf_of(value: Any, reason: str = "") -> Leaf:
     return Leaf(array.astype(wide), dtype, reason)
 
 
-def compare(
-    step: int, ours: Leaves, theirs: Leaves, again: Callable[[int], Again | str] | None, tolerance: float
-) -> Iterator[Row]:
-    """Yields one row for each leaf of PyTorch's (`ours`) or JAX's (`theirs`), also if one side lacks it.
+def largest_gradient(leaves: Leaves) -> float:
+    gradients = [leaf for kind in ("gradient", "input gradient") for leaf in leaves.get(kind, {}).values()]
+    return max((magnitude(leaf.values) for leaf in gradients), default=0.0)
 
-    `again` gives PyTorch's leaves of this step again, at most once, where a leaf is beyond `tolerance`; or a text that
-    says why there are none to judge by.
-    """
-    gradients = [leaf for kind in ("gradient", "input gradient") for leaf in ours.get(kind, {}).values()]
-    second: Again | str | None = None
-    largest = max((_magnitude(leaf.values) for leaf in gradients), default=0.0)
+
+def compare(step: int, ours: Leaves, theirs: Leaves, tolerance: float) -> Iterator[Row]:
+    """Yields one row for each leaf of PyTorch's (`ours`) or JAX's (`theirs`), also if one side lacks it."""
+    largest = largest_gradient(ours)
     for kind, leaves in ours.items():
         floor = 1e-3 * largest if "gradient" in kind else 1e-3
         others = theirs.get(kind, {})
         for name in leaves | others:
-            expected, actual = leaves.get(name), others.get(name)
-            row = _row(Row(kind, name, step, math.inf, floor, tolerance), expected, actual)
-            if again and expected is not None and row.verdict == "beyond tolerance" and math.isfinite(row.error):
-                second = second or again(step)
-                row = _beside_rounding(row, largest, expected, second)
+            row = _row(Row(kind, name, step, math.inf, floor, tolerance), leaves.get(name), others.get(name))
             if kind != "parameter" or row.error:
                 yield row
 
@@ -241,7 +221,7 @@ def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
     if actual is None:
         return dataclasses.replace(row, note="missing in JAX" + _REMEDIES.get(row.kind, ""))
     whole = expected.values.dtype.kind == "i"  # integers are equal or different, without a tolerance
-    row = dataclasses.replace(row, scale=1.0 if whole else max(_magnitude(expected.values), row.scale, 1e-30))
+    row = dataclasses.replace(row, scale=1.0 if whole else max(magnitude(expected.values), row.scale, 1e-30))
     shapes = actual.values.shape, expected.values.shape
     dtypes = actual.dtype or expected.dtype, expected.dtype or actual.dtype
     for what, (theirs, ours) in (("shape", shapes), ("dtype", dtypes)):
@@ -253,29 +233,7 @@ def _row(row: Row, expected: Leaf | None, actual: Leaf | None) -> Row:
     return dataclasses.replace(row, error=error, zero=unproved, note=expected.reason if zero else "")
 
 
-def _beside_rounding(row: Row, largest: float, expected: Leaf, again: Again | str) -> Row:
-    """Returns the row, judged by 8 times the difference between PyTorch's own float32 and float64 at this leaf.
-
-    A gradient that is zero in float64 may be 8 roundings of the largest gradient.
-    """
-    if isinstance(again, str):
-        return dataclasses.replace(row, note=again)
-    wide, same = again.wide[row.kind].get(row.name), again.same[row.kind].get(row.name)
-    if wide is None or same is None or not difference(same.values, expected.values) <= row.tolerance * row.scale:
-        return dataclasses.replace(row, note="PyTorch itself computes something else when it is called again")
-    own = difference(wide.values, expected.values) / row.scale
-    allowed, limit, note = 8 * own, again.limit, f"float64 differs from PyTorch's own by {own:.1e}"
-    if limit is None:
-        return dataclasses.replace(row, note=note)
-    if "gradient" in row.kind and _magnitude(wide.values) <= 1e-12 * largest:
-        allowed = max(allowed, 8 * float(np.finfo(np.float32).eps) * largest / row.scale)
-        limit, note = max(limit, 0.05), "zero in float64"  # relative to a scale of at least 1e-3 of the largest
-    if not own <= limit:
-        return dataclasses.replace(row, note=f"{note}, which counts as more than rounding")
-    return dataclasses.replace(row, tolerance=max(row.tolerance, allowed), note=note)
-
-
-def _magnitude(a: np.ndarray) -> float:
+def magnitude(a: np.ndarray) -> float:
     """Returns the size of the finite entries: an infinity on both sides must not hide a difference beside it."""
     size = np.abs(a.astype(np.result_type(a, np.float64)))
     return float(size.max(initial=0.0, where=np.isfinite(size)))

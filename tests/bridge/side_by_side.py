@@ -145,7 +145,7 @@ def leaves_of(row: Row, outputs: list, result: bridge.Result, gradients: tuple, 
 def report(row: Row, references: list[Reference], arrays: list[dict]) -> ParityReport:
     rows = []
     for i, (reference, leaves) in enumerate(zip(references, arrays, strict=True)):
-        rows += compare(i, reference.leaves, leaves, None, row.tolerance)
+        rows += compare(i, reference.leaves, leaves, row.tolerance)
     return ParityReport.of(rows)
 
 

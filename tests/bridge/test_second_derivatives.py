@@ -53,7 +53,7 @@ def in_the_bridge(row):
 @pytest.mark.parametrize("name", slow_unless(lambda name: NAMES.index(name) % 6 == 0, NAMES))
 def test_gradient_of_gradient(name):
     theirs, ours = ({"gradient": named(side(ROWS[name]))} for side in (in_pytorch, in_the_bridge))
-    for leaf in compared(0, theirs, ours, None, 10 * ROWS[name].tolerance):  # two differentiations have more rounding
+    for leaf in compared(0, theirs, ours, 10 * ROWS[name].tolerance):  # two differentiations have more rounding
         assert leaf.error <= leaf.tolerance, leaf
 
 
