@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 
-from bridge.errors import BridgeError, refusal
+from bridge.context import refusal
+from bridge.errors import BridgeError
 from bridge.functional import Functional, export
 from bridge.module.copy import independent, state_of
 from bridge.tensor.pytrees import ATOMS, attributes_of, built_in, is_plain_class, items_of

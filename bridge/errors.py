@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import torch
 
-from bridge.context import RUNNING, current
-
 _TORCHAX = importlib.util.find_spec("torchax")
 FRAMEWORK = tuple(
     os.path.dirname(file) + os.sep
@@ -36,17 +34,6 @@ class BridgeError(RuntimeError):
 
 class BridgeWarning(UserWarning):
     """The translation continues, but differs from PyTorch in some respect; the warning appears once per place."""
-
-
-def refusal(what: str, remedy: str) -> BridgeError:
-    """Returns the error of this thread's call.
-
-    A thread without a call may have been started by one, which would not notice if the thread ended here. The error
-    then belongs to every call that is being traced.
-    """
-    call = current()
-    errors = [each.error(what, remedy) for each in ([call] if call is not None else tuple(RUNNING))]
-    return errors[-1] if errors else BridgeError(f"{what} {where_in_module({})}. Remedy: {remedy}.")
 
 
 def is_framework(path: str) -> bool:

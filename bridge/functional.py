@@ -160,12 +160,13 @@ def export(
     buffers and what the module's own `named_parameters` hides from optimizers included, become buffers.
     `lowerings` has functions of arrays that take the place of the bridge's own lowerings or serve an operation without
     one, by the operation (`torch.ops.aten.special_airy_ai.default`) or its name, such as
-    `{"aten::scaled_dot_product_attention": bridge.fused_attention}`; None switches one off. `functions` has replacements as for `bridge.register_function`, for
-    the calls of this module only. `recompute` is a regular expression: calls of the submodules whose whole
-    qualified name it matches are as if wrapped in `torch.utils.checkpoint`. `int64`: while JAX has 32-bit integers
-    only, a call that is known to make others is refused and products of unknown ones warn ("refuse"), or integers
-    wrap ("wrap"); "exact" insists on JAX's 64-bit types. `name_scopes`: calls of submodules run under a
-    `jax.named_scope` such as `layers.0[Block]`, which profiles and compiled programs show.
+    `{"aten::scaled_dot_product_attention": bridge.fused_attention}`; None switches one off. `functions` has
+    replacements as for `bridge.register_function`, for the calls of this module only. `recompute` is a regular
+    expression: calls of the submodules whose whole qualified name it matches are as if wrapped in
+    `torch.utils.checkpoint`. `int64`: while JAX has 32-bit integers only, a call that is known to make others is
+    refused and products of unknown ones warn ("refuse"), or integers wrap ("wrap"); "exact" insists on JAX's 64-bit
+    types. `name_scopes`: calls of submodules run under a `jax.named_scope` such as `layers.0[Block]`, which profiles
+    and compiled programs show.
 
     `static` is a regular expression: buffers whose whole qualified name it matches are constants with the values that
     they have now, and no part of `buffers`, so Python code may branch on them; a call that writes one is an error.

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.context import CURRENT
-from bridge.errors import refusal
+from bridge.context import CURRENT, refusal
 
 
 def refuse_draws(trace: Callable[[], Any]) -> None:

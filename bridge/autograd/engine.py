@@ -25,7 +25,7 @@ from bridge._compat.torch import (
     engine_requires_grad,
     in_transform,
 )
-from bridge.context import TraceContext, current
+from bridge.context import CallState, current
 from bridge.tensor.tensor import BridgeTensor, View, differentiable
 
 ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
@@ -59,7 +59,7 @@ def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
     return tensor
 
 
-def run_engine(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+def run_engine(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Runs one of `ENGINE_CALLS`, once PyTorch records the operations that it needs."""
     outputs = _listed(args[0] if args else kwargs.get("outputs", kwargs.get("tensors")))
     if in_transform() and not all(isinstance(t, BridgeTensor) for t in outputs):
@@ -87,7 +87,7 @@ GET_GRADIENT: Any = torch.Tensor.grad.__get__  # pyright: ignore
 SET_GRADIENT: Any = torch.Tensor.grad.__set__  # pyright: ignore
 
 
-def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> None:
+def set_gradient(call: CallState, func: Any, args: tuple, kwargs: dict) -> None:
     """Sets `tensor.grad`. Raises `BridgeError` where the gradient would outlive the call."""
     tensor, gradient = args
     if gradient is not None and not call.is_backward and any(tensor is t for t in (*call.state, *call.inputs)):
@@ -99,13 +99,13 @@ def set_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> No
     func(*args, **kwargs)
 
 
-def get_gradient(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
+def get_gradient(call: CallState, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
     """Returns `tensor.grad`. Code may compare a `grad` from before the call with None or set it to None, not use it."""
     (tensor,) = args
     gradient = func(*args, **kwargs)
     if gradient is not None or call.is_backward or not isinstance(tensor, BridgeTensor):
         return gradient
-    real = call.real_of(tensor)
+    real = call.constants.real_of(tensor)
     if real is None or real is tensor or engine_gradient(real) is None:
         return None
 

@@ -37,7 +37,7 @@ from bridge._compat.torch import (
     wrapped_by_transform,
 )
 from bridge.autograd.engine import restarted, start_graph
-from bridge.context import CURRENT, TraceContext, current
+from bridge.context import CURRENT, CallState, current
 from bridge.errors import BridgeError
 from bridge.generators import refuse_draws
 from bridge.tensor.arrays import jax_dtype
@@ -82,7 +82,7 @@ OF_LIBRARIES = before_registered_backward(
 )
 
 
-def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracing) -> Any:
+def _apply(call: CallState, function: type[Any], args: tuple, tracing: Tracing) -> Any:
     """Returns `function.apply(*args)`: values are computed by its forward, gradients by its backward."""
     name, tensors = function.__name__, [a for a in args if isinstance(a, torch.Tensor)]
     if any(map(is_dual, tensors)):
@@ -123,12 +123,12 @@ def _apply(call: TraceContext, function: type[Any], args: tuple, tracing: Tracin
     return tuple(outputs) if isinstance(results, tuple) else outputs[0]
 
 
-def _needs_gradient(call: TraceContext, tensor: BridgeTensor) -> bool:
+def _needs_gradient(call: CallState, tensor: BridgeTensor) -> bool:
     """True as in PyTorch, and for what JAX may differentiate by, except for what is computed of buffers alone."""
     return tensor.requires_grad or depends_on(tensor.value, call.buffers) is None
 
 
-def _forward(call: TraceContext, function: type[Any], ctx: Context, args: tuple) -> Any:
+def _forward(call: CallState, function: type[Any], ctx: Context, args: tuple) -> Any:
     with torch.no_grad():
         if function.setup_context is AutogradFunction.setup_context:
             results = function.forward(ctx, *args)
@@ -166,7 +166,7 @@ def _attached(backward: _Backward) -> Callable[[list, list], Any]:
 class _Backward:
     """The backward of one application. Its context is split into arrays, which JAX carries to it, and the rest."""
 
-    def __init__(self, call: TraceContext, function: type[Any], tracing: Tracing):
+    def __init__(self, call: CallState, function: type[Any], tracing: Tracing):
         self._call, self._function, self._tracing = call, function, tracing
         self._name = f"the backward of {function.__name__}"
         self._tensors: list[tuple[BridgeTensor, int]] = []
@@ -186,7 +186,9 @@ class _Backward:
             if isinstance(root, nn.Module)
             for name, module in root.named_modules()
         }
-        own = {id(self._call.wrap(t)) for _, t in held if isinstance(t, torch.Tensor) and self._call.is_traced(t)}
+        own = {
+            id(self._call.wrap(t)) for _, t in held if isinstance(t, torch.Tensor) and self._call.constants.is_traced(t)
+        }
         may_read_all = any(not isinstance(value, torch.Tensor) for _, value in held)
         self._state = [t for t in self._call.state if may_read_all or id(t) in own]
         self._tensors += [(t, len(arrays) + i) for i, t in enumerate(self._state)]
@@ -199,7 +201,7 @@ class _Backward:
 
         def leaf(path: str, value: Any) -> Any:
             """Returns a tensor without an array in place of a traced one."""
-            if isinstance(value, torch.Tensor) and call.is_traced(value):
+            if isinstance(value, torch.Tensor) and call.constants.is_traced(value):
                 value = call.wrap(value)
             if not isinstance(value, BridgeTensor) or id(value) in state:
                 held.extend(_held(path, value, seen))

@@ -18,20 +18,20 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from bridge._compat.torch import tree_map_only
-from bridge.context import TraceContext
+from bridge.context import CallState
 from bridge.errors import BridgeError
 from bridge.tensor.tensor import BridgeTensor, differentiable, wrap
 
 aten = torch.ops.aten
 
 
-def _without_grad(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+def _without_grad(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Runs the operation; its results require no grad, so that nothing raises."""
     with torch.no_grad():
         return call.redispatch(func, args, kwargs)
 
 
-def _refused(call: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+def _refused(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Runs the operation; its results require grad, and asking for their gradient is an error."""
     sources = [t for t in (*args, *kwargs.values()) if isinstance(t, BridgeTensor) and t.may_have_gradient]
     if not sources or not torch.is_grad_enabled():
@@ -62,7 +62,7 @@ def _overloads(*names: str) -> Iterator[Any]:
 _SPECIAL = [f"special_{name}" for name in torch.special.__all__ if re.search("airy|bessel|polynomial", name)]
 _REFUSED = ("heaviside", "floor_divide", "bincount", "binomial", "_sample_dirichlet")
 _SCATTERS = (aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_.reduce, aten.scatter_.value_reduce)
-NO_DERIVATIVE: dict[Any, Callable[[TraceContext, Any, tuple, dict], Any]] = {
+NO_DERIVATIVE: dict[Any, Callable[[CallState, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_overloads("histc", *_SPECIAL), _without_grad),
     **dict.fromkeys((*_overloads(*_REFUSED), *_SCATTERS), _refused),
 }

@@ -23,7 +23,7 @@ from bridge._compat.torch import (
     tree_map_only,
 )
 from bridge._compat.torchax import decomposition, torchax_lowering
-from bridge.context import TraceContext
+from bridge.context import CallState
 from bridge.dispatch.random import RANDOM, REPARAMETERIZED, drawn_numbers
 from bridge.errors import BridgeError, first_line
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
@@ -188,7 +188,7 @@ def listed(values: Any) -> tuple | list:
     return values if isinstance(values, (tuple, list)) else (values,)
 
 
-def metas_of(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+def metas_of(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Like `meta_of`, for traced tensors, once for each kind. Raises `BridgeError` for a dtype that JAX lacks."""
     key = func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None, torch.get_default_dtype()
     try:
@@ -318,7 +318,7 @@ class LoweringError(NotImplementedError):
     """A lowering raised an error for arguments that it accepts: a defect of the lowering."""
 
 
-def compute(context: TraceContext, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
+def compute(context: CallState, func: Any, args: tuple, kwargs: dict, like: BridgeTensor | None = None) -> Any:
     """Returns a new tensor, or several. `like`: the tensor an in-place operation will write, which fixes the dtype."""
     random = RANDOM.get(func)
     lowering, server = (None, "random") if random else _lowering(context, func)
@@ -377,7 +377,7 @@ def named_arrays_of(
 
 
 def _values(
-    context: TraceContext, func: Any, lowering: Callable, arrays: tuple, kwargs: dict, inputs: list, metas: Any
+    context: CallState, func: Any, lowering: Callable, arrays: tuple, kwargs: dict, inputs: list, metas: Any
 ) -> Any:
     """Returns the results of the lowering.
 
@@ -432,7 +432,7 @@ def _as_meta(value: Any, meta: Any) -> Any:
     return jnp.reshape(value, meta.shape) if fits else value
 
 
-def _results(context: TraceContext, func: Any, values: Any, outs: Any, inputs: list[BridgeTensor]) -> tuple:
+def _results(context: CallState, func: Any, values: Any, outs: Any, inputs: list[BridgeTensor]) -> tuple:
     """Returns the results as tensors; results that are no tensors stay as they are."""
     enabled = torch.is_grad_enabled() and (func not in RANDOM or func in REPARAMETERIZED)
     tracked = live = False
@@ -498,7 +498,7 @@ def _narrowed(inputs: list[BridgeTensor], outs: Any) -> Any:
     return jax_dtype(functools.reduce(torch.promote_types, sizes))
 
 
-def _checked(context: TraceContext, func: Any, value: Any, meta: torch.Tensor) -> jax.Array:
+def _checked(context: CallState, func: Any, value: Any, meta: torch.Tensor) -> jax.Array:
     """Returns the value as an array with the shape and dtype of PyTorch's result."""
     value = jnp.asarray(value)
     if value.shape != meta.shape:
@@ -516,7 +516,7 @@ def _checked(context: TraceContext, func: Any, value: Any, meta: torch.Tensor) -
     return value
 
 
-def _lowering(context: TraceContext, func: Any) -> tuple[Callable | None, str]:
+def _lowering(context: CallState, func: Any) -> tuple[Callable | None, str]:
     """Returns the function of arrays for an operation, if there is one, and its origin."""
     chosen = context.options.lowerings and context.options.lowerings.get(func.name(), func)
     if chosen is None:
@@ -528,7 +528,7 @@ def _lowering(context: TraceContext, func: Any) -> tuple[Callable | None, str]:
     return torchax_lowering(func), "torchax"
 
 
-def _decompose(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+def _decompose(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     made_of = decomposition(func)
     if made_of is None:
         raise NotImplementedError("neither a lowering nor a decomposition")

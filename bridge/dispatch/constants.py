@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bridge._compat.torch import below_modes, is_view_of, storage_id
-from bridge.context import TraceContext
+from bridge.context import CallState
 from bridge.dispatch.compute import (
     EMBEDDED,
     is_random,
@@ -157,7 +157,7 @@ class ConstantTable:
 
     # Making tensors traced.
 
-    def wrap(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
+    def wrap(self, context: CallState, real: torch.Tensor) -> BridgeTensor:
         """Returns the traced tensor for any tensor: itself, the stand-in of a state tensor, or a constant."""
         if isinstance(real, BridgeTensor):
             return real
@@ -182,7 +182,7 @@ class ConstantTable:
         self._known[id(real)] = real, None if storage_id(real) in self._owners else version_of(real), tensor
         return tensor
 
-    def materialize(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
+    def materialize(self, context: CallState, real: torch.Tensor) -> BridgeTensor:
         """Returns the traced tensor for a real one that traced values are about to be written into."""
         if not self.is_traced(real):
             root = self._storages.get(storage_id(real))
@@ -199,7 +199,7 @@ class ConstantTable:
         return self.wrap(context, real)
 
     def _alias(
-        self, context: TraceContext, known: list[tuple[BridgeTensor, AutogradHandle]], real: torch.Tensor
+        self, context: CallState, known: list[tuple[BridgeTensor, AutogradHandle]], real: torch.Tensor
     ) -> BridgeTensor:
         """Returns a view or `.data` of a state tensor, taken before the call, as a traced tensor."""
         owners = [
@@ -221,7 +221,7 @@ class ConstantTable:
         differentiable = real.requires_grad or (root is not None and is_view_of(real, root))
         return alias_of(owner, real, differentiable=differentiable)
 
-    def _constant(self, context: TraceContext, real: torch.Tensor) -> BridgeTensor:
+    def _constant(self, context: CallState, real: torch.Tensor) -> BridgeTensor:
         if real.requires_grad and real.grad_fn is not None:
             raise context.error(
                 f"a tensor of shape {tuple(real.shape)} that PyTorch has computed with gradients before the call",
@@ -235,7 +235,7 @@ class ConstantTable:
         with _unnoted():  # made before the call: it belongs to no region of recomputation
             return wrap(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
 
-    def _recomputed(self, context: TraceContext, made: _Made) -> BridgeTensor:
+    def _recomputed(self, context: CallState, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):
             again = listed(context.redispatch(made.func, made.args, made.kwargs))[made.index]
         return self.wrap(context, again)  # real if PyTorch decomposes the operation
@@ -257,7 +257,7 @@ def _layout(handle: AutogradHandle) -> torch.Tensor:
     return handle.storage.layout
 
 
-def _refuse_static(context: TraceContext, real: torch.Tensor) -> None:
+def _refuse_static(context: CallState, real: torch.Tensor) -> None:
     for name, tensor in context.options.static.items():
         if storage_id(tensor) == storage_id(real):
             what = f"the call writes {name}, which `static=` makes a constant"

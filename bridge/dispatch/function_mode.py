@@ -22,7 +22,7 @@ from bridge._compat.torch import (
     wrapped_by_transform,
 )
 from bridge.autograd import engine
-from bridge.context import CURRENT, TraceContext
+from bridge.context import CURRENT, CallState
 from bridge.dispatch.compute import with_named_tensors, with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
@@ -77,7 +77,7 @@ _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Fun
 class Functions(TorchFunctionMode):
     """The mode that is active beside `Dispatch`."""
 
-    def __init__(self, dispatch: TraceContext):
+    def __init__(self, dispatch: CallState):
         super().__init__()
         self._dispatch = dispatch
 
@@ -177,7 +177,7 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         dispatch = self._dispatch
         if not isinstance(tensor, BridgeTensor):
-            tensor = dispatch.materialize(tensor) if dispatch.may_write(tensor) else dispatch.wrap(tensor)
+            tensor = dispatch.materialize(tensor) if dispatch.constants.may_write(tensor) else dispatch.wrap(tensor)
         if any(map(is_prefix, places)):
             made = rows_by_length(tensor, places, dispatch.error, dispatch.where())
             return func(*args, **kwargs) if made is None else made
@@ -297,9 +297,9 @@ class Functions(TorchFunctionMode):
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if wrapped_by_transform(tensor):
             return tensor
-        if self._dispatch.recording and self._dispatch.may_write(tensor) and engine_requires_grad(tensor):
+        if self._dispatch.recording and self._dispatch.constants.may_write(tensor) and engine_requires_grad(tensor):
             return tensor  # traced values were written into it, and PyTorch's graph has the real tensor
-        return self._dispatch.wrap(tensor) if self._dispatch.is_traced(tensor) else tensor
+        return self._dispatch.wrap(tensor) if self._dispatch.constants.is_traced(tensor) else tensor
 
     def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """True if a constant cannot stay one: it becomes a leaf, or gets a traced value."""

@@ -12,7 +12,6 @@ import functools
 import random
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -39,10 +38,9 @@ from bridge._compat.torch import (
     schema_name,
 )
 from bridge.autograd import checkpoint, engine
-from bridge.autograd.engine import NO_GRAPH
 from bridge.autograd.function import OF_LIBRARIES, in_place_of_apply
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE
-from bridge.context import CURRENT, RUNNING, Options
+from bridge.context import CURRENT, RUNNING, CallState, Options
 from bridge.dispatch.compute import (
     DEFECT_REMEDY,
     TRACE_ERRORS,
@@ -57,11 +55,10 @@ from bridge.dispatch.compute import (
 )
 from bridge.dispatch.constants import BY_SHAPE, ConstantTable
 from bridge.dispatch.function_mode import Functions
-from bridge.dispatch.random import DEFAULT_GENERATOR, RANDOM, Rng, draw, seeded_generator
+from bridge.dispatch.random import DEFAULT_GENERATOR, RANDOM, draw, seeded_generator
 from bridge.dispatch.values import (
     CHECKS,
     UNSUPPORTED_REMEDY,
-    Survey,
     asks_values,
     check_matrix,
     is_all_true,
@@ -73,7 +70,7 @@ from bridge.dispatch.values import (
     untranslated,
 )
 from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError, BridgeWarning, where_in_module
+from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError
 from bridge.generators import watched_draws
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.symbolic.ranges import checked, note_constant
@@ -85,71 +82,41 @@ _OF_ARGUMENTS = (RuntimeError, IndexError, ValueError, TypeError, AssertionError
 """Exceptions that PyTorch raises for wrong arguments."""
 
 
-class Dispatch(UncompiledDispatchMode):
-    """One traced call: its random key, its tensors, its submodules' names."""
+class Dispatch(UncompiledDispatchMode, CallState):
+    """The operations of one traced call."""
 
     supports_higher_order_operators = True  # such an operation reaches `__torch_dispatch__`, which refuses it by name
 
-    def __init__(
-        self,
-        options: Options,
-        names: Mapping[int, str],
-        rng: Rng | None = None,
-        survey: Survey | None = None,
-        recording: int = NO_GRAPH,
-        constants: ConstantTable | None = None,
-    ):
-        super().__init__()
-        self.options, self.recording, self.survey = options, recording, survey
-        self.rng, self.draws = rng, 0
-        self.is_backward = constants is not None
-        self.state: list[BridgeTensor] = []
-        """The traced tensors of parameters and buffers."""
-        self.inputs: list[BridgeTensor] = []
-        self.arguments: tuple[tuple, dict[str, Any]] = (), {}
-        self.buffers: Mapping[str, Any] = {}
-        self.failed: BridgeError | None = None
-        """The first error, which the module's own code may have caught."""
-        self.metas: dict[Any, Any] = {}
-        """Results on the meta device by operation and shapes, because recursion asks for the same ones again."""
-        self.products_of_pytorch = jax.config.jax_default_matmul_precision is None  # pyright: ignore
-        self.checks_int64 = checked(options.int64)
-        self.is_checking, self.condition = False, None
-        self.handled: dict[Any, str] = {}
-        self.failing: Any = None
-        self._names = names
-        self._said: set[str] = set()
+    def __init__(self, options: Options, names: Mapping[int, str], constants: Any = None, **state: Any):
+        UncompiledDispatchMode.__init__(self)
+        checks_int64 = checked(options.int64)
+        CallState.__init__(self, options, names, constants or ConstantTable(), checks_int64=checks_int64, **state)
         self._nested = 0
         """The depth of decompositions at the operation at hand: PyTorch has no part in what those are made of."""
-        self._constants = table = constants or ConstantTable()
-        self.bind, self.real_of = table.bind, table.real_of
-        self.is_traced, self.may_write = table.is_traced, table.may_write
 
     def again(self, recording: int) -> Dispatch:
-        """Returns the context of a `torch.autograd.Function`'s backward: this call's names and tensors, no key."""
-        other = Dispatch(self.options, self._names, recording=recording, constants=self._constants)
-        other.state, other.products_of_pytorch = self.state, self.products_of_pytorch
-        return other
-
-    @property
-    def traced(self) -> bool:
-        """True if any parameter, buffer or input is a tracer."""
-        return any(isinstance(t._handle.storage.array, Tracer) for t in (*self.state, *self.inputs))
+        return Dispatch(
+            self.options,
+            self.names,
+            self.constants,
+            recording=recording,
+            is_backward=True,
+            state=self.state,
+            products_of_pytorch=self.products_of_pytorch,
+        )
 
     def wrap(self, real: torch.Tensor) -> BridgeTensor:
-        """Returns the traced tensor for any tensor: itself, the stand-in of a state tensor, or a constant."""
         if type(real) is BridgeTensor:
             return real
-        tensor = self._constants.wrap(self, real)
+        tensor = self.constants.wrap(self, real)
         note_constant(self, real, tensor)
         return tensor
 
     def materialize(self, real: torch.Tensor) -> BridgeTensor:
-        """Like `wrap`; from here on `real` and whatever shares its memory is traced."""
-        return self._constants.materialize(self, real)
+        return self.constants.materialize(self, real)
 
     def _traced_only(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.wrap(tensor) if self.is_traced(tensor) else tensor
+        return self.wrap(tensor) if self.constants.is_traced(tensor) else tensor
 
     # The dispatcher.
 
@@ -195,7 +162,7 @@ class Dispatch(UncompiledDispatchMode):
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in BY_SHAPE:
-            args = self._constants.without_values(func, args, kwargs) or args
+            args = self.constants.without_values(func, args, kwargs) or args
         for value in args:
             if type(value) is BridgeTensor:
                 break
@@ -212,7 +179,6 @@ class Dispatch(UncompiledDispatchMode):
 
     @contextlib.contextmanager
     def taking_apart(self) -> Iterator[None]:
-        """Runs code that decomposes one operation into others, which are dispatched here in turn."""
         self._nested += 1
         try:
             with self:
@@ -223,28 +189,27 @@ class Dispatch(UncompiledDispatchMode):
     def _is_constant(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """True if the result depends on no input, parameter, buffer or key."""
         written = self.condition is not None and written_arguments(func, args, kwargs)
-        if written or self._constants.any_traced(args, kwargs):
+        if written or self.constants.any_traced(args, kwargs):
             return False
         if is_random(func):
             return seeded_generator(self, func, kwargs) is not None
-        return not self._constants.is_large(func, args, kwargs)
+        return not self.constants.is_large(func, args, kwargs)
 
     def _in_pytorch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Runs an operation on constants."""
         if any(isinstance(a, torch.UntypedStorage) and is_without_memory(a) for a in args):
             raise NotImplementedError(GIVES_MEMORY)
         for target in written_arguments(func, args, kwargs):
-            if not self.may_write(target):
+            if not self.constants.may_write(target):
                 self.materialize(target)  # raises an error
         if is_random(func):
             generator = seeded_generator(self, func, kwargs)
             assert generator is not None
-            return self._constants.compute(lambda *a, **k: draw(generator, func, a, k), func, args, kwargs)
+            return self.constants.compute(lambda *a, **k: draw(generator, func, a, k), func, args, kwargs)
         with lazy_conjugates():
-            return self._constants.compute(func, func, args, kwargs)
+            return self.constants.compute(func, func, args, kwargs)
 
     def redispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Runs an operation on traced tensors."""
         by_values = _DECIDED_BY_VALUES.get(func)
         if by_values is not None:
             return by_values(self, func, self.wrap(args[0]), *args[1:], **kwargs)
@@ -271,23 +236,6 @@ class Dispatch(UncompiledDispatchMode):
                 check_matrix(self, func, result[-1], name, is_matrix=args[0].dim() == 2)
             return result
         return _BY_KIND[kind](self, func, args, kwargs)
-
-    def where(self, cause: BaseException | None = None) -> str:
-        """Returns the submodule and the line of its code that are running, or that raised `cause`."""
-        return where_in_module(self._names, cause)
-
-    def warn(self, what: str, remedy: str = "") -> None:
-        """Warns once per place."""
-        place = self.where()
-        if place not in self._said:
-            self._said.add(place)
-            warnings.warn(BridgeWarning(f"{what} {place}" + (remedy and f": {remedy}")), stacklevel=2)
-
-    def error(self, what: str, remedy: str, cause: BaseException | None = None) -> BridgeError:
-        """Returns the error that ends the call; it names the place where `cause` was raised, if there is one."""
-        error = BridgeError(f"{what} {self.where(cause)}. Remedy: {remedy}.")
-        self.failed = self.failed or error
-        return error
 
 
 _BY_KIND = {"view": make_view, "write": write_in_place, "reshape": reshape_in_place}

@@ -24,7 +24,7 @@ from bridge._compat.torch import (
     in_place_of_default_generator,
     tree_map_only,
 )
-from bridge.context import CURRENT, TraceContext
+from bridge.context import CURRENT, CallState
 from bridge.errors import BridgeError
 from bridge.tensor.arrays import array_of, jax_dtype
 from bridge.tensor.tensor import BridgeTensor
@@ -99,7 +99,7 @@ def generator_of(given: torch.Generator | None) -> torch.Generator | None:
     return default if given is None and isinstance(default, CallGenerator) and default.seeded else given
 
 
-def seeded_generator(context: TraceContext, func: Any, kwargs: dict) -> torch.Generator | None:
+def seeded_generator(context: CallState, func: Any, kwargs: dict) -> torch.Generator | None:
     """Returns the seeded generator that the operation draws from, None if it draws from the call's key.
 
     Raises `BridgeError` for a generator that was made before the call and that the call has not seeded.
@@ -200,7 +200,7 @@ class Source:
 
 
 def drawn_numbers(
-    context: TraceContext, func: Any, args: tuple, kwargs: dict, by_key: Callable[[Source], jax.Array]
+    context: CallState, func: Any, args: tuple, kwargs: dict, by_key: Callable[[Source], jax.Array]
 ) -> Any:
     """Returns random numbers: of a seeded generator, of a recorded call, or of the key."""
     generator = seeded_generator(context, func, kwargs)

@@ -18,7 +18,7 @@ import torch
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
-from bridge.context import TraceContext
+from bridge.context import CallState
 from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import BridgeError, is_framework
 from bridge.symbolic.bytecode import check_under_way, places_inside_handlers
@@ -78,7 +78,7 @@ class Survey:
         self.ops[func.name(), server] += 1
 
 
-def untranslated(context: TraceContext, func: Any, args: tuple, kwargs: dict, error: NotImplementedError) -> Any:
+def untranslated(context: CallState, func: Any, args: tuple, kwargs: dict, error: NotImplementedError) -> Any:
     """Raises the error that explains why, or returns zeros if the call only lists its operations."""
     if context.survey is not None:
         return _skip(context, func, args, kwargs, str(error))
@@ -108,7 +108,7 @@ def asked_inside(remedy: str) -> tuple[str, str]:
     return name, helps or remedy
 
 
-def asks_values(context: TraceContext, func: Any, args: tuple) -> BridgeError:
+def asks_values(context: CallState, func: Any, args: tuple) -> BridgeError:
     """Returns the error for an operation that needs values of its arguments."""
     what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
     inside, remedy = asked_inside(_UNIQUE_REMEDY if "unique" in func.name() else SHAPE_REMEDY)
@@ -132,7 +132,7 @@ _OF_FUNCTIONS = {
 }
 
 
-def _skip(context: TraceContext, func: Any, args: tuple, kwargs: dict, why: str) -> Any:
+def _skip(context: CallState, func: Any, args: tuple, kwargs: dict, why: str) -> Any:
     """Records an unsupported operation of a survey, and returns zeros of the right shape."""
     assert context.survey is not None
     context.survey.unsupported.setdefault(func.name(), f"{why}, {context.where()}")
@@ -237,7 +237,7 @@ CHECKING = (torch.istft, torch.Tensor.istft)
 """Functions in C++ that ask for a value in order to raise an error if it is true."""
 
 
-def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
+def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
     """Returns the value as a Python number. Raises `BridgeError` if it is traced, unknown, and used beyond a check."""
     value = tensor.value
     if not isinstance(value, Tracer):
@@ -263,19 +263,19 @@ def number_of(context: TraceContext, func: Any, tensor: BridgeTensor) -> Any:
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
 
-def note_check(context: TraceContext) -> None:
+def note_check(context: CallState) -> None:
     """Reports that a check is not made: in a warning, and in the report of `verify`."""
     context.options.assumed[context.where()] = None
     context.warn("a check of traced values is not made")
 
 
-def is_equal(context: TraceContext, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:
+def is_equal(context: CallState, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:
     """Returns `torch.equal(tensor, other)`."""
     with context.taking_apart():
         return tensor.shape == other.shape and bool((tensor == other).all())
 
 
-def is_all_true(_context: TraceContext, func: Any, tensor: BridgeTensor) -> torch.Tensor:
+def is_all_true(_context: CallState, func: Any, tensor: BridgeTensor) -> torch.Tensor:
     """Returns the condition of a check that raises if it is false, as in `torch.distributions`: true while tracing."""
     with below_modes():
         return torch.tensor(True) if isinstance(tensor.value, Tracer) else func(tensor_of(tensor.value))

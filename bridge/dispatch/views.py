@@ -16,7 +16,7 @@ import torch
 from jax import lax
 
 from bridge._compat.torch import below_autograd, below_modes, schema_name
-from bridge.context import TraceContext
+from bridge.context import CallState
 from bridge.dispatch.compute import (
     arrays_of,
     check_write,
@@ -211,7 +211,7 @@ _IN_DTYPE_OF_OUT = {aten.sum, aten.nansum, aten.mean, aten.prod, aten.cumsum, at
 """Operations that compute in the dtype of `out=` if no dtype is given."""
 
 
-def make_view(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+def make_view(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Returns a tensor, or several, over the memory of the first argument."""
     base: BridgeTensor = args[0]
     strided, detached = func is aten.as_strided.default, func is aten.detach.default
@@ -235,7 +235,7 @@ def make_view(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> An
     return made if several else made[0]
 
 
-def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+def reshape_in_place(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Runs `transpose_`, `squeeze_` and their like: the same tensor object becomes a view of the former tensor."""
     target, name = args[0], schema_name(func).removeprefix("aten::")
     if name == "set_":
@@ -261,7 +261,7 @@ def reshape_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict
     return target
 
 
-def write_in_place(context: TraceContext, func: Any, args: tuple, kwargs: dict) -> Any:
+def write_in_place(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Writes the result of the operation's functional form into the target, and returns the target."""
     given = args, kwargs
     target, functional, args, kwargs = functional_of(func, args, kwargs)

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.context import CURRENT
-from bridge.errors import refusal
+from bridge.context import CURRENT, refusal
 from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
 from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
 from bridge.tensor.tensor import regraft

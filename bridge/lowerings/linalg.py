@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge.errors import refusal
+from bridge.context import refusal
 from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, METAS, decomposes, inlined, lowers, widened
 from bridge.tensor.tensor import regraft
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
-from bridge.errors import refusal
+from bridge.context import refusal
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.symbolic.ranges import range_of

@@ -189,7 +189,7 @@ class Call:
         original, options = fn.module, fn.options
         submodules = dict(original.named_modules())
         names = {id(m): name for name, m in submodules.items()}
-        self._dispatch = Dispatch(options, names, request.rng, request.survey, recording)
+        self._dispatch = Dispatch(options, names, rng=request.rng, survey=request.survey, recording=recording)
         reals = state_of(original)
         constant: dict[int, torch.Tensor] = {}
         for name, tensor in options.static.items():
@@ -312,7 +312,7 @@ class Call:
 
     def _memory_of(self, tensor: torch.Tensor) -> Any:
         """Returns an object that tensors over one memory have in common."""
-        tensor = self._dispatch.wrap(tensor) if self._dispatch.is_traced(tensor) else tensor
+        tensor = self._dispatch.wrap(tensor) if self._dispatch.constants.is_traced(tensor) else tensor
         return tensor._handle.storage if isinstance(tensor, BridgeTensor) else storage_id(tensor)
 
     def _to_torch(self, value: Any) -> Any:
@@ -360,7 +360,7 @@ class Call:
             mark_as_parameter(tensor, isinstance(real, nn.Parameter))
             if self.recording:
                 start_graph(tensor, self.recording)
-            self._dispatch.bind(real, tensor)
+            self._dispatch.constants.bind(real, tensor)
         return state
 
     def _set_mode(self, train: bool) -> None:

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 
 from bridge._compat.jax import Tracer, same_values
 from bridge._compat.torch import UncompiledDispatchMode, in_transform, schema_name
-from bridge.context import current
-from bridge.errors import BridgeError, refusal
+from bridge.context import current, refusal
+from bridge.errors import BridgeError
 from bridge.symbolic.bytecode import only_writes
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.ranges import distance, range_of

@@ -21,7 +21,7 @@ import torch
 from bridge._compat.jax import same_values
 from bridge._compat.torch import arguments as arguments_of
 from bridge._compat.torch import below_modes, schema_name
-from bridge.context import TraceContext
+from bridge.context import CallState
 from bridge.errors import BridgeError
 from bridge.tensor.tensor import BridgeTensor
 
@@ -210,7 +210,7 @@ def rule_of(func: Any) -> tuple[Rule, tuple[str, ...]] | None:
     return (RULES[name], tuple(a.name for a in arguments_of(func))) if name in RULES else None
 
 
-def follow(context: TraceContext, func: Any, args: tuple, kwargs: dict, results: Sequence[Any]) -> None:
+def follow(context: CallState, func: Any, args: tuple, kwargs: dict, results: Sequence[Any]) -> None:
     """Records the intervals of integers. Raises `BridgeError` for 64-bit ones known not to fit into 32 bits."""
     found = rule_of(func)
     if found is None or results[-1].dtype.is_floating_point:
@@ -227,7 +227,7 @@ def follow(context: TraceContext, func: Any, args: tuple, kwargs: dict, results:
     out._handle.storage.bounds = known
 
 
-def _of_64_bits(context: TraceContext, func: Any, known: Interval) -> Interval | None:
+def _of_64_bits(context: CallState, func: Any, known: Interval) -> Interval | None:
     """Returns the interval of a result of 64 bits; None if it may be any number."""
     factor = None if is_finite(known) else known.factor
     if factor is None and _fits(known):
@@ -279,7 +279,7 @@ def check_values(name: str, values: torch.Tensor | np.ndarray | np.generic) -> N
         raise BridgeError(f"{name} holds {_beyond(known)}. Remedy: {REMEDY}.")
 
 
-def note_constant(context: TraceContext, real: torch.Tensor, tensor: BridgeTensor) -> None:
+def note_constant(context: CallState, real: torch.Tensor, tensor: BridgeTensor) -> None:
     """Records the values of `real` for its stand-in `tensor`, unless `real` is state of the module."""
     storage = tensor._handle.storage
     if real.dtype not in (torch.int32, torch.int64) or storage.bounds is not None or tensor._handle.live:
@@ -293,7 +293,7 @@ def note_constant(context: TraceContext, real: torch.Tensor, tensor: BridgeTenso
 
 
 def fitting(
-    context: TraceContext, func: Any, inputs: Sequence[BridgeTensor], outs: Sequence[Any], args: tuple, kwargs: dict
+    context: CallState, func: Any, inputs: Sequence[BridgeTensor], outs: Sequence[Any], args: tuple, kwargs: dict
 ) -> tuple[tuple, dict]:
     """Returns the arguments; Python integers too large for JAX become floats beside floats, and wrap otherwise.
 
@@ -317,7 +317,7 @@ def fitting(
     return tuple(map(fit, arguments_of(func), args)), kwargs
 
 
-def _refuse(context: TraceContext, func: Any, known: Interval) -> None:
+def _refuse(context: CallState, func: Any, known: Interval) -> None:
     what = f"`{func.name()}` makes or takes {_beyond(known)}"
     if context.survey is None:
         raise context.error(what, REMEDY)

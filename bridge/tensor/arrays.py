@@ -15,7 +15,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bridge._compat.torch import below_modes, storage_id
 from bridge._compat.torchax import jax_dtype_of, torch_dtype_of
-from bridge.errors import BridgeError, refusal
+from bridge.context import refusal
+from bridge.errors import BridgeError
 
 
 def jax_dtype(dtype: torch.dtype) -> Any:

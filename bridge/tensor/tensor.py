@@ -48,8 +48,7 @@ from bridge._compat.torch import (
     make_wrapper,
     mark_as_parameter,
 )
-from bridge.context import CURRENT, current
-from bridge.errors import refusal
+from bridge.context import CURRENT, current, refusal
 from bridge.tensor.arrays import elements, storage_offsets, torch_dtype
 
 if TYPE_CHECKING:
@@ -444,7 +443,7 @@ class BridgeTensor(torch.Tensor):
     def _materialized(self, constant: torch.Tensor) -> BridgeTensor:
         """Returns the traced tensor for a tensor of the call that no traced value has reached yet."""
         call = current()
-        if call is None or not call.may_write(constant):
+        if call is None or not call.constants.may_write(constant):
             what = "`.data = …` gives a traced tensor the memory of one that was there before the call"
             raise refusal(what, "assign a clone()")
         taken = call.materialize(constant)
