@@ -28,7 +28,6 @@ from bridge._compat.torch import (
 from bridge.context import CallState, current
 from bridge.tensor.tensor import BridgeTensor, View, differentiable
 
-ENGINE_CALLS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
 """What PyTorch records: nothing; operations on parameters; also those on inputs, which then require grad."""
 
@@ -60,7 +59,7 @@ def start_graph(tensor: BridgeTensor, recording: int) -> BridgeTensor:
 
 
 def run_engine(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
-    """Runs one of `ENGINE_CALLS`, once PyTorch records the operations that it needs."""
+    """Differentiates, once PyTorch records the operations that it needs."""
     outputs = _listed(args[0] if args else kwargs.get("outputs", kwargs.get("tensors")))
     if in_transform() and not all(isinstance(t, BridgeTensor) for t in outputs):
         return func(*args, **kwargs)  # called by a transformation itself, or for values computed inside one
@@ -81,10 +80,6 @@ def run_engine(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
 
 def _listed(tensors: Any) -> Sequence[Any]:
     return tensors if isinstance(tensors, (list, tuple)) else [tensors]
-
-
-GET_GRADIENT: Any = torch.Tensor.grad.__get__  # pyright: ignore
-SET_GRADIENT: Any = torch.Tensor.grad.__set__  # pyright: ignore
 
 
 def set_gradient(call: CallState, func: Any, args: tuple, kwargs: dict) -> None:
@@ -116,6 +111,13 @@ def get_gradient(call: CallState, func: Any, args: tuple, kwargs: dict) -> torch
         )
 
     return BridgeTensor(tensor._handle.detached(), tensor._meta, (View(refuse, refuse),))
+
+
+ENGINE_CALLS: dict[Any, Callable[[CallState, Any, tuple, dict], Any]] = {
+    **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward), run_engine),
+    torch.Tensor.grad.__get__: get_gradient,  # pyright: ignore
+    torch.Tensor.grad.__set__: set_gradient,  # pyright: ignore
+}
 
 
 # Functions that control PyTorch's engine or dispatcher and that no mode sees.

@@ -161,7 +161,12 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 
 
 def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns `values` with `traced(tensor)` for each tensor that is not of the bridge; itself if nothing changes."""
+    """Returns `values` with `traced(tensor)` for each tensor that is not of the bridge; itself if nothing changes.
+
+    `values`: arguments by position, or by keyword in a dict.
+    """
+    if type(values) is dict:
+        return dict(zip(values, with_tensors([*values.values()], traced), strict=True))
     changed: list[Any] | None = None
     for place, value in enumerate(values):
         kind = type(value)
@@ -177,11 +182,6 @@ def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) ->
             changed = [*values] if changed is None else changed
             changed[place] = new
     return values if changed is None else type(values)(changed)
-
-
-def with_named_tensors(values: dict, traced: Callable[[torch.Tensor], torch.Tensor]) -> dict:
-    """Like `with_tensors`, for keyword arguments."""
-    return dict(zip(values, with_tensors([*values.values()], traced), strict=True))
 
 
 def listed(values: Any) -> tuple | list:
@@ -327,13 +327,15 @@ def compute(context: CallState, func: Any, args: tuple, kwargs: dict, like: Brid
     if context.survey is not None:
         context.survey.note(func, server)
     inputs: list[BridgeTensor] = []
-    arrays, array_kwargs = arrays_of(args, inputs), named_arrays_of(kwargs, inputs) if kwargs else {}
+    arrays = arrays_of(args, inputs)
+    array_kwargs = arrays_of(kwargs, inputs) if kwargs else {}
     metas = metas_of(context, func, args, kwargs) if like is None else like._meta
     several = isinstance(metas, (tuple, list))
     outs = metas if several else (metas,)
     as_pytorch = _as_pytorch(func, args, inputs, outs)
     if as_pytorch is not None:
-        arrays, array_kwargs = arrays_of(args, [], as_pytorch), named_arrays_of(kwargs, [], as_pytorch)
+        arrays = arrays_of(args, [], as_pytorch)
+        array_kwargs = arrays_of(kwargs, [], as_pytorch)
     arrays, array_kwargs = fitting(context, func, inputs, outs, arrays, array_kwargs)
     by_layout = BY_LAYOUT.get(func)
     if by_layout is not None and lowering is LOWERINGS.get(func):
@@ -355,7 +357,9 @@ def compute(context: CallState, func: Any, args: tuple, kwargs: dict, like: Brid
 
 
 def arrays_of(values: Any, seen: list[BridgeTensor], of: Callable[[BridgeTensor], jax.Array] | None = None) -> Any:
-    """Returns `values` with arrays in place of tensors, which are appended to `seen`."""
+    """Returns `values`, of a dict or a list, with arrays in place of tensors, which are appended to `seen`."""
+    if type(values) is dict:
+        return dict(zip(values, arrays_of([*values.values()], seen, of), strict=True))
     arrays = []
     for value in values:
         kind = type(value)
@@ -367,13 +371,6 @@ def arrays_of(values: Any, seen: list[BridgeTensor], of: Callable[[BridgeTensor]
         else:
             arrays.append(value)
     return arrays if type(values) is list else tuple(arrays)
-
-
-def named_arrays_of(
-    values: dict, seen: list[BridgeTensor], of: Callable[[BridgeTensor], jax.Array] | None = None
-) -> dict:
-    """Like `arrays_of`, for keyword arguments."""
-    return dict(zip(values, arrays_of([*values.values()], seen, of), strict=True))
 
 
 def _values(

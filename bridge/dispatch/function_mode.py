@@ -23,7 +23,7 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, CallState
-from bridge.dispatch.compute import with_named_tensors, with_tensors
+from bridge.dispatch.compute import with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
@@ -83,7 +83,7 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         args = with_tensors(args, self._traced_tensor)
-        kwargs = with_named_tensors(kwargs, self._traced_tensor) if kwargs else {}
+        kwargs = with_tensors(kwargs, self._traced_tensor) if kwargs else {}
         for cls in types:
             if not issubclass(cls, torch.Tensor):
                 return self._by_other_classes(func, types, args, kwargs)
@@ -151,13 +151,7 @@ class Functions(TorchFunctionMode):
         raise self._dispatch.error(f"`{func.__name__}` needs the gradients of PyTorch's engine", _HOOK_REMEDY)
 
     def _engine(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        return engine.run_engine(self._dispatch, func, args, kwargs)
-
-    def _get_gradient(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor | None:
-        return engine.get_gradient(self._dispatch, func, args, kwargs)
-
-    def _set_gradient(self, func: Any, args: tuple, kwargs: dict) -> None:
-        engine.set_gradient(self._dispatch, func, args, kwargs)
+        return engine.ENGINE_CALLS[func](self._dispatch, func, args, kwargs)
 
     def _get_item(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Returns `x[i]`; PyTorch would ask `i` for its number, or a mask for its true elements."""
@@ -367,8 +361,6 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     torch.Tensor.item: Functions._item,
     torch.Tensor.__setitem__: Functions._set_item,
     **dict.fromkeys(_FORGOTTEN, Functions._forgetful),
-    engine.GET_GRADIENT: Functions._get_gradient,
-    engine.SET_GRADIENT: Functions._set_gradient,
 }
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 

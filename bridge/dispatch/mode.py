@@ -49,7 +49,6 @@ from bridge.dispatch.compute import (
     draws_numbers,
     is_random,
     kind_of,
-    with_named_tensors,
     with_tensors,
     written_arguments,
 )
@@ -171,7 +170,8 @@ class Dispatch(UncompiledDispatchMode, CallState):
                 return self._in_pytorch(func, args, kwargs)
         if self.recording or func in DECOMPOSITIONS:
             # A tensor that PyTorch has saved for its backward may be a real one that traced values were written into.
-            args, kwargs = with_tensors(args, self._traced_only), with_named_tensors(kwargs, self._traced_only)
+            args = with_tensors(args, self._traced_only)
+            kwargs = with_tensors(kwargs, self._traced_only)
         rule = NO_DERIVATIVE.get(func)
         if rule is not None and not self._nested:
             return rule(self, func, args, kwargs)
@@ -228,7 +228,7 @@ class Dispatch(UncompiledDispatchMode, CallState):
             for target in written_arguments(func, args, kwargs):
                 self.materialize(target)
         args = with_tensors(args, self.wrap)
-        kwargs = with_named_tensors(kwargs, self.wrap) if kwargs else kwargs
+        kwargs = with_tensors(kwargs, self.wrap) if kwargs else kwargs
         if kind == "compute":
             result = compute(self, func, args, kwargs)
             if kwargs.get("check_errors"):

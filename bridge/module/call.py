@@ -17,7 +17,7 @@ from torch import nn
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.autograd.checkpoint import recomputed
-from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, start_graph
+from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, restarted, start_graph
 from bridge.context import CURRENT, Options
 from bridge.dispatch.constants import alias_of
 from bridge.dispatch.mode import Dispatch, tracing
@@ -385,16 +385,13 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
     Raises `BridgeError` for an effect on the module that a later call would miss; warns about harmless losses.
     """
 
-    recording, call, result = NO_GRAPH, None, None
-    while result is None:
-        try:
-            call = Call(fn, request, recording)
-            result = call.run(request)
-        except Restart as needs:
-            recording = needs.recording
-    assert call is not None
+    def traced(recording: int) -> tuple[Call, Result]:
+        call = Call(fn, request, recording)
+        return call, call.run(request)
+
+    call, result = restarted(traced)
     if CURRENT.states and request.survey is None:
-        refuse_draws(lambda: Call(fn, request, recording).run(request))
+        refuse_draws(lambda: traced(call.recording))
     for check, place in call._dispatch.handled.items():
         _check_raise(fn, request, call.recording, check, place)
     if call.changes and request.survey is None:

@@ -17,7 +17,6 @@ JAX differentiates the arrays inside. The rules of PyTorch's gradient mode are t
    gradient path as it was: `regraft(new value, old path)`. That is how a leaf that is filled under `no_grad` keeps
    its gradient.
 
-3. A write while gradients are off, or through another handle of the same storage, changes the value and keeps the
 `AutogradHandle.tracked` is PyTorch's `requires_grad`, which decides what the code sees. An input or a buffer is live
 and not tracked: PyTorch has no gradient for it, but `jax.grad` may be asked for that of the input, or span the call
 that wrote a buffer and the call that reads it.
@@ -31,7 +30,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +49,6 @@ from bridge._compat.torch import (
 )
 from bridge.context import CURRENT, current, refusal
 from bridge.tensor.arrays import elements, storage_offsets, torch_dtype
-
-if TYPE_CHECKING:
-    from bridge.tensor.tensor import BridgeTensor
 
 
 @jax.custom_jvp
