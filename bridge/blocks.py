@@ -84,14 +84,16 @@ def export_blocks(module: nn.Module, pattern: str, **options: Any) -> Blocks:
 
 def _differences(one: nn.Module, two: nn.Module) -> Iterator[tuple[str, str]]:
     """Yields the path of a submodule and the attribute in which it differs; no attribute for what is not comparable."""
-    ours, theirs = dict(one.named_modules()), dict(two.named_modules())
+    ours = dict(one.named_modules())
+    theirs = dict(two.named_modules())
     twins = {id(child): theirs.get(path) for path, child in ours.items()}
     states = [[(n, t.shape, t.dtype, t.requires_grad) for n, t in state_of(each).items()] for each in (one, two)]
     if states[0] != states[1] or [(n, type(m)) for n, m in ours.items()] != [(n, type(m)) for n, m in theirs.items()]:
         yield "", ""
         return
     for path, child in ours.items():
-        mine, other = vars(child), vars(theirs[path])
+        mine = vars(child)
+        other = vars(theirs[path])
         for name in sorted({*mine, *other} - {"_parameters", "_buffers"}):
             if not (name in mine and name in other and _equal(mine[name], other[name], twins)):
                 yield path, name

@@ -226,7 +226,8 @@ def _arrays(
     state: Mapping[str, torch.Tensor], trained: Container[str], keep: Container[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns parameters and buffers, and moves the tensors to the meta device, except those to `keep`."""
-    params, buffers = {}, {}
+    params = {}
+    buffers = {}
     for name, tensor in state.items():
         shape = jax.ShapeDtypeStruct(tensor.shape, jax_dtype(tensor.dtype))
         (params if name in trained else buffers)[name] = shape if tensor.is_meta else array_of(tensor)

@@ -20,7 +20,8 @@ from bridge.context import CURRENT, refusal
 
 def refuse_draws(trace: Callable[[], Any]) -> None:
     """Traces a call once more after which a generator was another. Raises `BridgeError` if this thread draws in it."""
-    alone, states = threading.active_count() == 1, CURRENT.states
+    alone = threading.active_count() == 1
+    states = CURRENT.states
     CURRENT.watched = True
     try:
         with _ONE_AT_A_TIME:
@@ -35,7 +36,8 @@ def refuse_draws(trace: Callable[[], Any]) -> None:
 @contextlib.contextmanager
 def watched_draws() -> Iterator[None]:
     """Refuses draws of this thread, also by functions that were imported from `random` and `numpy.random`."""
-    profile, watched = sys.getprofile(), MT19937()
+    profile = sys.getprofile()
+    watched = MT19937()
     generator: Any = np.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
     _continue_with(watched)
     watched.thread = threading.get_ident()

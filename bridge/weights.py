@@ -124,7 +124,8 @@ def into(
     if problems:
         shown = "\n  ".join(problems[:20]) + (f"\n  … and {len(problems) - 20} more" if len(problems) > 20 else "")
         raise BridgeError(f"the weights are of another module, {len(problems)} differences:\n  {shown}")
-    params, buffers = dict(fn.params), dict(fn.buffers)
+    params = dict(fn.params)
+    buffers = dict(fn.buffers)
     for arrays in (params, buffers):  # a tied weight's other names hold the same values
         arrays |= {name: array_of(state.pop(name)).astype(arrays[name].dtype) for name in given.keys() & arrays.keys()}
     return params, buffers
@@ -141,7 +142,8 @@ def state_dict(
 ) -> dict[str, torch.Tensor]:
     """Returns a PyTorch state dict: persistent tensors only, a tied weight under each name, and no extra state."""
     reals = state_of(fn.module)
-    first_names, windows = {id(tensor): name for name, tensor in reals.items()}, alias_roots(reals)
+    first_names = {id(tensor): name for name, tensor in reals.items()}
+    windows = alias_roots(reals)
     arrays = {**params, **buffers, **{name: array_of(tensor) for name, tensor in fn.options.static.items()}}
     state = {}
     for name, slot in _tensors_of(fn.module).items():

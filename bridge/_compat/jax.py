@@ -36,7 +36,8 @@ def same_values(one: Any, other: Any) -> bool:
             return False
         if a.val is b.val:
             return True
-        made, again = a.parent, b.parent
+        made = a.parent
+        again = b.parent
         return (
             made is not None
             and again is not None
@@ -57,7 +58,8 @@ def depends_on(value: Any, names: Mapping[str, Any]) -> list[str] | None:
     """Returns the names of the arrays that a traced one is computed of; None if it may be computed of others, too."""
     known = {id(array.val): name for name, array in names.items() if isinstance(array, DynamicJaxprTracer)}
     found: dict[str, None] = {}
-    todo, seen = [value], set[int]()
+    todo = [value]
+    seen = set[int]()
     while todo:
         tracer = todo.pop()
         tracer = tracer.full_lower() if isinstance(tracer, DynamicJaxprTracer) else tracer  # a constant of the program

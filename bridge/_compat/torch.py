@@ -50,7 +50,8 @@ def below_dispatch() -> Iterator[None]:
 
     When PyTorch looks for an overload, it may print the arguments, and printing asks for their tangents.
     """
-    level, forward_ad._current_level = forward_ad._current_level, -1
+    level = forward_ad._current_level
+    forward_ad._current_level = -1
     try:
         with torch._C._DisableTorchDispatch():
             yield
@@ -245,7 +246,8 @@ class Replacements:
         self._table = table
         self._made: list[Any] = [(_MISSING, None)] * len(table)
         """For each name, the object that was replaced last, and its replacement."""
-        self._lock, self._depth = threading.Lock(), 0
+        self._lock = threading.Lock()
+        self._depth = 0
         self._own: list[Any] = []
         """The owners' own objects under these names; inherited ones are missing."""
 
@@ -339,7 +341,8 @@ def in_place_of_adaptive_softmax(is_tracing: Callable[[], bool]) -> Replacement:
     def make(original: Callable) -> Callable:
         @functools.wraps(original)
         def forward(self: Any, input_: torch.Tensor, target_: torch.Tensor) -> Any:
-            dims, target = target_.dim(), torch.atleast_1d(target_)
+            dims = target_.dim()
+            target = torch.atleast_1d(target_)
             fits = dims < 2 and input_.dim() == dims + 1 and (not dims or len(input_) == len(target_))
             if not is_tracing() or not fits:  # PyTorch raises its own error
                 return original(self, input_, target_)

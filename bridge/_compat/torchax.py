@@ -35,14 +35,18 @@ def _torch_unchanged() -> Iterator[None]:
     if "torchax" in sys.modules:
         yield
         return
-    own, fast_path = dict(decomposition_table), torch.backends.mha.get_fastpath_enabled()
-    rename, register = torch.utils.rename_privateuse1_backend, torch._register_device_module
-    options, environment = getattr(jax.config, _CLIENT_OPTIONS), dict(os.environ)
+    own = dict(decomposition_table)
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    rename = torch.utils.rename_privateuse1_backend
+    register = torch._register_device_module
+    options = getattr(jax.config, _CLIENT_OPTIONS)
+    environment = dict(os.environ)
     torch.utils.rename_privateuse1_backend = torch._register_device_module = lambda *_args: None  # pyright: ignore
     try:
         yield
     finally:
-        torch.utils.rename_privateuse1_backend, torch._register_device_module = rename, register
+        torch.utils.rename_privateuse1_backend = rename
+        torch._register_device_module = register
         torch.backends.mha.set_fastpath_enabled(fast_path)
         jax.config.update(_CLIENT_OPTIONS, options)
         for name in os.environ.keys() - environment.keys():

@@ -23,7 +23,8 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
     call = current()
     if call is None or not call.traced or call.recording or not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    outer, left = REGION.notes, []
+    outer = REGION.notes
+    left = []
 
     @jax.checkpoint  # pyright: ignore[reportPrivateImportUsage]
     def region() -> list[jax.Array]:
@@ -63,7 +64,8 @@ _SETTINGS = {"context_fn", "determinism_check", "debug", "early_stop", "preserve
 
 
 def _checkpoint(function: Callable, *args: Any, use_reentrant: Any = None, **kwargs: Any) -> Any:
-    call, tensors = current(), [a for a in args if isinstance(a, torch.Tensor)]
+    call = current()
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if call is not None and use_reentrant and torch.is_grad_enabled() and not any(t.requires_grad for t in tensors):
         what = (
             "`checkpoint(use_reentrant=True)` gives parameters no gradient in PyTorch if no input of it requires grad"

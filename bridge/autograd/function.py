@@ -84,7 +84,8 @@ OF_LIBRARIES = before_registered_backward(
 
 def _apply(call: CallState, function: type[Any], args: tuple, tracing: Tracing) -> Any:
     """Returns `function.apply(*args)`: values are computed by its forward, gradients by its backward."""
-    name, tensors = function.__name__, [a for a in args if isinstance(a, torch.Tensor)]
+    name = function.__name__
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if any(map(is_dual, tensors)):
         what = f"{name} is applied to a dual tensor, whose gradient would be lost"
         raise call.error(what, "use torch.func.jvp instead of torch.autograd.forward_ad")
@@ -167,7 +168,9 @@ class _Backward:
     """The backward of one application. Its context is split into arrays, which JAX carries to it, and the rest."""
 
     def __init__(self, call: CallState, function: type[Any], tracing: Tracing):
-        self._call, self._function, self._tracing = call, function, tracing
+        self._call = call
+        self._function = function
+        self._tracing = tracing
         self._name = f"the backward of {function.__name__}"
         self._tensors: list[tuple[BridgeTensor, int]] = []
         """The tensors that the backward may read, with the places of their arrays."""
@@ -176,7 +179,8 @@ class _Backward:
         """Returns the arrays of the `free` outputs, which have a gradient, and those that the backward may read."""
         self._inputs = {i: t._meta for i, t in inputs.items()}
         self._outputs = [t._meta if isinstance(t, BridgeTensor) else None for t in outputs]
-        self.free, self.tracked = free, any(t.requires_grad for t in inputs.values())
+        self.free = free
+        self.tracked = any(t.requires_grad for t in inputs.values())
         arrays = [stop_gradient(outputs[i].value) for i in free]
         places = {id(outputs[i]): place for place, i in enumerate(free)}
         held = self._without_arrays(ctx, {id(t) for t in inputs.values()}, arrays, places)
@@ -196,8 +200,11 @@ class _Backward:
 
     def _without_arrays(self, ctx: Context, inputs: set[int], arrays: list, places: dict[int, int]) -> list:
         """Adds the arrays of the context. Returns the rest with paths: state, modules, objects."""
-        call, held, seen = self._call, [], set()
-        state, twins = set(map(id, call.state)), {}
+        call = self._call
+        held = []
+        seen = set()
+        state = set(map(id, call.state))
+        twins = {}
 
         def leaf(path: str, value: Any) -> Any:
             """Returns a tensor without an array in place of a traced one."""
@@ -276,7 +283,8 @@ class _Backward:
         For attributes that are tensors, and for buffers, it only warns: modules that the backward runs again set them.
         """
         registries = [(known, dict(known)) for m in self._modules.values() for known in (vars(m), m._buffers)]
-        before, versions = _contents(self._modules), [t._handle.version for t in self._state]
+        before = _contents(self._modules)
+        versions = [t._handle.version for t in self._state]
         try:
             yield
             after = _contents(self._modules)

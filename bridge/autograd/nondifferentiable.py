@@ -38,7 +38,8 @@ def _refused(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
         return call.redispatch(func, args, kwargs)
     name = func.name().removeprefix("aten::").partition(".")[0].rstrip("_")
     message = f"PyTorch has no derivative of `{name}`; the gradient of one was asked for {call.where()}. "
-    values, tracked = [t.value for t in sources], any(t.requires_grad for t in sources)
+    values = [t.value for t in sources]
+    tracked = any(t.requires_grad for t in sources)
 
     def without(result: BridgeTensor) -> BridgeTensor:
         if not differentiable(result.dtype):

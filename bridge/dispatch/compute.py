@@ -70,7 +70,8 @@ _RENAMED = {"normal_": "normal_functional", "bernoulli_.float": "bernoulli.p"}
 @functools.cache
 def functional_op(func: Any) -> Any:
     """Returns the operation without write: `mul_.Tensor` -> `mul.Tensor`, `sum.IntList_out` -> `sum.dim_IntList`."""
-    name, overload = schema_name(func).removeprefix("aten::"), overload_name(func)
+    name = schema_name(func).removeprefix("aten::")
+    overload = overload_name(func)
     full = f"{name}.{overload}"
     written = [place for place, _ in written_places(func)]
     if len(written) > 1 or any("[]" in str(arguments(func)[place].type) for place in written):
@@ -232,7 +233,8 @@ def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> N
     """Raises what PyTorch raises for an in-place operation that does not fit its target in shape or dtype."""
     if has_out(func):
         return
-    sizes, strides = target.shape, target._meta.stride()
+    sizes = target.shape
+    strides = target._meta.stride()
     if 0 in strides and any(n > 1 and s == 0 for n, s in zip(sizes, strides, strict=True)):
         # Elements that share memory are an error that the meta device does not raise.
         args, kwargs = tree_map_only(BridgeTensor, lambda t: zeros_like(t._meta), (args, kwargs))
@@ -434,7 +436,8 @@ def _results(context: CallState, func: Any, values: Any, outs: Any, inputs: list
     enabled = torch.is_grad_enabled() and (func not in RANDOM or func in REPARAMETERIZED)
     tracked = live = False
     for tensor in inputs:
-        tracked, live = tracked or tensor._handle.tracked, live or tensor._handle.live
+        tracked = tracked or tensor._handle.tracked
+        live = live or tensor._handle.live
     results = []
     for value, meta in zip(values, outs, strict=True):
         if isinstance(meta, torch.Tensor):
@@ -482,7 +485,8 @@ def _narrowed(inputs: list[BridgeTensor], outs: Any) -> Any:
 
     PyTorch converts it to the dtype of the others first.
     """
-    sizes, kinds = set(), set()
+    sizes = set()
+    kinds = set()
     for tensor in inputs:
         if tensor.dtype in _INTEGERS:
             kinds.add(tensor.dtype)

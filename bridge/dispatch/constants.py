@@ -269,7 +269,8 @@ def _refuse_static(context: CallState, real: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def _unnoted() -> Iterator[None]:
-    before, REGION.notes = REGION.notes, None
+    before = REGION.notes
+    REGION.notes = None
     try:
         yield
     finally:

@@ -239,7 +239,8 @@ class Functions(TorchFunctionMode):
         return self._plain(func, args, kwargs)
 
     def _refuse_forgotten(self, func: Any) -> None:
-        name, frame = _FORGOTTEN.get(func), sys._getframe(1)
+        name = _FORGOTTEN.get(func)
+        frame = sys._getframe(1)
         while name and frame is not None and frame.f_code is not func.__code__:
             frame = frame.f_back
         if name and frame is not None and frame.f_locals[name] is not None:

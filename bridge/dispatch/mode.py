@@ -382,12 +382,14 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     from PyTorch.
     """
     outer = CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator
-    modes, default_dtype = {name: get() for name, (get, _) in _MODES.items()}, torch.get_default_dtype()
+    modes = {name: get() for name, (get, _) in _MODES.items()}
+    default_dtype = torch.get_default_dtype()
     states = _states()
     compiler = contextlib.ExitStack()
-    CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator = (
-        dispatch, bool(dispatch.recording), compiler, None,
-    )  # fmt: skip
+    CURRENT.call = dispatch
+    CURRENT.recording = bool(dispatch.recording)
+    CURRENT.compiler = compiler
+    CURRENT.generator = None
     RUNNING.append(dispatch)
     try:
         with (

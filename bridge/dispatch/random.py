@@ -85,7 +85,8 @@ DEFAULT_GENERATOR = Replacements(in_place_of_default_generator(_generator_of_thr
 @contextlib.contextmanager
 def watched_generator() -> Iterator[WatchedGenerator]:
     """Lets `torch.manual_seed` and its like act on a `WatchedGenerator`, in this thread and the code under it."""
-    before, CURRENT.generator = CURRENT.generator, WatchedGenerator()
+    before = CURRENT.generator
+    CURRENT.generator = WatchedGenerator()
     try:
         with DEFAULT_GENERATOR:
             yield CURRENT.generator
@@ -186,7 +187,8 @@ class Source:
 
     def sample(self, sampler: Callable[..., jax.Array], shape: tuple[int, ...], *args: Any) -> jax.Array:
         """Returns `sampler(key, shape, *args)`, as `jax.random`'s samplers are called."""
-        rng, shape = self.rng, tuple(shape)
+        rng = self.rng
+        shape = tuple(shape)
         if not isinstance(rng, ShardedKey):
             return sampler(self._folded(rng), shape, *args)
         key = self._folded(rng.key)
@@ -328,7 +330,8 @@ def _reparameterized_gamma(draws: jax.Array, concentration: jax.Array) -> jax.Ar
 @_reparameterized_gamma.defjvp
 def _reparameterized_gamma_jvp(primals, tangents):
     """Computes the implicit gradient: the change that keeps the probability of a smaller draw constant."""
-    (draws, concentration), (_, change) = primals, tangents
+    draws, concentration = primals
+    _, change = tangents
     return _reparameterized_gamma(draws, concentration), change * jax.lax.random_gamma_grad(concentration, draws)  # pyright: ignore[reportCallIssue]
 
 

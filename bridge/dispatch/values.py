@@ -96,9 +96,12 @@ def untranslated(context: CallState, func: Any, args: tuple, kwargs: dict, error
 
 def asked_inside(remedy: str) -> tuple[str, str]:
     """Returns a clause that names the public function of PyTorch that needs values, or "", and the remedy."""
-    frame, name, helps = sys._getframe(1), "", ""
+    frame = sys._getframe(1)
+    name = ""
+    helps = ""
     while frame is not None and is_framework(frame.f_code.co_filename):
-        module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        module = str(frame.f_globals.get("__name__"))
+        function = frame.f_code.co_name
         if module.startswith("torch.") and module != "torch.overrides" and not f".{module}.{function}".count("._"):
             name = f", inside `{module}.{function}`"
         helps = helps or next((text for start, text in _REMEDIES.items() if module.startswith(start)), "")

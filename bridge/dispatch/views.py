@@ -116,7 +116,8 @@ def _split(base: BridgeTensor, outs: list[torch.Tensor], _sizes: Any, dim: int =
 
 
 def _expand(base: BridgeTensor, outs: list[torch.Tensor], *_sizes: Any, **_settings: Any) -> list[View]:
-    wide, repeats = tuple(outs[0].shape), functools.partial(operator.ne, outs[0].numel(), base.numel())
+    wide = tuple(outs[0].shape)
+    repeats = functools.partial(operator.ne, outs[0].numel(), base.numel())
     return [View(lambda x: broadcast(x, wide), lambda x, new: jnp.reshape(new, x.shape), repeats)]
 
 
@@ -130,10 +131,12 @@ def _joined(x: jax.Array) -> jax.Array:
 
 def _bits(base: BridgeTensor, outs: list[torch.Tensor], _dtype: torch.dtype) -> list[View]:
     """Reads the same bits as another dtype; this is not differentiable, in PyTorch neither."""
-    old, new = base.dtype, outs[0].dtype
+    old = base.dtype
+    new = outs[0].dtype
     if old.is_complex or new.is_complex:
         raise NotImplementedError("the bits of complex numbers; use view_as_real and view_as_complex")
-    here, there = jnp.dtype(jax_dtype(old)), jnp.dtype(jax_dtype(new))
+    here = jnp.dtype(jax_dtype(old))
+    there = jnp.dtype(jax_dtype(new))
     if (here.itemsize, there.itemsize) != (old.itemsize, new.itemsize):
         raise NotImplementedError(
             "the bits of 64-bit numbers, which JAX stores as 32-bit ones while x64 is off; an integer input of 32 bits "
@@ -149,7 +152,8 @@ def _bits(base: BridgeTensor, outs: list[torch.Tensor], _dtype: torch.dtype) -> 
 
 def _as_strided(base: BridgeTensor, outs: list[torch.Tensor], *_place: Any, **_named: Any) -> list[View]:
     """Starts from the handle's whole base: `as_strided` counts in memory, not in the tensor that it is called on."""
-    (out,), layout = outs, base._handle.storage.layout
+    (out,) = outs
+    layout = base._handle.storage.layout
     assert layout is not None
     if layout.dtype != out.dtype:
         raise NotImplementedError("it counts elements of a tensor that views another dtype")
@@ -214,9 +218,11 @@ _IN_DTYPE_OF_OUT = {aten.sum, aten.nansum, aten.mean, aten.prod, aten.cumsum, at
 def make_view(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Returns a tensor, or several, over the memory of the first argument."""
     base: BridgeTensor = args[0]
-    strided, detached = func is aten.as_strided.default, func is aten.detach.default
+    strided = func is aten.as_strided.default
+    detached = func is aten.detach.default
     metas = meta_of_strided(base, *args[1:], **kwargs) if strided else metas_of(context, func, args, kwargs)
-    outs, several = list(listed(metas)), isinstance(metas, (tuple, list))
+    outs = list(listed(metas))
+    several = isinstance(metas, (tuple, list))
     if context.survey is not None:
         context.survey.note(func, "view")
     steps = view_steps(func, base, args, kwargs, outs)
@@ -237,12 +243,14 @@ def make_view(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
 
 def reshape_in_place(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Runs `transpose_`, `squeeze_` and their like: the same tensor object becomes a view of the former tensor."""
-    target, name = args[0], schema_name(func).removeprefix("aten::")
+    target = args[0]
+    name = schema_name(func).removeprefix("aten::")
     if name == "set_":
         raise NotImplementedError(GIVES_MEMORY)
     if name == "as_strided_":
         # Every element has to stay at its place, as in PyTorch's pooling of channels-last images to one element.
-        there, here = storage_offsets(meta_of_strided(*args, **kwargs)), storage_offsets(target._meta)
+        there = storage_offsets(meta_of_strided(*args, **kwargs))
+        here = storage_offsets(target._meta)
         if there.shape != here.shape or (there != here).any():
             raise NotImplementedError("PyTorch's gradient of it is wrong once the memory is written; use as_strided")
     if context.condition is not None:

@@ -73,7 +73,8 @@ def attention_by_operations(
         return _long_causal(query, key, value, late)
     allowed = jnp.tril(jnp.ones((length, key.shape[-2]), bool)) if is_causal else None
     if attn_mask is not None and attn_mask.dtype == bool:
-        allowed, attn_mask = attn_mask if allowed is None else allowed & attn_mask, None
+        allowed = attn_mask if allowed is None else allowed & attn_mask
+        attn_mask = None
     return _attended(query, key, value, late, attn_mask, allowed)
 
 
@@ -89,7 +90,8 @@ def _long_causal(query: jax.Array, key: jax.Array, value: jax.Array, scale: floa
     for start in range(0, length, rows):
         end = min(start + rows, length)
         allowed = jnp.arange(end) <= jnp.arange(start, end)[:, None]
-        keys, values = key[..., :end, :], value[..., :end, :]
+        keys = key[..., :end, :]
+        values = value[..., :end, :]
         blocks.append(_attended(query[..., start:end, :], keys, values, scale, None, allowed))
     return jnp.concatenate(blocks, axis=-2)
 
@@ -111,7 +113,8 @@ def _product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _product_jvp(equation, primals, tangents):
-    (x, y), (dx, dy) = primals, tangents
+    x, y = primals
+    dx, dy = tangents
     out = _product(equation, x, y)
     parts = [] if isinstance(dx, SymbolicZero) else [jnp.einsum(equation, dx, y)]
     parts += [] if isinstance(dy, SymbolicZero) else [jnp.einsum(equation, x, dy)]
@@ -151,7 +154,8 @@ def _weights_jvp(dtype, primals, tangents):
 def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool) -> bool:
     """True if cuDNN's fused attention accepts this: half precision on an NVIDIA GPU from Ampere on, plain shapes."""
     device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
-    width, capability = query.shape[-1], getattr(device, "compute_capability", "0")  # no other platform has one
+    width = query.shape[-1]
+    capability = getattr(device, "compute_capability", "0")  # no other platform has one
     return (
         query.ndim == key.ndim == value.ndim == 4
         and query.dtype == key.dtype == value.dtype
@@ -280,7 +284,8 @@ def _fits(query: jax.Array, key: jax.Array, value: jax.Array) -> bool:
     arrays = (query, key, value)
     if any(each.ndim != 4 or each.dtype != jnp.bfloat16 for each in arrays):
         return False
-    (batch, heads, length, width), (_, key_heads, *_) = query.shape, key.shape
+    batch, heads, length, width = query.shape
+    _, key_heads, *_ = key.shape
     return (
         key.shape == value.shape == (batch, key_heads, length, width)
         and heads % key_heads == 0

@@ -23,7 +23,8 @@ from bridge.lowerings.norms import batch_norm
 from bridge.lowerings.registry import DECOMPOSITIONS, METAS, decomposes, lowers, widened
 from bridge.tensor.tensor import regraft
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 @lowers(aten.convolution.default)
@@ -41,7 +42,8 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
         pads = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
         stride, holes = (1,) * rank, stride
     else:
-        pads, holes = [(p, p) for p in padding], (1,) * rank
+        pads = [(p, p) for p in padding]
+        holes = (1,) * rank
     out = jax.lax.conv_general_dilated(
         x, weight, stride, pads, lhs_dilation=holes, rhs_dilation=dilation, feature_group_count=groups
     )
@@ -77,7 +79,8 @@ def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
     n = x.ndim - 2 if len(kernel) == 1 else len(kernel)
     kernel, padding, dilation = (_each(v, n) for v in (kernel, padding, dilation))
     stride = _each(stride, n) if stride else kernel
-    windows, ends = [], []
+    windows = []
+    ends = []
     for size, k, s, p, d in zip(x.shape[-n:], kernel, stride, padding, dilation, strict=True):
         count = _outputs(size, k, s, p, d, ceil_mode)
         windows.append(_inside(np.arange(count)[:, None] * s - p + np.arange(k) * d, size))
@@ -103,9 +106,11 @@ def _reduce_windows(x, start, function, kernel, stride, padding, ends):
 def avg_pool(x, kernel, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
     """Counts the padding that a window covers, if asked, but never what `ceil_mode` lets stick out beyond it."""
     n = x.ndim - 2 if len(kernel) == 1 else len(kernel)
-    kernel, padding = _each(kernel, n), _each(padding, n)
+    kernel = _each(kernel, n)
+    padding = _each(padding, n)
     stride = _each(stride, n) if stride else kernel
-    divisor, ends = np.ones((), np.float32), []
+    divisor = np.ones((), np.float32)
+    ends = []
     for size, k, s, p in zip(x.shape[-n:], kernel, stride, padding, strict=True):
         first = np.arange(_outputs(size, k, s, p, 1, ceil_mode)) * s - p
         last = np.minimum(first + k, size + p)
@@ -149,7 +154,8 @@ def max_unpool(x, indices, output_size, stride=None, padding=None):
     """Gives entries that share a place its whole gradient each, whichever of them it holds."""
     n = len(output_size)
     lead = x.shape[:-n]
-    rows, places = math.prod(lead), jnp.reshape(indices, (math.prod(lead), -1))
+    rows = math.prod(lead)
+    places = jnp.reshape(indices, (math.prod(lead), -1))
     at = jnp.zeros((rows, math.prod(output_size)), x.dtype).at[jnp.arange(rows)[:, None], places]
     values = jnp.reshape(x, (rows, -1))
     return jnp.reshape(regraft(at.set(jax.lax.stop_gradient(values)), at.add(values)), (*lead, *output_size))

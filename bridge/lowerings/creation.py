@@ -11,7 +11,8 @@ from bridge.lowerings.registry import METAS, inlined, lowers, widened
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import regraft
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 @inlined
@@ -127,7 +128,8 @@ def _broadcast_narrow(shape: tuple[int, ...], x: jax.Array) -> jax.Array:
 @_broadcast_narrow.defjvp
 def _broadcast_narrow_jvp(shape, primals, tangents):
     """Only the transpose of this tangent is compiled for a gradient."""
-    (x,), (dx,) = primals, tangents
+    (x,) = primals
+    (dx,) = tangents
     return _broadcast_narrow(shape, x), jnp.broadcast_to(widened(dx), shape).astype(x.dtype)
 
 

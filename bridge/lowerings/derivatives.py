@@ -238,7 +238,9 @@ def dirichlet_grad(x, concentration, total):
 
     The cumulative probability is `x**a (1-x)**b / (a B(a, b))` times the fraction, and one minus its mirror image.
     """
-    a, b, x = concentration, total - concentration, jnp.clip(x, jnp.finfo(x.dtype).tiny, 1 - jnp.finfo(x.dtype).epsneg)
+    a = concentration
+    b = total - concentration
+    x = jnp.clip(x, jnp.finfo(x.dtype).tiny, 1 - jnp.finfo(x.dtype).epsneg)
     below = x < (a + 1) / (total + 2)
     one = jnp.ones_like(a)
     left, slope = jax.jvp(lambda a: _fraction(a, b, jnp.where(below, x, 0)), (a,), (one,))

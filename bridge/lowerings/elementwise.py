@@ -312,12 +312,15 @@ def observed_fake_quantize(
         now = now.reshape(running.shape)
         moved = torch.where(running.isinf(), now, running + rate * (now - running))
         running.copy_(torch.where(observes != 0, moved, running).reshape(running.shape))
-    least, most = low.reshape(scale.shape), high.reshape(scale.shape)
+    least = low.reshape(scale.shape)
+    most = high.reshape(scale.shape)
     middle = (least < 0) & (most > 0) if symmetric else torch.zeros_like(least, dtype=torch.bool)
     half = (qmax - qmin) // 2
     step = torch.maximum(-least / (half + 1), most / half)
-    least, most = torch.where(middle, -step * (half + 1), least), torch.where(middle, step * half, most)
-    least, most = least.clamp(max=0), most.clamp(min=0)
+    least = torch.where(middle, -step * (half + 1), least)
+    most = torch.where(middle, step * half, most)
+    least = least.clamp(max=0)
+    most = most.clamp(min=0)
     chosen = (most - least) / (qmax - qmin)
     chosen = torch.where(chosen == 0, 0.1, chosen)
     offset = torch.where(middle, (qmin + qmax) / 2, qmin - least / chosen)
@@ -360,7 +363,9 @@ def _scaled_sum(x, y, alpha):
     dtype = jnp.result_type(x, y)
     x, y, alpha = (converted(a, dtype) for a in (x, y, alpha))  # PyTorch rounds numbers first, too
     if jnp.issubdtype(dtype, jnp.inexact):
-        x, y, alpha = widened(x), widened(y), widened(jnp.asarray(alpha))
+        x = widened(x)
+        y = widened(y)
+        alpha = widened(jnp.asarray(alpha))
     return x + alpha * y
 
 
@@ -577,5 +582,6 @@ def _fractional_power(x: jax.Array, exponent: float) -> jax.Array:
 
 @_fractional_power.defjvp
 def _fractional_power_jvp(exponent, primals, tangents):
-    (x,), (dx,) = primals, tangents
+    (x,) = primals
+    (dx,) = tangents
     return _fractional_power(x, exponent), dx * (exponent * _fractional_power(x, exponent - 1))

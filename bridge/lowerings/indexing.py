@@ -30,7 +30,8 @@ def _picked_of_narrow(pick: Callable, x: jax.Array, index: Any) -> jax.Array:
 @_picked_of_narrow.defjvp
 def _picked_of_narrow_jvp(pick, primals, tangents):
     """Only the transpose of this tangent is compiled for a gradient: the sum in float32, rounded once."""
-    (x, index), (dx, _) = primals, tangents
+    x, index = primals
+    dx, _ = tangents
     return _picked_of_narrow(pick, x, index), pick(widened(dx), index).astype(x.dtype)
 
 
@@ -87,8 +88,10 @@ def _combine(x: jax.Array, at: Place, src: jax.Array, reduce: str, include_self:
     if x.dtype == bool:
         return _combine(x.astype(jnp.int32), at, src.astype(jnp.int32), reduce, include_self).astype(bool)
     if jnp.issubdtype(x.dtype, jnp.inexact):  # otherwise there are as many roundings as entries
-        x, src = widened(x), widened(src)
-    start, kept = x, True
+        x = widened(x)
+        src = widened(src)
+    start = x
+    kept = True
     if not include_self:
         kept = ~jnp.zeros(x.shape, bool).at[at].set(True)
         start = jnp.where(kept, x, _neutral(reduce, x.dtype))
@@ -117,7 +120,8 @@ def _slopes_of_product(x, src, value, at, start):
 
 def _slopes_of_extreme(x, src, value, at, start):
     """Shares the gradient of the extreme evenly among the entries that are equal to it."""
-    own, chosen = _alike(x, value), _alike(src, value[at])
+    own = _alike(x, value)
+    chosen = _alike(src, value[at])
     share = jnp.zeros_like(x).at[at].add(chosen.astype(x.dtype)) + own
     return jnp.where(own, 1 / share, 0), jnp.where(chosen, 1 / share[at], 0)
 
@@ -132,7 +136,9 @@ def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
     if not index.size:
         return x
     shape = x.shape
-    x, index, src = jnp.atleast_1d(x), jnp.atleast_1d(index), jnp.atleast_1d(src)
+    x = jnp.atleast_1d(x)
+    index = jnp.atleast_1d(index)
+    src = jnp.atleast_1d(src)
     at = _along(index, dim % x.ndim)
     return jnp.reshape(_combine(x, at, src[tuple(map(slice, index.shape))], reduce, include_self), shape)
 
@@ -185,7 +191,8 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     if not index.size:
         return x
     shape = x.shape
-    x, index = jnp.atleast_1d(x), jnp.atleast_1d(index)
+    x = jnp.atleast_1d(x)
+    index = jnp.atleast_1d(index)
     dim = dim % x.ndim
     at = (slice(None),) * dim + (index,)
     source = jnp.broadcast_to(jnp.reshape(source, source.shape or (1,)), x[at].shape)
@@ -202,7 +209,8 @@ def index_add(x, dim, index, source, *, alpha=1):
 
 @lowers(aten.index_copy.default)
 def index_copy(x, dim, index, source):
-    whole, index = jnp.atleast_1d(x), jnp.atleast_1d(index)
+    whole = jnp.atleast_1d(x)
+    index = jnp.atleast_1d(index)
     at = (slice(None),) * (dim % whole.ndim) + (index,)
     return jnp.reshape(whole.at[at].set(jnp.reshape(source, whole[at].shape)), x.shape)
 

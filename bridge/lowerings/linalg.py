@@ -27,7 +27,8 @@ def product_added(x, a, b, *, beta=1, alpha=1):
         x, a, b = (widened(v) if jnp.issubdtype(v.dtype, jnp.floating) else v for v in (x, a, b))
     product = jnp.matmul(a, b)
     if jnp.issubdtype(product.dtype, jnp.integer):
-        beta, alpha = int(beta), int(alpha)
+        beta = int(beta)
+        alpha = int(alpha)
     product = product if alpha == 1 else alpha * product
     if beta == 0:
         return jnp.broadcast_to(product, jnp.broadcast_shapes(x.shape, product.shape))

@@ -14,7 +14,8 @@ from bridge.tensor.tensor import regraft
 aten = torch.ops.aten
 
 
-_MEAN, _SUM = 1, 2
+_MEAN = 1
+_SUM = 2
 
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
@@ -34,7 +35,8 @@ def nll_loss(x, target, weight, reduction, ignore_index):
     def of_class(values):
         return jnp.sum(jnp.where(is_class, widened(values), 0), axis)
 
-    losses, weights = -of_class(x), counted.astype(widened(x).dtype)
+    losses = -of_class(x)
+    weights = counted.astype(widened(x).dtype)
     if weight is not None:
         weights = of_class(jnp.reshape(weight, (-1, *[1] * (x.ndim - axis - 1))))
         losses = jnp.where(counted, losses * weights, 0)
@@ -65,7 +67,8 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_in
     skips = jnp.pad((states[:, 2:] != blank) & (states[:, 2:] != states[:, :-2]), ((0, 0), (2, 0)))
     scores = jnp.take_along_axis(log_probs, jnp.broadcast_to(states, (steps, *states.shape)), 2)
     scores = jnp.maximum(scores, _NEVER)
-    lengths, ends = _array(input_lengths), 2 * _array(target_lengths)
+    lengths = _array(input_lengths)
+    ends = 2 * _array(target_lengths)
 
     def step(alpha, given):
         score, running = given
@@ -138,8 +141,10 @@ def huber_loss(x, y, reduction=_MEAN, delta=1.0):
 @lowers(aten.binary_cross_entropy.default)
 def binary_cross_entropy(x, target, weight=None, reduction=_MEAN):
     """Bounds logarithms at -100 and the gradient's denominator at 1e-12, as PyTorch does for 0 and 1."""
-    p, t = jax.lax.stop_gradient(widened(x)), jax.lax.stop_gradient(widened(target))
-    log_p, log_q = jnp.log(p), jnp.log1p(-p)
+    p = jax.lax.stop_gradient(widened(x))
+    t = jax.lax.stop_gradient(widened(target))
+    log_p = jnp.log(p)
+    log_q = jnp.log1p(-p)
     value = -(t * jnp.maximum(log_p, -100) + (1 - t) * jnp.maximum(log_q, -100))
     path = widened(x) * ((p - t) / jnp.maximum(p * (1 - p), 1e-12))
     loss = regraft(value, path + widened(target) * (log_q - log_p))
@@ -149,7 +154,8 @@ def binary_cross_entropy(x, target, weight=None, reduction=_MEAN):
 @lowers(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss(x, target, reduction):
     """The labels of a row end at the first negative one."""
-    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    rows = jnp.atleast_2d(x)
+    labels = jnp.atleast_2d(target)
     valid = jnp.cumprod(labels >= 0, axis=1).astype(bool)[:, :, None]
     is_target = jnp.any(valid & (labels[:, :, None] == jnp.arange(rows.shape[1])), 1)
     margins = 1 - jnp.take_along_axis(rows, jnp.maximum(labels, 0), 1)[:, :, None] + rows[:, None, :]

@@ -50,7 +50,8 @@ def _standardize_jvp(axes, eps, primals, tangents):
     JAX's own derivative goes through the cube of the inverse deviation, which is zero in float32 for inputs beyond
     1e13: the part of the gradient due to the variance would then be lost while the values are still right.
     """
-    (x,), (dx,) = primals, tangents
+    (x,) = primals
+    (dx,) = tangents
     out, mean, rstd = _standardize(x, axes, eps)
     dmean = jnp.mean(dx, axes, keepdims=True)
     scaled = (dx - dmean) * rstd
@@ -111,14 +112,16 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
     shape = [1, -1] + [1] * (x.dim() - 2)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if training or running_mean is None:
-        mean, var = wide.mean(axes), wide.var(axes, unbiased=False)
+        mean = wide.mean(axes)
+        var = wide.var(axes, unbiased=False)
         if running_mean is not None:
             count = x.numel() // x.shape[1]
             with torch.no_grad():
                 running_mean.mul_(1 - momentum).add_(mean * momentum)
                 running_var.mul_(1 - momentum).add_(var * (momentum * count / max(count - 1, 1)))
     else:
-        mean, var = running_mean.to(wide.dtype), running_var.to(wide.dtype)
+        mean = running_mean.to(wide.dtype)
+        var = running_var.to(wide.dtype)
     invstd = torch.rsqrt(var + eps)
     out = (wide - mean.view(shape)) * invstd.view(shape)
     out = _affine(out, weight, bias, shape)

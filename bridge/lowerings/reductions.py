@@ -45,9 +45,11 @@ def extreme(x: jax.Array, reduce: Callable, axes: tuple[int, ...], nan: bool) ->
 @extreme.defjvp
 def _extreme_jvp(reduce, axes, nan, primals, tangents):
     """Equal entries share the gradient. `nan`: whether nan equals itself; otherwise its share is 0 / 0."""
-    (x,), (dx,) = primals, tangents
+    (x,) = primals
+    (dx,) = tangents
     out = extreme(x, reduce, axes, nan)
-    same, place = x == out, _place_of(reduce, x, axes)
+    same = x == out
+    place = _place_of(reduce, x, axes)
     if place is not None:
         same = same | (place & ~jnp.isnan(out))
     if nan:
@@ -87,7 +89,8 @@ lowers(aten.min.dim)(functools.partial(_extreme_along, place=jnp.argmin))
 
 def _middle(x: jax.Array, dim: int, skip_nan: bool) -> jax.Array:
     """Returns the place of the lower of the two middle entries, or of the first nan unless nans are skipped."""
-    order, size = jnp.argsort(x, dim, stable=True), x.shape[dim]
+    order = jnp.argsort(x, dim, stable=True)
+    size = x.shape[dim]
     count = jnp.sum(~jnp.isnan(x), dim, keepdims=True)  # nan is sorted last
     middle = jnp.maximum(count - 1, 0) // 2 if skip_nan else jnp.where(count < size, count, (size - 1) // 2)
     return jnp.take_along_axis(order, middle, dim)
@@ -212,7 +215,8 @@ def _variance(x: jax.Array, axes: tuple[int, ...], ddof: float) -> jax.Array:
 @_variance.defjvp
 def _variance_jvp(axes, ddof, primals, tangents):
     """Leaves the mean out, so that entries beside an infinite one have a gradient."""
-    (x,), (dx,) = primals, tangents
+    (x,) = primals
+    (dx,) = tangents
     freedom = _count(x, axes) - ddof  # PyTorch's formula also divides by negative numbers
     slope = jnp.asarray(2 / freedom if freedom else jnp.inf, x.dtype) * (x - jnp.mean(x, axes, keepdims=True))
     return _variance(x, axes, ddof), jnp.sum(dx * slope, axes, keepdims=True)

@@ -82,7 +82,9 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = _flatten((args, kwargs))
-        arrays, key, traced = [], [], False
+        arrays = []
+        key = []
+        traced = False
         for leaf in leaves:
             kind = type(leaf)
             if isinstance(leaf, (jax.Array, np.ndarray)):

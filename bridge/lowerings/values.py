@@ -132,7 +132,8 @@ DECOMPOSITIONS[aten._assert_async.default] = DECOMPOSITIONS[aten._assert_async.m
 @decomposes(aten._new_zeros_with_same_feature_meta.default)
 def zeros_for_a_tangent(x, other, *, self_num_batch_dims=0):
     """Returns the tensor into which forward mode copies a tangent whose memory layout differs from that of `other`."""
-    batch, offset = x.shape[:self_num_batch_dims], other.storage_offset()
+    batch = x.shape[:self_num_batch_dims]
+    offset = other.storage_offset()
     if other.is_contiguous() and not offset:
         return other.new_zeros((*batch, *other.shape))
     size = offset + sum((n - 1) * s for n, s in zip(other.shape, other.stride(), strict=True)) + 1

@@ -185,8 +185,10 @@ class Call:
     """A copy of the module, ready to run."""
 
     def __init__(self, fn: Exported, request: Request, recording: int = NO_GRAPH):
-        self._fn, self.recording = fn, recording
-        original, options = fn.module, fn.options
+        self._fn = fn
+        self.recording = recording
+        original = fn.module
+        options = fn.options
         submodules = dict(original.named_modules())
         names = {id(m): name for name, m in submodules.items()}
         self._dispatch = Dispatch(options, names, rng=request.rng, survey=request.survey, recording=recording)
@@ -195,7 +197,8 @@ class Call:
         for name, tensor in options.static.items():
             constant[id(reals.pop(name))] = tensor
         state = self._bound_state(reals, request)
-        self._dispatch.state, self._dispatch.buffers = [*state.values()], request.buffers
+        self._dispatch.state = [*state.values()]
+        self._dispatch.buffers = request.buffers
         self._start = {
             name: Start(t, t._handle.storage, t.requires_grad, t._handle.storage.version) for name, t in state.items()
         }
@@ -252,7 +255,8 @@ class Call:
         The second call cannot read the value at the `hidden` place. Returns both results and the second call's changes.
         """
         before = self._run(first)
-        self._dispatch.rng, self._dispatch.draws = second.rng, 0
+        self._dispatch.rng = second.rng
+        self._dispatch.draws = 0
         for name, array in second.params.items():  # as an optimizer does between the calls
             tensor = value_in(name, self._slots[name])
             self._dispatch.wrap(tensor).write(array, tracked=False, grad_enabled=False)
@@ -287,7 +291,8 @@ class Call:
             # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
             final = {name: value_in(name, slot) for name, slot in self._slots.items()}
             if check:
-                self._final, self._memory = final, check_final(self._start, final, self._memory_of)
+                self._final = final
+                self._memory = check_final(self._start, final, self._memory_of)
                 if self._second_slots:
                     check_tied(self._fn.second_names, self._second_slots, final)
             self.changed_arguments = arguments.changed(outputs)
@@ -400,7 +405,8 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
         training = any(m.training for m in fn.module.modules()) if request.train is None else request.train
 
         def second_call(first: list, second: list, hidden: Place | None = None) -> tuple:
-            one, two = numbers.put(first), numbers.put(second)
+            one = numbers.put(first)
+            two = numbers.put(second)
             if not training:
                 two = dataclasses.replace(two, params=one.params)
             before, *after = Call(fn, one, call.recording).run_twice(one, two, hidden)

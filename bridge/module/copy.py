@@ -417,7 +417,8 @@ class Snapshot:
 
         `copies`: all that was copied for the call.
         """
-        self._modules, self._slots = modules, slots
+        self._modules = modules
+        self._slots = slots
         self._held: list[tuple[Any, dict]] = []
         """(container, its items)"""
         for value in copies:

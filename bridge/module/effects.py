@@ -88,7 +88,8 @@ def judge(
     try:
         same, again = _compare(changes, second_call, shapes)
     except Exception:  # the code does not expect the state that a call leaves, or it asks for values
-        same, again = False, {}
+        same = False
+        again = {}
     # A parameter is trained, so its place matters even if every call that makes it would make the same.
     made = [place for place, value in changes.items() if isinstance(value, nn.Parameter) and place not in again]
     if made or not same:
@@ -175,8 +176,10 @@ def _compare(
         taken = [*itertools.islice(values, count)]
         return [value.number for value in taken], taken
 
-    (numbers, after), (numbers_alone, alone) = next_values(len(after)), next_values(len(alone))
-    same, n = numbers == numbers_alone and others[0] == others[1], len(shapes.leaves)
+    numbers, after = next_values(len(after))
+    numbers_alone, alone = next_values(len(alone))
+    same = numbers == numbers_alone and others[0] == others[1]
+    n = len(shapes.leaves)
     if any(key == "requires_grad" for _, key in changes):  # no value changes, only which tensors a gradient reaches
         reached = [
             [{i % n for i in value.paths if i % n < shapes.of_state} for value in half] for half in (after, alone)
@@ -184,7 +187,8 @@ def _compare(
         same = same and reached[0] == reached[1]
     again: dict[Place, tuple[Any, bool]] = {}
     for place, changed, count, count_alone in kept:
-        (mine, left), (fresh, _) = next_values(count), next_values(count_alone)
+        mine, left = next_values(count)
+        fresh, _ = next_values(count_alone)
         of_state = all(i % n < shapes.of_state for value in left for i in value.inputs)
         again[place] = changed, bool(mine) and mine == fresh and of_state
     return same, again
@@ -238,7 +242,8 @@ def value_numbers(closed: Any) -> list[Value]:
 
     for equation in closed.jaxpr.eqns:
         operands = [*map(of, equation.invars)]
-        name, unchanged = equation.primitive.name, _unchanged(equation, operands)
+        name = equation.primitive.name
+        unchanged = _unchanged(equation, operands)
         if unchanged is not None:
             known[equation.outvars[0]] = unchanged
         elif name in _MOVES and all(v.number in constants for v in operands):
@@ -253,7 +258,8 @@ def value_numbers(closed: Any) -> list[Value]:
 
 def _unchanged(equation: Any, operands: list[Value]) -> Value | None:
     """Returns the operand that an operation passes on unchanged; None if it computes something."""
-    name, inner = equation.primitive.name, getattr(equation.params.get("call_jaxpr"), "jaxpr", None)
+    name = equation.primitive.name
+    inner = getattr(equation.params.get("call_jaxpr"), "jaxpr", None)
     if name == "stop_gradient":
         return operands[0]._replace(paths=frozenset())
     if inner is not None and not inner.eqns and inner.outvars == inner.invars[:1]:  # `regraft`

@@ -144,14 +144,18 @@ def _perturbed(
 
     A leaf without such parameters is zero in truth. There are no rows where a side fails at all of them.
     """
-    found, zero, note = dict[Any, Row](), list[Row](), "zero at perturbed parameters, too"
+    found = dict[Any, Row]()
+    zero = list[Row]()
+    note = "zero at perturbed parameters, too"
     for seed, noise in enumerate(_NOISES, 1):
         if wanted <= found.keys():
             break
         with contextlib.suppress(Exception):  # as where the noise makes a matrix singular
-            state, wide = copied(module, noise, seed), None if double is None else copied(double, noise, seed)
+            state = copied(module, noise, seed)
+            wide = None if double is None else copied(double, noise, seed)
             side = TorchSide(copied(state), call)
-            ours, theirs = side.next(), jax_side.at(state).next(side.draws)
+            ours = side.next()
+            theirs = jax_side.at(state).next(side.draws)
             arbiter = arbiter_at(state, wide)
             arbiter.add(side, ours, theirs)
             rows = compare(0, ours, theirs, tolerance)

@@ -27,9 +27,10 @@ _STEPS = (1e-3, 1e-5)
 """Steps of finite differences along a unit direction: a module may round to float32 in between, or have corners."""
 _NEAR = 0.1
 """A side is right if its distance from the judge is below this fraction of the difference between the sides."""
-_NOISE, _TRIES = 1e-6, 8
-"""Relative changes of the parameters, or one rounding of the type where that is more. If they move a leaf by `_NEAR` of
+_NOISE = 1e-6
+"""A relative change of the parameters, or one rounding of the type where that is more. If it moves a leaf by `_NEAR` of
 the difference, rounding does."""
+_TRIES = 8  # of that noise
 NARROW = 1e-4
 """A type whose roundings are larger than this has 16 bits or fewer."""
 Moves = dict[int, dict[tuple[str, str], float]]
@@ -140,7 +141,8 @@ class Arbiter:
         moved = moves[row.step][row.kind, row.name]
         if decision == "undecided" and moved >= _NEAR * np.abs(gap).max():
             noise = f"noise of {self._noise:.2g} in the parameters moves PyTorch's by {moved:.2g}"
-            decision, text = "rounding", "; ".join(filter(None, (noise, text)))
+            decision = "rounding"
+            text = "; ".join(filter(None, (noise, text)))
         return f"{decision}: {text}" if text else ""
 
     def _by_float64(self, row: Row, wide: list, direction: np.ndarray, narrow: list[np.ndarray]) -> tuple[str, str]:
@@ -150,7 +152,9 @@ class Arbiter:
             return float((values.conj() * direction).sum().real)
 
         ours, theirs = map(number, narrow)
-        near, decision, judged = _NEAR * abs(theirs - ours), "undecided", ""
+        near = _NEAR * abs(theirs - ours)
+        decision = "undecided"
+        judged = ""
         wides = [*(number(side[row.step][row.kind][row.name].values) for side in wide), math.nan][:2]
         agreed = wides[0] if abs(wides[1] - wides[0]) <= near else math.nan
         steps = _STEPS if "gradient" in row.kind and self.derivatives else ()
@@ -168,7 +172,8 @@ class Arbiter:
         expected = {(k, n): leaf.values for k, leaves in self.leaves[step][0].items() for n, leaf in leaves.items()}
         moves = dict.fromkeys(expected, 0.0)
         for seed in range(_TRIES):
-            generator, side = torch.Generator().manual_seed(seed), self.narrow_side()
+            generator = torch.Generator().manual_seed(seed)
+            side = self.narrow_side()
             noise = {n: t.detach() * torch.randn(t.shape, generator=generator) for n, t in side.trained.items()}
             shifts = {("gradient", name): self._noise * each for name, each in noise.items()}
             leaves = self._shifted(side, step, shifts)
@@ -195,7 +200,8 @@ class Arbiter:
             ours = self.leaves[row.step][0][row.kind][row.name].values
             own = difference(ours, exact) / row.scale
             if own > moved:
-                moved, note = own, f"float64 differs from PyTorch's own by {own:.1e}"
+                moved = own
+                note = f"float64 differs from PyTorch's own by {own:.1e}"
         if row.error > 8 * moved:
             return row
         note = f"rounding: both sides agree in float64, and {note}"

@@ -120,7 +120,8 @@ class ParityReport:
     def summary(self) -> str:
         if not self.rows:
             return "nothing compared: the module has no state, and its outputs hold no number"
-        beyond, unproved = self.count("beyond tolerance"), self.count("unproved")
+        beyond = self.count("beyond tolerance")
+        unproved = self.count("unproved")
         return f"{len(self.rows)} leaves compared, {beyond} beyond tolerance, {unproved} unproved"
 
     def __str__(self) -> str:

@@ -169,8 +169,10 @@ class TorchSide:
     """The steps in PyTorch. The side works on `module` itself: give it a copy."""
 
     def __init__(self, module: nn.Module, call: Call, convert_leaf: Callable[[Any], Any] = lambda value: value):
-        self._module, self._call = module, call
-        self._inputs, self._outputs = inputs_of(call, convert_leaf), None
+        self._module = module
+        self._call = call
+        self._inputs = inputs_of(call, convert_leaf)
+        self._outputs = None
         self.draws: list[torch.Tensor] = []
         """The draws of the last step."""
         self.objective = 0.0
@@ -266,9 +268,13 @@ class JaxSide:
     """The steps through the bridge."""
 
     def __init__(self, fn: Functional, call: Call, jit: bool, convert_leaf: Callable[[Any], Any] = lambda value: value):
-        self._fn, self._call, self._jit = fn, call, jit
-        self._inputs, self._outputs = inputs_of(call, lambda value: to_jax(convert_leaf(value))), None
-        self._params, self._buffers = fn.params, fn.buffers
+        self._fn = fn
+        self._call = call
+        self._jit = jit
+        self._inputs = inputs_of(call, lambda value: to_jax(convert_leaf(value)))
+        self._outputs = None
+        self._params = fn.params
+        self._buffers = fn.buffers
         self._compiled: tuple[Any, Callable] | None = None
         self.asked: list[str] = []
         """Places that ask an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
@@ -301,8 +307,10 @@ class JaxSide:
 
     def at(self, module: nn.Module) -> JaxSide:
         """Returns a side with the state of `module` and the program of this one, before its first step."""
-        side, state = copy.copy(self), {name: to_jax(tensor) for name, tensor in state_of(module).items()}
-        side._inputs, side._outputs = inputs_of(self._call, to_jax), None
+        side = copy.copy(self)
+        state = {name: to_jax(tensor) for name, tensor in state_of(module).items()}
+        side._inputs = inputs_of(self._call, to_jax)
+        side._outputs = None
         side._params, side._buffers = ({n: state[n] for n in each} for each in (self._fn.params, self._fn.buffers))
         return side
 
@@ -333,7 +341,8 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
     known: Any = vars(BridgeTensor)["requires_grad"]
 
     def read(tensor: BridgeTensor) -> bool:
-        code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
+        code = sys._getframe(1).f_code
+        line = sys._getframe(1).f_lineno
         if tensor.may_have_gradient and not known.fget(tensor) and not is_framework(code.co_filename):
             places.append(f"{code.co_filename}:{line}")
         return known.fget(tensor)

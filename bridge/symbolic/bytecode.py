@@ -45,7 +45,8 @@ def places_inside_handlers() -> tuple:
     places: list[tuple[types.CodeType, int]] = []
     inside = False
     while frame is not None and frame.f_code.co_filename != _CALL:
-        code, offset = frame.f_code, frame.f_lasti
+        code = frame.f_code
+        offset = frame.f_lasti
         if not code.co_filename.startswith(FRAMEWORK):
             places.append((code, offset))
             entries: Any = dis.Bytecode(code).exception_entries  # pyright: ignore[reportAttributeAccessIssue]
@@ -59,7 +60,8 @@ def _check_at(code: types.CodeType, offset: int) -> bool | str | None:
     instructions = list(dis.get_instructions(code))
     places = {instruction.offset: i for i, instruction in enumerate(instructions)}
     first = i = max(i for place, i in places.items() if place <= offset)
-    passes, computed = True, False
+    passes = True
+    computed = False
     while "JUMP" not in instructions[i].opname:
         name = instructions[i].opname
         passes ^= name == "UNARY_NOT"
@@ -98,19 +100,23 @@ def only_writes(frame: types.FrameType, rows: Any) -> bool:
 
     No name that a turn stores is read by another turn or after the loop, and the loop holds no list, set or dict.
     """
-    code, places, stored = list[dis.Instruction](), dict[int, int](), set[str]()
+    code = list[dis.Instruction]()
+    places = dict[int, int]()
+    stored = set[str]()
     for each in dis.get_instructions(frame.f_code):
         places[each.offset] = len(code)
         code += [each] * (each.opname != "EXTENDED_ARG")
     start = places[frame.f_lasti]
-    end, of = places.get(code[start].argval, 0), code[start - 2]  # a name, or a call such as `mask.nonzero()`
+    end = places.get(code[start].argval, 0)
+    of = code[start - 2]  # a name, or a call such as `mask.nonzero()`
     over_rows = of.argval == 0 if of.opname == "CALL" else frame.f_locals.get(of.argval) is rows
     if code[start].opname != "FOR_ITER" or "JUMP" not in code[end - 1].opname or not over_rows:
         return False
     body = code[start + 1 : end]
     names = {each.argval for each in body if each.opname == "STORE_FAST"}
     for each in body:
-        name, argument = each.opname, each.argval
+        name = each.opname
+        argument = each.argval
         held = frame.f_locals.get(argument) if name == "LOAD_FAST" else None
         if type(held) in (list, dict, set) or (name == "LOAD_FAST" and argument in names - stored):
             return False

@@ -96,9 +96,11 @@ def selected(tensor: BridgeTensor, places: tuple, error: Error) -> tuple[BridgeT
             tensor = _view(tensor, dim, place.value)
             del rest[i]
         elif is_window(place):
-            length, size = max(distance(place.stop, place.start) or 0, 0), tensor.shape[dim]
+            length = max(distance(place.stop, place.start) or 0, 0)
+            size = tensor.shape[dim]
             _check_within(place.start, "i", size - length, f"`x[i : i + {length}]` of {size} elements", error)
-            tensor, rest[i] = _view(tensor, dim, place.start.value, length), slice(None)
+            tensor = _view(tensor, dim, place.start.value, length)
+            rest[i] = slice(None)
     return tensor, tuple(rest)
 
 
@@ -120,7 +122,8 @@ def _check_within(number: BridgeTensor, name: str, most: int, what: str, error: 
 
 def _view(tensor: BridgeTensor, dim: int, place: jax.Array, length: int | None = None) -> BridgeTensor:
     """Returns the element at a traced place of a dimension, or `length` elements from there on."""
-    shape, stride = [*tensor.shape], [*tensor._meta.stride()]
+    shape = [*tensor.shape]
+    stride = [*tensor._meta.stride()]
     layout = tensor._handle.storage.layout
     # Its place in memory is not known, so it gets an offset that no element of the memory has.
     beyond = tensor._meta.storage_offset() + math.prod(shape if layout is None else layout.shape) + 1
@@ -197,7 +200,11 @@ class Rows:
     """True for the result of `torch.where(mask)`."""
 
     def __init__(self, whole: torch.Tensor, mask: Any, behind: int, place: str, length: Any = None):
-        self.whole, self._mask, self._behind, self._place, self.length = whole, mask, behind, place, length
+        self.whole = whole
+        self._mask = mask
+        self._behind = behind
+        self._place = place
+        self.length = length
         self._selector = mask if length is None else length
 
     @property
@@ -215,7 +222,8 @@ class Rows:
     @property
     def shape(self) -> tuple:
         """The shape with the traced number of rows, which a `torch.Size` cannot hold."""
-        sizes, count = [*self.whole.shape], self._mask.sum() if self.length is None else self.length
+        sizes = [*self.whole.shape]
+        count = self._mask.sum() if self.length is None else self.length
         return (*sizes[: self._first], count, *sizes[len(sizes) - self._behind :])
 
     def size(self, dim: int | None = None) -> Any:
@@ -311,7 +319,8 @@ class Rows:
 
     def _elementwise(self, rows: list[Rows], func: Any, args: tuple, kwargs: dict) -> Any:
         """Runs `func`, which has to consist of elementwise operations, on the whole tensors."""
-        name, wholes = f"`{func.__name__}`", [each.whole for each in rows]
+        name = f"`{func.__name__}`"
+        wholes = [each.whole for each in rows]
         if func in _NUMBERS:
             raise self._refused(name, _NUMBER_REMEDY)
         args = tuple(self._whole_of(value, name) for value in args)
@@ -362,7 +371,8 @@ class Rows:
         return self._mask
 
     def _loss(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        reduction, name = kwargs.get("reduction", "mean"), f"`{func.__name__}`"
+        reduction = kwargs.get("reduction", "mean")
+        name = f"`{func.__name__}`"
         given = {key: self._whole_of(value, name) for key, value in kwargs.items()} | {"reduction": "none"}
         each = self._with(func(*(self._whole_of(value, name) for value in args), **given))
         return each if reduction == "none" else each._reduced(reduction)
@@ -405,7 +415,9 @@ class Rows:
 
     def _reduced(self, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
         """Reduces each row by itself, over the rows, or everything that is selected."""
-        reduce, settings, size = getattr(torch, name), {} if dtype is None else {"dtype": dtype}, self.dim()
+        reduce = getattr(torch, name)
+        settings = {} if dtype is None else {"dtype": dtype}
+        size = self.dim()
         dims = range(size) if dim is None else [d % size for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
         given = () if dim is None else (dim, keepdim)
         if self._first not in dims:
@@ -445,7 +457,8 @@ class _ElementwiseOnly(UncompiledDispatchMode):
 
     def __init__(self, error: Callable[[], BridgeError], wholes: list[torch.Tensor]):
         super().__init__()
-        self._error, self._wholes = error, wholes
+        self._error = error
+        self._wholes = wholes
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -465,7 +478,8 @@ def rows_by_mask(tensor: torch.Tensor, index: Any, place: str, is_read: bool = T
     masks = [i for i, each in enumerate(places) if is_mask(each)]
     if len(masks) != 1 or not all(i in masks or _is_basic(each) for i, each in enumerate(places)):
         return None
-    mask, (view, behind) = places[masks[0]], _without(tensor, places, masks[0])
+    mask = places[masks[0]]
+    view, behind = _without(tensor, places, masks[0])
     first = view.dim() - behind - mask.dim()
     if mask.shape != view.shape[first : first + mask.dim()] or not isinstance(mask.value, Tracer):
         return None
@@ -482,7 +496,8 @@ def rows_by_length(tensor: torch.Tensor, places: tuple, error: Error, place: str
     if len(at) != 1 or not all(map(_is_basic, places)):
         return None
     whole, behind = _without(tensor, places, at[0])
-    length, size = places[at[0]].stop, whole.shape[-1 - behind]
+    length = places[at[0]].stop
+    size = whole.shape[-1 - behind]
     _check_within(length, "n", size, f"`x[:n]` of {size} elements", error)
     return Rows(whole, torch.arange(size) < length, behind, place, length)
 
@@ -538,7 +553,9 @@ def _is_basic(place: Any) -> bool:
 
 def _without(tensor: torch.Tensor, places: tuple, at: int) -> tuple[torch.Tensor, int]:
     """Returns `tensor[places]` with all elements in place of mask or slice `at`, and the number of later dimensions."""
-    before, after, dims = places[:at], places[at + 1 :], _dimensions(places[at])
+    before = places[:at]
+    after = places[at + 1 :]
+    dims = _dimensions(places[at])
     view = tensor[(*before, *[slice(None)] * dims, *after)]
     ahead, behind = (sum(p is None or isinstance(p, slice) for p in part) for part in (before, after))
     return view, behind if any(p is Ellipsis for p in before) else view.dim() - ahead - dims
@@ -553,7 +570,8 @@ def sized(func: Any, args: tuple, kwargs: dict, error: Error, place: str) -> Row
     traced = [i for i, size in enumerate(sizes) if is_traced_number(size)]
     if len(traced) != 1:
         return None
-    at, length = traced[0], sizes[traced[0]]
+    at = traced[0]
+    length = sizes[traced[0]]
     _check_within(length, "n", _LARGEST, f"`torch.{func.__name__}(…, n)`", error)
     most = int(range_of(length).high)
     whole = func(*sizes[:at], most, *sizes[at + 1 :], **kwargs)
@@ -571,13 +589,15 @@ def _attention(
     mask = _mask(attn_mask, key)
     if is_causal:
         mask = mask & torch.ones(query.shape[-2], mask.shape[-1], dtype=torch.bool).tril()
-    keys, values = key._only(key.whole, 0), key._only(value.whole, 0)
+    keys = key._only(key.whole, 0)
+    values = key._only(value.whole, 0)
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout_p, **rest)
 
 
 def _mask(given: Any, key: Rows) -> torch.Tensor:
     """Returns the code's mask for the whole buffer, without the part beyond the length."""
-    valid, whole = key._mask, given
+    valid = key._mask
+    whole = given
     if given is None:
         return valid[None]
     if type(given) is Rows and not given._behind and distance(given.length, key.length) == 0:

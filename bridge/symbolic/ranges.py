@@ -53,7 +53,8 @@ def range_of(value: Any) -> Interval:
         if not isinstance(value, (int, float)) or not abs(value) < _HUGE:
             return UNKNOWN
         return Interval(value, value, _ZERO, value) if isinstance(value, int) else Interval(floor(value), ceil(value))
-    storage, dtype = value._handle.storage, value.dtype
+    storage = value._handle.storage
+    dtype = value.dtype
     known = storage.bounds
     if known is None or (storage.layout is not None and storage.layout.dtype != dtype):
         known = UNKNOWN if dtype in (torch.int32, torch.int64) else _ENDS.get(dtype, UNKNOWN)
@@ -113,7 +114,8 @@ class Call(NamedTuple):
 
     def size(self) -> int:
         """Returns the number of elements along `dim`, or of all if the call names none."""
-        x, dim = self.args[0], self.named.get("dim")
+        x = self.args[0]
+        dim = self.named.get("dim")
         return x.shape[dim] if isinstance(dim, int) and x.dim() else x.numel()
 
 
@@ -125,7 +127,8 @@ def _product(a: Interval, b: Interval) -> Interval:
 
 
 def _power(base: Interval, exponent: Interval) -> Interval:
-    size, count = max(abs(base.low), abs(base.high), 1), max(exponent.high, 0)
+    size = max(abs(base.low), abs(base.high), 1)
+    count = max(exponent.high, 0)
     if size > 1 and inf in (size, count):
         return Interval(0 if base.low >= 0 else -inf, inf, factor=1)
     top = _HUGE if size > 1 and count * log2(size) > 199 else size**count
@@ -133,22 +136,29 @@ def _power(base: Interval, exponent: Interval) -> Interval:
 
 
 def _sum(call: Call, sign: int = 1) -> Interval:
-    a, b, scale = call.a, call.b, sign * call.named.get("alpha", 1)
+    a = call.a
+    b = call.b
+    scale = sign * call.named.get("alpha", 1)
     b = b if scale == 1 else times(b, range_of(scale))
     return Interval(a.low + b.low, a.high + b.high, a.root if b.root is _ZERO else None, a.offset + b.offset)
 
 
 def _clamped(call: Call) -> Interval:
-    (low, high), least, most = call.a[:2], call.named.get("min"), call.named.get("max")
+    low, high = call.a[:2]
+    least = call.named.get("min")
+    most = call.named.get("max")
     if least is not None:
-        low, high = max(low, range_of(least).low), max(high, range_of(least).high)
+        low = max(low, range_of(least).low)
+        high = max(high, range_of(least).high)
     if most is not None:
-        low, high = min(low, range_of(most).low), min(high, range_of(most).high)
+        low = min(low, range_of(most).low)
+        high = min(high, range_of(most).high)
     return Interval(low, high)
 
 
 def _quotient(call: Call) -> Interval:
-    a, b = call.a, call.b
+    a = call.a
+    b = call.b
     if b.low <= 0 or not is_finite(a) or not is_finite(b):
         return UNKNOWN
     ends = [q for x in a[:2] for y in b[:2] for q in (x // y, -(-x // y))]
@@ -156,7 +166,9 @@ def _quotient(call: Call) -> Interval:
 
 
 def _compared(holds: Callable[[float, float], bool], call: Call) -> Interval:
-    a, b, apart = call.a, call.b, _apart(call.a, call.b)
+    a = call.a
+    b = call.b
+    apart = _apart(call.a, call.b)
     low, high = (a.low - b.high, a.high - b.low) if apart is None else (apart, apart)
     answers = [holds(difference, 0) for difference in (low, high, min(max(low, 0), high))]
     return Interval(min(answers), max(answers))
@@ -304,7 +316,8 @@ def fitting(
             break
     else:
         return args, kwargs
-    limit, dtypes = _limit(), [t.dtype for t in (*inputs, *outs) if isinstance(t, torch.Tensor)]
+    limit = _limit()
+    dtypes = [t.dtype for t in (*inputs, *outs) if isinstance(t, torch.Tensor)]
     floating = any(d.is_floating_point or d.is_complex for d in dtypes)
 
     def fit(argument: Any, value: Any) -> Any:

@@ -152,7 +152,8 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.dtype != b.dtype:  # positions count elements of another size
         return True
-    (start, stop), (first, last) = _span(a), _span(b)
+    start, stop = _span(a)
+    first, last = _span(b)
     if stop <= first or last <= start:
         return False
     return bool(np.intersect1d(storage_offsets(a), storage_offsets(b)).size)

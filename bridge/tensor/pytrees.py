@@ -193,7 +193,8 @@ def _split(whole: Any) -> tuple[list, _Node]:
 
 def _split_fields(value: Any) -> tuple[list, _Node]:
     """Returns the fields of a dataclass, and the object's structure, which includes the fields that are settings."""
-    leaves, structure = [], []
+    leaves = []
+    structure = []
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
         is_function = callable(item) and not dataclasses.is_dataclass(item)
@@ -206,7 +207,8 @@ def _split_fields(value: Any) -> tuple[list, _Node]:
 
 def _join(structure: _Node, leaves: Iterable[Any], opaque: Callable[[Any], Any] = lambda value: value) -> Any:
     """Returns the object with that structure; `opaque` is applied to parts that are neither arrays nor settings."""
-    rest, made = iter(leaves), []
+    rest = iter(leaves)
+    made = []
 
     def part(node: Any) -> Any:
         if node is None:
@@ -375,7 +377,8 @@ NO_PYTREE = (
 
 def tensor_inside(value: Any) -> str | None:
     """Returns the path to a tensor that an object holds at any depth, such as `.value[0]`; None without one."""
-    todo, seen = [("", value)], {}
+    todo = [("", value)]
+    seen = {}
     while todo:
         path, value = todo.pop()
         if isinstance(value, torch.Tensor):

@@ -281,7 +281,11 @@ class BridgeTensor(torch.Tensor):
             dtype=meta.dtype,
             device=torch.device("cpu"),
         )
-        self._handle, self._meta, self._views, self._cache, self._parent = handle, meta, views, None, None
+        self._handle = handle
+        self._meta = meta
+        self._views = views
+        self._cache = None
+        self._parent = None
         return self
 
     @classmethod
@@ -299,10 +303,12 @@ class BridgeTensor(torch.Tensor):
         if not self._views:
             return base
         if self._cache is None or self._cache[0] != handle.storage.version:
-            views, parent = self._views, self._parent
+            views = self._views
+            parent = self._parent
             # Read through the tensor it was taken from, so that siblings share what they have in common.
             if parent is not None and parent._handle.same_values(self._handle) and parent._views == views[:-1]:
-                base, views = parent.value, views[-1:]
+                base = parent.value
+                views = views[-1:]
             known = not isinstance(base, Tracer) and not has_tangents(base)
             with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
                 for view in views:
@@ -337,7 +343,8 @@ class BridgeTensor(torch.Tensor):
         Raises `NotImplementedError` if two elements of the tensor are at one position, or its positions do not count
         the base's elements.
         """
-        layout, here = self._handle.storage.layout, storage_offsets(self._meta)
+        layout = self._handle.storage.layout
+        here = storage_offsets(self._meta)
         index = None
         if layout is not None and layout.dtype == self._meta.dtype and not layout.is_complex():
             index = elements(layout, here)
@@ -353,14 +360,19 @@ class BridgeTensor(torch.Tensor):
 
     def become(self, other: BridgeTensor) -> None:
         """Looks at the same handle through other views, after PyTorch changed this object's shape."""
-        self._handle, self._views, self._meta, self._cache = other._handle, other._views, other._meta, None
+        self._handle = other._handle
+        self._views = other._views
+        self._meta = other._meta
+        self._cache = None
 
     def replace(self, other: BridgeTensor) -> None:
         """Runs `self.data = other`: the other's memory, the same gradient path, and no tie to the old memory."""
         frozen = self._handle.thawed is not None
         if frozen:
             self.requires_grad_(True)
-        old, handle, memory = self.value, self._handle, stop_gradient(other._handle.read())
+        old = self.value
+        handle = self._handle
+        memory = stop_gradient(other._handle.read())
         if handle.live and has_tangents(old):
             scratch = AutogradHandle(Storage(memory, other._handle.storage.layout), memory, False)
             try:
@@ -371,7 +383,8 @@ class BridgeTensor(torch.Tensor):
             memory = regraft(memory, scratch.read())
         leaf = other._views if self.is_leaf else None
         self._handle = AutogradHandle(other._handle.storage, memory, handle.tracked, live=handle.live, leaf=leaf)
-        self._views, self._cache = other._views, None
+        self._views = other._views
+        self._cache = None
         if other._meta.stride() == self._meta.stride():
             self._meta = other._meta
         if frozen:
@@ -501,7 +514,8 @@ class BridgeTensor(torch.Tensor):
         storage = self._handle.storage
         if id(storage) not in memo:
             memo[id(storage)] = copied = Storage(stop_gradient(storage.array), storage.layout)
-            copied.overlaps, copied.bounds = storage.overlaps, storage.bounds
+            copied.overlaps = storage.overlaps
+            copied.bounds = storage.bounds
         handle = AutogradHandle(memo[id(storage)], memo[id(storage)].array, False, live=False)
         return BridgeTensor(handle, self._meta, (*self._views, _DETACHED) if self._views else ())
 
