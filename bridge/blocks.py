@@ -9,14 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from torch import nn
 
 from bridge.context import refusal
 from bridge.errors import BridgeError
 from bridge.functional import Functional, export
-from bridge.module.copy import independent, state_of
-from bridge.tensor.pytrees import ATOMS, attributes_of, built_in, is_plain_class, items_of
+from bridge.module.copy import equal, independent, state_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,26 +93,8 @@ def _differences(one: nn.Module, two: nn.Module) -> Iterator[tuple[str, str]]:
         mine = vars(child)
         other = vars(theirs[path])
         for name in sorted({*mine, *other} - {"_parameters", "_buffers"}):
-            if not (name in mine and name in other and _equal(mine[name], other[name], twins)):
+            if not (name in mine and name in other and equal(mine[name], other[name], twins)):
                 yield path, name
-
-
-def _equal(a: Any, b: Any, twins: Mapping[int, Any]) -> bool:
-    """True if code cannot tell the values apart; `twins` maps modules of the first block to those of the second."""
-    if a is b or twins.get(id(a)) is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and not a.is_meta and torch.equal(a, b)
-    if type(a) in ATOMS or isinstance(a, set):
-        return a == b
-    if hasattr(a, "__func__"):
-        return a.__func__ is b.__func__ and _equal(a.__self__, b.__self__, twins)
-    if built_in(type(a)):
-        pairs = [*zip(items_of(a), items_of(b), strict=False)]
-        return len(a) == len(b) and all(j == k and _equal(x, y, twins) for (j, x), (k, y) in pairs)
-    return is_plain_class(type(a)) and _equal(dict(attributes_of(a)), dict(attributes_of(b)), twins)
 
 
 def _refuse_reading(module: nn.Module, attribute: str) -> None:

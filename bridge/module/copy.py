@@ -444,7 +444,7 @@ class Snapshot:
             changed |= {
                 (self._path(value), key): item
                 for key, item in places.items()
-                if not self._is_slot(value, key) and not _equal(before.get(key, GONE), item)
+                if not self._is_slot(value, key) and not equal(before.get(key, GONE), item)
             }
             if not same_keys and now.keys() == before.keys():
                 changed[self._path(value), ORDER] = tuple(now)
@@ -514,22 +514,29 @@ def _shown(key: Any) -> str:
     return repr(key) if type(key) in _ATOMS and not isinstance(key, torch.Tensor) else type(key).__name__
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """True if code that reads the two cannot tell them apart. Objects are equal only if they are identical."""
-    if a is b:
+def equal(a: Any, b: Any, twins: Mapping[int, Any] | None = None) -> bool:
+    """True if code that reads the two cannot tell them apart.
+
+    Objects are equal only if they are identical; with `twins`, from the ids of modules to modules that count as equal
+    to them, also if their attributes are equal.
+    """
+    if a is b or (twins and twins.get(id(a)) is b):
         return True
     if type(a) is not type(b) or isinstance(a, BridgeTensor):
         return False
     if isinstance(a, torch.Tensor):
         with below_modes():
-            return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, dict):
-        return [*a] == [*b] and all(_equal(v, b[k]) for k, v in a.items())
+            return a.shape == b.shape and a.dtype == b.dtype and not a.is_meta and torch.equal(a, b)
+    if built_in(type(a)):
+        pairs = zip(items_of(a), items_of(b), strict=False)
+        return len(a) == len(b) and all(j == k and equal(x, y, twins) for (j, x), (k, y) in pairs)
     if isinstance(a, np.ndarray):
         return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    return type(a) in _ATOMS and bool(a == b)
+    if twins and hasattr(a, "__func__"):
+        return a.__func__ is b.__func__ and equal(a.__self__, b.__self__, twins)
+    if twins and is_plain_class(type(a)):
+        return equal(dict(attributes_of(a)), dict(attributes_of(b)), twins)
+    return (type(a) in _ATOMS or isinstance(a, set)) and bool(a == b)
 
 
 # ---- overrides and names
