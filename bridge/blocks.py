@@ -14,7 +14,7 @@ from torch import nn
 from bridge.context import refusal
 from bridge.errors import BridgeError
 from bridge.functional import Functional, export
-from bridge.module.copy import equal, independent, state_of
+from bridge.module.copying import equal, independent, state_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The traced call that a thread is in: its state, its errors, and the operations that `dispatch.mode.Dispatch` adds."""
+"""The traced call that a thread is in: its state, its errors, and the operations that `dispatch.aten.Dispatch` adds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Options:
 class CallState(abc.ABC):
     """One traced call: its options, its random key, its tensors, and how its errors are made.
 
-    `dispatch.mode.Dispatch` adds what needs the rest of the bridge.
+    `dispatch.aten.Dispatch` adds what needs the rest of the bridge.
     """
 
     options: Options

@@ -17,7 +17,7 @@ import torch
 
 from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.context import CallState
-from bridge.dispatch.compute import (
+from bridge.dispatch.computation import (
     EMBEDDED,
     is_random,
     kind_of,

@@ -23,12 +23,12 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, CallState
-from bridge.dispatch.compute import with_tensors
+from bridge.dispatch.computation import with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.bytecode import check_under_way
-from bridge.symbolic.indexing import (
+from bridge.symbolic.selections import (
     ROW_WISE,
     SIZED,
     Rows,

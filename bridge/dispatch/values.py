@@ -19,12 +19,12 @@ import torch
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import CallState
-from bridge.dispatch.compute import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
+from bridge.dispatch.computation import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
 from bridge.errors import BridgeError, is_framework
 from bridge.symbolic.bytecode import check_under_way, places_inside_handlers
 from bridge.symbolic.constants import as_constant
-from bridge.symbolic.indexing import SHAPE_REMEDY
 from bridge.symbolic.ranges import known_number
+from bridge.symbolic.selections import SHAPE_REMEDY
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, wrap
 

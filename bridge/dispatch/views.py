@@ -17,7 +17,7 @@ from jax import lax
 
 from bridge._compat.torch import below_autograd, below_modes, schema_name
 from bridge.context import CallState
-from bridge.dispatch.compute import (
+from bridge.dispatch.computation import (
     arrays_of,
     check_write,
     compute,

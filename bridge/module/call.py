@@ -19,13 +19,13 @@ from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, 
 from bridge.autograd.checkpoint import recomputed
 from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, restarted, start_graph
 from bridge.context import CURRENT, Options
+from bridge.dispatch.aten import Dispatch, tracing
 from bridge.dispatch.constants import alias_of
-from bridge.dispatch.mode import Dispatch, tracing
 from bridge.dispatch.random import CallGenerator, Rng
 from bridge.dispatch.values import Survey
 from bridge.errors import BridgeError, add_place
 from bridge.generators import refuse_draws
-from bridge.module.copy import (
+from bridge.module.copying import (
     UNREADABLE,
     Place,
     Snapshot,

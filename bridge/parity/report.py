@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.dispatch.mode import matmul_precision
+from bridge.dispatch.aten import matmul_precision
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import convert, is_number, path_name
 
@@ -62,7 +62,7 @@ class Environment:
     platform: str
     device: str
     matmul_precision: str
-    """The precision of float32 products, in JAX's words; see `bridge.dispatch.compute`."""
+    """The precision of float32 products, in JAX's words; see `bridge.dispatch.computation`."""
     x64: bool
     """True if JAX has 64-bit types; otherwise they are compared as the 32-bit types in which they are stored."""
     versions: dict[str, str]

@@ -85,7 +85,7 @@ def test_a_call_and_verify():
 
 
 def test_a_copy_shares_no_tensor_and_what_python_cannot_copy():
-    from bridge.module.copy import independent
+    from bridge.module.copying import independent
 
     module = Holds()
     module.view, module.log = module.lin.weight.detach()[0], [module.lin.weight]

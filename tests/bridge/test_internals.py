@@ -37,13 +37,13 @@ def test_the_search_finds_one():
 
 
 WIDE = {
-    "dispatch/compute.py": "a lowering, whose failure is an error that says it is a defect of the lowering",
+    "dispatch/computation.py": "a lowering, whose failure is an error that says it is a defect of the lowering",
     "module/call.py": "what a check raises that fails for trial, which shows that the code does not catch it",
     "module/effects.py": "a state that the code did not expect, which is another program",
     "parity/__init__.py": "the user's module, loss and `advance`",
     "parity/arbiter.py": "the exported module in float64",
     "errors.py": "code of the user's, whose error becomes one that says what failed",
-    "module/copy.py": "an object that Python cannot copy",
+    "module/copying.py": "an object that Python cannot copy",
 }
 """Places that catch any exception and do not raise it again, and the code that raises it."""
 

@@ -2,7 +2,7 @@
 
 `Dispatch` sits below PyTorch's own dispatcher, so composite functions, autocast, gradient mode and view rules are
 PyTorch's own. What arrives here are ATen operations. Each of them makes a view or writes in place (`views.py`), draws
-random numbers (`random.py`), or computes a new tensor (`compute.py`).
+random numbers (`random.py`), or computes a new tensor (`computation.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bridge.autograd import checkpoint, engine
 from bridge.autograd.function import OF_LIBRARIES, in_place_of_apply
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE
 from bridge.context import CURRENT, RUNNING, CallState, Options
-from bridge.dispatch.compute import (
+from bridge.dispatch.computation import (
     DEFECT_REMEDY,
     TRACE_ERRORS,
     LoweringError,
