@@ -249,21 +249,23 @@ class Call:
             self.changes |= snapshot.holders(self._has_parted)
         return result
 
-    def run_twice(self, first: Request, second: Request, hidden: Place | None) -> tuple[Result, Result, dict]:
-        """Runs two calls on this copy, the second one with the buffers that the first one leaves.
+    def run_again(self, first: Request, last: Request, calls: int, hidden: Place | None) -> tuple[Result, Result, dict]:
+        """Runs calls on this copy, each with the buffers that the one before it leaves; all but the last are equal.
 
-        The second call cannot read the value at the `hidden` place. Returns both results and the second call's changes.
+        The last call cannot read the value at the `hidden` place. Returns the results of the last two calls, and the
+        changes of the last one.
         """
-        before = self._run(first)
-        self._dispatch.rng = second.rng
+        for _ in range(calls - 1):
+            before = self._run(first)
+        self._dispatch.rng = last.rng
         self._dispatch.draws = 0
-        for name, array in second.params.items():  # as an optimizer does between the calls
+        for name, array in last.params.items():  # as an optimizer does between the calls
             tensor = value_in(name, self._slots[name])
             self._dispatch.wrap(tensor).write(array, tracked=False, grad_enabled=False)
         start = Snapshot(self._modules, self._slots, self._copies.values())
         if hidden is not None:
             start.put({hidden: UNREADABLE})
-        after = self._run(second, check=False)
+        after = self._run(last, check=False)
         return before, after, start.changes()
 
     def _has_parted(self, tensor: torch.Tensor) -> bool:
@@ -404,12 +406,12 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
         # In eval mode the parameters are the same in the next call, so a table computed from them remains valid.
         training = any(m.training for m in fn.module.modules()) if request.train is None else request.train
 
-        def second_call(first: list, second: list, hidden: Place | None = None) -> tuple:
+        def next_call(first: list, last: list, calls: int = 2, hidden: Place | None = None) -> tuple:
             one = numbers.put(first)
-            two = numbers.put(second)
+            two = numbers.put(last)
             if not training:
                 two = dataclasses.replace(two, params=one.params)
-            before, *after = Call(fn, one, call.recording).run_twice(one, two, hidden)
+            before, *after = Call(fn, one, call.recording).run_again(one, two, calls, hidden)
             two = dataclasses.replace(two, buffers=before.buffers)
             alone = Call(fn, two, call.recording)
             return after, (alone.run(two), alone.changes)
@@ -419,7 +421,7 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
             return Call(fn, later, call.recording).run(later, values)
 
         kind = request.method, request.train, numbers.signature
-        fn.verdicts.check(call.changes, kind, second_call, later_call, numbers.shapes)
+        fn.verdicts.check(call.changes, kind, next_call, later_call, numbers.shapes)
     if call.changed_arguments:
         what = "the call changes its argument {}, and the caller's own stays as it was; return it from the call"
         fn.verdicts.warn(call.changed_arguments, what)

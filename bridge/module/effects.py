@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax.extend.core import Literal
 from torch import nn
 
@@ -41,7 +42,7 @@ class Verdicts:
         self._said: set[str] = set()
 
     def check(
-        self, changes: Mapping[Place, Any], kind: tuple, second_call: SecondCall, later_call: Callable, shapes: Shapes
+        self, changes: Mapping[Place, Any], kind: tuple, next_call: NextCall, later_call: Callable, shapes: Shapes
     ) -> None:
         """Raises `BridgeError` if a later call would read a changed value; warns if the change is merely lost.
 
@@ -52,7 +53,7 @@ class Verdicts:
         key = kind, frozenset(map(_name, changes))
         if key not in self._known:
             first = all(error or known[:2] != kind[:2] for (known, _), (error, _) in self._known.items())
-            self._known[key] = judge(changes, second_call, later_call if first else None, shapes)
+            self._known[key] = judge(changes, next_call, later_call if first else None, shapes)
         error, lost = self._known[key]
         if error:
             raise BridgeError(error)
@@ -67,10 +68,10 @@ class Verdicts:
             warnings.warn(BridgeWarning(text.format(listed)), stacklevel=2)
 
 
-SecondCall = Callable[..., "tuple[tuple[Any, Mapping[Place, Any]], tuple[Any, Mapping[Place, Any]]]"]
-"""`(first, second, hidden=None)`: traces two calls, each on numbers of its own. Returns the results and the changes of
-the second call on the copy that the first one left, and those of the same call on a fresh copy. A value that the first
-call left at the `hidden` place cannot be read."""
+NextCall = Callable[..., "tuple[tuple[Any, Mapping[Place, Any]], tuple[Any, Mapping[Place, Any]]]"]
+"""`(first, last, calls=2, hidden=None)`: traces calls one after the other, the last on numbers of its own. Returns the
+results and the changes of the last call on the copy that the others left, and those of the same call on a fresh copy. A
+value that the others left at the `hidden` place cannot be read."""
 
 
 class Shapes(NamedTuple):
@@ -82,11 +83,13 @@ class Shapes(NamedTuple):
 
 
 def judge(
-    changes: Mapping[Place, Any], second_call: SecondCall, later_call: Callable | None, shapes: Shapes
+    changes: Mapping[Place, Any], next_call: NextCall, later_call: Callable | None, shapes: Shapes
 ) -> tuple[str, list[str]]:
     """Returns the text of an error, or "", and the names of values that are lost."""
     try:
-        same, again = _compare(changes, second_call, shapes)
+        same, again = _compare(changes, next_call, shapes)
+        if same and again.keys() - changes.keys():  # something grows, so two calls do not show where it ends
+            same, _ = _compare(changes, functools.partial(next_call, calls=3), shapes)
     except Exception:  # the code does not expect the state that a call leaves, or it asks for values
         same = False
         again = {}
@@ -97,7 +100,7 @@ def judge(
             f"the call changes {_listed(made or changes)} and a later call would read it, but a call keeps parameters "
             f"and buffers only; {_remedy(made or [*changes], changes)}"
         ), []
-    counts = {p: (changes[p], v) for p, (v, _) in again.items() if type(v) is type(changes.get(p)) in _COUNTED}
+    counts = {p: (changes[p], v) for p, (v, _) in again.items() if _counts(v) and type(v) is type(changes.get(p))}
     number = _other_call(counts, later_call, shapes) if counts and later_call else 0
     if number:
         return (
@@ -107,11 +110,15 @@ def judge(
         ), []
     others = [place for place, value in changes.items() if place not in again and value is not KEPT]
     lost = [place for place, (_, of_state) in again.items() if not of_state]
-    lost += [place for place in others if _unread(place, second_call, shapes)]
+    lost += [place for place in others if _unread(place, next_call, shapes)]
     return "", [_name(place) for place in lost]
 
 
-_COUNTED = (bool, int, float, str)
+def _counts(value: Any) -> bool:
+    """True for a number or text, also a number in a tensor that is known while tracing: it may count the calls."""
+    return type(value) in (bool, int, float, str) or (type(value) is torch.Tensor and value.numel() == 1)
+
+
 _LATER = (10, 1_000, 1_000_003, 18_018_000)
 """Numbers of calls: past usual thresholds, and the last a multiple of every number up to 16, of 100 and of 1 000."""
 
@@ -123,7 +130,7 @@ def _other_call(counts: dict[Place, tuple[Any, Any]], later_call: Callable, shap
     """
     first = _program(functools.partial(later_call, {}), shapes)
     for number in _LATER:
-        values = {p: b + (number - 3) * (b - a) if type(b) in (int, float) else b for p, (a, b) in counts.items()}
+        values = {place: _continued(*left, number) for place, left in counts.items()}
         try:
             if _program(functools.partial(later_call, values), shapes) != first:
                 return number
@@ -132,6 +139,12 @@ def _other_call(counts: dict[Place, tuple[Any, Any]], later_call: Callable, shap
         except Exception:  # of the code: PyTorch raises it, too, if the number gets there
             continue
     return 0
+
+
+def _continued(first: Any, second: Any, number: int) -> Any:
+    """Returns what call `number` finds where the first two calls left these values."""
+    has_no_step = type(second) in (bool, str) or (type(second) is torch.Tensor and second.dtype is torch.bool)
+    return second if has_no_step else second + (number - 3) * (second - first)
 
 
 def _program(call: Callable[[list], Any], shapes: Shapes) -> Hashable:
@@ -151,7 +164,7 @@ def _program(call: Callable[[list], Any], shapes: Shapes) -> Hashable:
 
 
 def _compare(
-    changes: Mapping[Place, Any], second_call: SecondCall, shapes: Shapes
+    changes: Mapping[Place, Any], next_call: NextCall, shapes: Shapes
 ) -> tuple[bool, dict[Place, tuple[Any, bool]]]:
     """Returns whether a second call does the same on the copy that the first one left as on a fresh one.
 
@@ -162,7 +175,7 @@ def _compare(
     others: list[list[str]] = []
 
     def results(first: Any, second: Any) -> list[Any]:
-        (after, left), (alone, left_alone) = second_call(first, second)
+        (after, left), (alone, left_alone) = next_call(first, second)
         traced = [[[t.value for t in _traced_in(v)] for v in (left[p], left_alone.get(p))] for p in left]
         kept.extend((*item, *map(len, values)) for item, values in zip(left.items(), traced, strict=True))  # pyright: ignore
         leaves = [jax.tree.leaves(after), jax.tree.leaves(alone)]
@@ -194,10 +207,10 @@ def _compare(
     return same, again
 
 
-def _unread(place: Place, second_call: SecondCall, shapes: Shapes) -> bool:
+def _unread(place: Place, next_call: NextCall, shapes: Shapes) -> bool:
     """True if a call of this kind does not read the value at the place, so that a call of another kind may."""
     try:
-        jax.eval_shape(lambda *given: second_call(*given, hidden=place) and None, shapes.leaves, shapes.leaves)
+        jax.eval_shape(lambda *given: next_call(*given, hidden=place) and None, shapes.leaves, shapes.leaves)
     except Exception:
         return False
     return True

@@ -125,6 +125,18 @@ def table_of_a_written_buffer(m, x):
     return x * table
 
 
+def doubled_when_full(m, x):
+    m.list.append(len(x))
+    return x @ m.w * (2 if len(m.list) == 3 else 1)
+
+
+def ready_after_two(m, x):
+    y = x @ m.w * (2 if m.ready else 1)
+    m.ready = m.seen
+    m.seen = True
+    return y
+
+
 CHANGED = {
     "number": (lambda: Calls(lambda m, x: x * up(m), n=0), "`n`"),
     "recurrent": (lambda: Calls(lambda m, x: put(m, "h", torch.tanh(x @ m.w + m.h)), h=torch.zeros(2, 3)), "`h`"),
@@ -166,6 +178,8 @@ STALE = {
         lambda: Calls(table_of_a_written_buffer, table=None, steps=nn.Buffer(torch.ones(3))),
         "`table`",
     ),
+    "list of three": (lambda: Calls(doubled_when_full, list=[]), "`list"),
+    "two flags": (lambda: Calls(ready_after_two, seen=False, ready=False), "`seen`"),
 }
 """PyTorch's second call gives the same for these inputs, or fails."""
 
@@ -474,6 +488,11 @@ def phases(m, x):
     return x @ m.w * (2 if m.phase == "main" else 1)
 
 
+def counted_in_a_tensor(m, x):
+    m.n = m.n + 1
+    return x @ m.w * (2 if m.n > 5 else 1)
+
+
 COUNTERS = {
     "threshold": (lambda: Calls(lambda m, x: x @ m.w * (10 if up(m) > 2 else 1), n=0), "`n`, and call 10 "),
     "late": (
@@ -493,6 +512,7 @@ COUNTERS = {
     "frozen at first": (lambda: Calls(frozen_at_first, n=0), "`n`, and call 1,000 "),
     "penalty": (lambda: Calls(penalized, n=0), "`n`, and call 18,018,000"),
     "without translation": (lambda: Calls(resets_codes, n=0), "`n`, and call 1,000 "),
+    "in a tensor": (lambda: Calls(counted_in_a_tensor, n=torch.tensor(0)), "`n`, and call 10 "),
 }
 
 
@@ -519,6 +539,7 @@ def checks_its_steps(m, x):
 HARMLESS = {
     "ring": lambda: Calls(tensors_in_a_ring, n=0, list=[None] * 3),
     "check": lambda: Calls(checks_its_steps, n=0),
+    "kept in a list": lambda: Calls(lambda m, x: (m.list.append(x.detach()), x @ m.w)[1], list=[]),
     "temperature": lambda: Calls(lambda m, x: (put(m, "t", m.t * 0.99), x @ m.w)[1], t=1.0),
     "kept for inspection": lambda: Calls(lambda m, x: (up(m), put(m, "last", (x @ m.w).softmax(-1)))[1], n=0),
 }
