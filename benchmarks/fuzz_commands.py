@@ -29,7 +29,8 @@ import traceback
 from pathlib import Path
 
 from benchmarks.damage import damage
-from train_jax.__main__ import STAGES, main
+from train_jax.__main__ import main
+from train_jax.plugin import entries
 
 SHORT = "--steps 6 --checkpoint-every-steps 3 --eval-every-steps 3 --wandb disabled"
 PUZZLES = f"train tiny --data-dir set --global-batch-size 8 --eval-batch-size 8 {SHORT}"
@@ -129,7 +130,7 @@ class Machine:
 
     def __init__(self, seconds: float):
         self._seconds = seconds
-        for name in STAGES:
+        for name in entries("stages"):
             importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
         for name in ("train_jax.report.puzzle_page", "train_jax.tasks.puzzles.evaluate", "train_jax.run.kernels"):
             importlib.import_module(name)

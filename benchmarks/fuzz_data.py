@@ -32,7 +32,7 @@ from train_jax.errors import UserError
 from train_jax.report.puzzle_page import page
 from train_jax.report.run_page import read_run_files
 from train_jax.report.status_table import status_table
-from train_jax.report.terminal import build_summary, inspected, samples
+from train_jax.report.terminal import inspected, samples
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
@@ -41,7 +41,7 @@ from train_jax.stages import summary
 from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.batches import load_mixture
 from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.inspection import build_summary, inspect
 from train_jax.tasks.puzzles.maze.data import MazeData
 from train_jax.tasks.puzzles.maze.generator import generate as mazes
 from train_jax.tasks.puzzles.maze.grid import text_of

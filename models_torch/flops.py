@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,9 +11,9 @@ from torch.utils.flop_counter import flop_registry
 
 from models_torch import registry
 from models_torch.config import ACTConfig, ModelConfig
-from models_torch.gpt import GPTConfig
-from models_torch.gpt_2026 import GPT2026Config, windows
-from models_torch.hrm_text import HRMTextConfig
+
+if TYPE_CHECKING:
+    from models_torch.gpt import GPTConfig
 
 PRODUCTS_OF_BACKWARD = 2
 """Number of products in the backward pass for each product of the forward pass: the gradients of its two factors."""
@@ -28,17 +28,24 @@ def train_flops_per_example(model: str, arch: ModelConfig) -> float:
     and addition count as two. Recomputation of activations and the optimizer are not counted. Raises ValueError if the
     model is not one of this package or cannot be built.
     """
-    if isinstance(arch, GPTConfig):
-        return language_flops_per_token(arch) * arch.seq_len
-    if isinstance(arch, HRMTextConfig):
-        return _counted(model, dataclasses.replace(arch, forward_dtype="float32"))
     if not isinstance(arch, ACTConfig):
-        raise ValueError(f"the FLOPs of {model} are not known")
+        return _language_flops(model, arch)
     act_steps = min(2, arch.halt_max_steps)  # with one step, nothing is bootstrapped; more steps change nothing
     return _counted(model, dataclasses.replace(arch, **WITHOUT_EFFECT, halt_max_steps=act_steps))
 
 
-def language_flops_per_token(arch: GPTConfig) -> float:
+def _language_flops(model: str, arch: ModelConfig) -> float:
+    from models_torch.gpt import GPTConfig  # runs of puzzles need no language model
+    from models_torch.hrm_text import HRMTextConfig
+
+    if isinstance(arch, GPTConfig):
+        return language_flops_per_token(arch) * arch.seq_len
+    if isinstance(arch, HRMTextConfig):
+        return _counted(model, dataclasses.replace(arch, forward_dtype="float32"))
+    raise ValueError(f"the FLOPs of {model} are not known")
+
+
+def language_flops_per_token(arch: "GPTConfig") -> float:
     """Returns the FLOPs of the matrix products of one training step, forward and backward, for one token.
 
     Six for every entry of a matrix that multiplies (embeddings do not), and 12 for every channel and every position
@@ -48,6 +55,8 @@ def language_flops_per_token(arch: GPTConfig) -> float:
     References:
       estimate_flops in nanochat/gpt.py, https://github.com/karpathy/nanochat
     """
+    from models_torch.gpt_2026 import GPT2026Config, windows  # runs of puzzles need no language model
+
     with torch.device("meta"):
         module = registry.build_model("gpt_2026" if isinstance(arch, GPT2026Config) else "gpt", arch)
     matrices = sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))

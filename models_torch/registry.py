@@ -4,99 +4,82 @@ A name is one of `ARCHITECTURES` (puzzle models), one of `LANGUAGE_MODELS`, or `
 the user (`outside.py`, `outside_language.py`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models_torch import outside, outside_language
-from models_torch.act import ACT
-from models_torch.config import ACTConfig, ArchitectureConfig, ModelConfig
-from models_torch.gpt import GPT, GPTConfig
-from models_torch.gpt_2026 import GPT2026, GPT2026Config
-from models_torch.hrm import HRM, HRMConfig
-from models_torch.hrm_text import HRMText, HRMTextConfig
+from models_torch import outside
+from models_torch.config import ACTConfig, ModelConfig
 from models_torch.losses import IGNORE_LABEL_ID, ACTLossHead
-from models_torch.transformer import Transformer, TransformerConfig
-from models_torch.trm import TRM, TRMConfig
-from models_torch.trm_hier6 import TRMHier6, TRMHier6Config
-from models_torch.trm_singlez import TRMSingleZ, TRMSingleZConfig
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture: its configuration class, its model class without loss head, a tiny configuration."""
+    """A model without its loss head: the class NAME and its configuration, NAMEConfig, of a module of this package.
 
-    config_class: type[ArchitectureConfig]
-    model: Callable[[Any], ACT]
-    tiny_config: Any  # float32, a forward pass in milliseconds: for tests and `bridge.verify`
+    The module is imported when one of them is used.
+    """
+
+    module: str
+    name: str
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the tiny configuration: float32, a forward pass in milliseconds, for tests and `bridge.verify`."""
+
+    def _find(self, name: str) -> Any:
+        return getattr(importlib.import_module(f"models_torch.{self.module}"), name)
+
+    @cached_property
+    def config_class(self) -> Any:
+        return self._find(f"{self.name}Config")
+
+    @cached_property
+    def model(self) -> Any:
+        return self._find(self.name)
+
+    @cached_property
+    def tiny_config(self) -> Any:
+        return self.config_class(**self.tiny)
 
 
-def _tiny(config_class: type[ArchitectureConfig], **fields: Any) -> Any:
-    return config_class(
-        batch_size=4,
-        seq_len=16,
-        vocab_size=6,
-        num_puzzle_identifiers=5,
-        hidden_size=32,
-        num_heads=4,
-        mlp_multiple_of=16,
-        puzzle_emb_ndim=32,
-        halt_max_steps=4,
-        forward_dtype="float32",
-        **fields,
-    )
+def _puzzle_model(module: str, name: str, **tiny: Any) -> Architecture:
+    sizes = {
+        "batch_size": 4,
+        "seq_len": 16,
+        "vocab_size": 6,
+        "num_puzzle_identifiers": 5,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "mlp_multiple_of": 16,
+        "puzzle_emb_ndim": 32,
+        "halt_max_steps": 4,
+        "forward_dtype": "float32",
+    }
+    return Architecture(module, name, sizes | tiny)
+
+
+def _language_model(module: str, name: str, **tiny: Any) -> Architecture:
+    return Architecture(module, name, {"seq_len": 16, "vocab_size": 61, "forward_dtype": "float32"} | tiny)
 
 
 ARCHITECTURES = {
-    "trm": Architecture(TRMConfig, TRM, _tiny(TRMConfig, H_cycles=2, L_cycles=2, puzzle_emb_len=2)),
-    "trm_singlez": Architecture(
-        TRMSingleZConfig, TRMSingleZ, _tiny(TRMSingleZConfig, H_cycles=2, L_cycles=2, puzzle_emb_len=2)
-    ),
-    "trm_hier6": Architecture(
-        TRMHier6Config, TRMHier6, _tiny(TRMHier6Config, H_cycles=2, L_cycles=6, L_layers=1, puzzle_emb_len=2)
-    ),
-    "hrm": Architecture(HRMConfig, HRM, _tiny(HRMConfig, H_layers=1, L_layers=1)),
-    "transformer": Architecture(TransformerConfig, Transformer, _tiny(TransformerConfig, H_layers=2)),
+    "trm": _puzzle_model("trm", "TRM", H_cycles=2, L_cycles=2, puzzle_emb_len=2),
+    "trm_singlez": _puzzle_model("trm_singlez", "TRMSingleZ", H_cycles=2, L_cycles=2, puzzle_emb_len=2),
+    "trm_hier6": _puzzle_model("trm_hier6", "TRMHier6", H_cycles=2, L_cycles=6, L_layers=1, puzzle_emb_len=2),
+    "hrm": _puzzle_model("hrm", "HRM", H_layers=1, L_layers=1),
+    "transformer": _puzzle_model("transformer", "Transformer", H_layers=2),
 }
-
-
-@dataclass(frozen=True)
-class LanguageModel:
-    """A language model: its configuration class, its model class, which computes its own loss, a tiny configuration."""
-
-    config_class: type[ModelConfig]
-    model: Callable[[Any], nn.Module]
-    tiny_config: Any
-
-
+"""Models of puzzles."""
 LANGUAGE_MODELS = {
-    "gpt": LanguageModel(
-        GPTConfig,
-        GPT,
-        GPTConfig(seq_len=16, vocab_size=61, n_layer=2, n_head=4, n_kv_head=2, n_embd=64, forward_dtype="float32"),
-    ),
-    "gpt_2026": LanguageModel(
-        GPT2026Config,
-        GPT2026,
-        GPT2026Config(seq_len=16, vocab_size=61, n_layer=3, n_head=4, n_kv_head=2, n_embd=64, forward_dtype="float32"),
-    ),
-    "hrm_text": LanguageModel(
-        HRMTextConfig,
-        HRMText,
-        HRMTextConfig(
-            seq_len=16,
-            vocab_size=61,
-            n_layers=2,
-            hidden_size=32,
-            num_heads=2,
-            mlp_multiple_of=16,
-            forward_dtype="float32",
-        ),
-    ),
+    "gpt": _language_model("gpt", "GPT", n_layer=2, n_head=4, n_kv_head=2, n_embd=64),
+    "gpt_2026": _language_model("gpt_2026", "GPT2026", n_layer=3, n_head=4, n_kv_head=2, n_embd=64),
+    "hrm_text": _language_model("hrm_text", "HRMText", n_layers=2, hidden_size=32, num_heads=2, mlp_multiple_of=16),
 }
+"""Language models, which compute their own loss."""
 
 
 def architecture(name: str) -> Architecture:
@@ -111,7 +94,7 @@ def architecture(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def _built_in(name: str) -> Architecture | LanguageModel:
+def _built_in(name: str) -> Architecture:
     return LANGUAGE_MODELS[name] if name in LANGUAGE_MODELS else architecture(name)
 
 
@@ -130,8 +113,10 @@ def build_model(name: str, config: ModelConfig) -> nn.Module:
 
     Raises ValueError for a model of the user that cannot be imported or constructed.
     """
-    if isinstance(config, outside_language.OutsideLanguageConfig):
-        return outside_language.build_model(name, config)
+    if outside.is_outside(name) and not isinstance(config, ACTConfig):
+        from models_torch import outside_language  # imports GPT, which puzzles do not need
+
+        return outside_language.build_model(name, config)  # pyright: ignore[reportArgumentType]
     if outside.is_outside(name):
         return outside.build_model(name, config)
     return _built_in(name).model(config)

@@ -13,7 +13,6 @@ A block with `<!-- not run: REASON -->` on the line above is not checked. Pages 
 """
 
 import ast
-import importlib
 import json
 import os
 import re
@@ -30,8 +29,8 @@ from torch import nn
 import bridge
 from benchmarks.readiness import ROWS
 from train_jax import errors
-from train_jax.__main__ import STAGES
 from train_jax.command_line import run_stage
+from train_jax.plugin import entries, load_object
 from train_jax.pod.prove.parts import PARTS
 from train_jax.pod.prove.runs import RUNS
 
@@ -194,19 +193,20 @@ def check_command(words, monkeypatch):
 
 def check_stage(name, arguments, monkeypatch):
     """Lets the stage read its arguments, and stops before it does anything."""
-    assert name in STAGES, f"no stage {name}"
-    stage = importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
+    assert name in entries("stages"), f"no stage {name}"
+    target = load_object(entries("stages")[name].target, "stage")
     for each in arguments:
         if re.fullmatch(r"[\w.]+:\w+", each):  # somebody's class, as `--model` takes it
             module, _, class_name = each.partition(":")
             monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{class_name: Stranger}))
     read = []
-    monkeypatch.setattr(stage, "main", lambda *configuration, **_: read.append(configuration))
+    module = sys.modules[target.__module__]
+    monkeypatch.setattr(module, "main", lambda *configuration, **_: read.append(configuration))
     if {"--help", "-h"} & set(arguments):
         with pytest.raises(SystemExit):
-            run_stage(name, stage, arguments)
+            run_stage(name, target, arguments)
     else:
-        run_stage(name, stage, arguments)
+        run_stage(name, target, arguments)
         assert len(read) == 1, f"trm {name} read no configuration"
 
 

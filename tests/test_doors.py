@@ -36,6 +36,7 @@ def train_jax_files_that(knows):
 
 def test_core_loop_and_run_reach_no_task():
     paths = modules(ROOT, "train_jax")
+    del paths["train_jax"]  # the public names, which call everything
     free = tuple(f"train_jax.{part}" for part in FREE_OF_TASKS)
     sources = [name for name in paths if name in free or name.startswith(tuple(f"{part}." for part in free))]
     assert len(sources) > 40

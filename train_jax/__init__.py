@@ -13,10 +13,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from train_jax.run.config import RunConfig
+from train_jax import plugin as _plugin
+from train_jax.cli.parts import PARTS as _PARTS
 
-__all__ = ["load_run", "preset", "train"]
+if TYPE_CHECKING:
+    from train_jax.core.objective import LossSums
+    from train_jax.evaluation import evaluate_on
+    from train_jax.plugin import Plugin
+    from train_jax.run.config import RunConfig
+    from train_jax.task import Task
+
+__all__ = ["LossSums", "Plugin", "Task", "evaluate_on", "load_run", "preset", "train"]
+
+_plugin.use(_PARTS)
+
+_WHERE = {
+    "LossSums": "train_jax.core.objective",
+    "Plugin": "train_jax.plugin",
+    "Task": "train_jax.task",
+    "evaluate_on": "train_jax.evaluation",
+}
+"""Modules of the public names that are imported when they are used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _plugin.load_object(f"{_WHERE[name]}:{name}", "name")
 
 
 def preset(name: str) -> RunConfig:
@@ -24,9 +47,9 @@ def preset(name: str) -> RunConfig:
 
     Raises `train_jax.errors.UserError` for an unknown name.
     """
-    from train_jax.experiments.runs import named_run
+    from train_jax.run.presets import preset
 
-    return named_run(name)
+    return preset(name)
 
 
 def train(config: RunConfig) -> dict[str, Any]:
@@ -52,7 +75,7 @@ def load_run(path: str, step: str | int = "newest") -> Any:
     `train_jax.errors.UserError` if there is no run or no such checkpoint.
     """
     from train_jax.run.restore import restore
-    from train_jax.task import commands_of
+    from train_jax.tasks.commands import commands_of
 
     run = restore(path, step=step)
     return commands_of(run.config.task).model(run)

@@ -6,66 +6,34 @@ Only the stage imports torch and JAX, so that `trm --help` and `trm --version` a
 import atexit
 import contextlib
 import gc
-import importlib
 import io
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from train_jax import plugin
+from train_jax.plugin import Stage
 
 # Further modules are imported in `main`, where Ctrl-C is one line.
 
-GROUPS = {
-    "data": {
-        "build-data": "build a data set (sudoku, maze, arc, text, chat), or inspect one",
-        "tokenizer": "train, evaluate or inspect a tokenizer for text",
-    },
-    "training": {
-        "train": "train a model, or continue a run: trm train PRESET [--field value …]",
-        "status": "show runs: step, speed, time left, last checkpoint, health, goodput",
-        "summary": "print the accuracy, training time and files of a run",
-        "profile": "print where the time of profiled steps went: trm train NAME --profile 5",
-        "sweep": "train experiments by name, or list them: trm sweep exp01 exp02b --dry-run",
-    },
-    "pods": {
-        "preflight": "check hosts, devices, code, data and run folder",
-        "prove": "measure on these devices what the project claims, in minutes; --choose kernels",
-        "compile-pod": "compile a run for a TPU topology, without a TPU, and print what it costs",
-        "launch": "run a command on every host of a TPU slice, or rehearse it here (--rehearse 8x4)",
-    },
-    "evaluation": {
-        "evaluate": "score a run on its test set with its EMA weights",
-        "score": "count the votes in files of predictions for an ARC data set",
-        "core": "score a language run on the CORE tasks of an evaluation bundle",
-        "chat-eval": "ask a language run arithmetic, spelling and other tasks, as a chat",
-        "solve": "show a run's answer to one puzzle after every ACT step",
-        "generate": "continue prompts with a language model",
-        "chat": "talk to a language model in the terminal",
-        "serve": "serve language and puzzle models: a web page and OpenAI's interface",
-        "bench-generate": "measure how fast a language model writes, for 1 to 128 rows",
-    },
-    "results": {
-        "export": "write a run's EMA weights under PyTorch names and check them in PyTorch",
-        "report": "write a run's HTML report",
-        "analyze": "write the report of a sweep: the answer of each group, plots, tables",
-    },
-}
-"""The stages by group, in the order of `trm --help`."""
-
-STAGES = {name: text for group in GROUPS.values() for name, text in group.items()}
+GROUPS = ("data", "training", "pods", "evaluation", "results")
+"""Headings of `trm --help` in their order; those of a plugin of the user follow."""
 
 
-def usage() -> str:
-    width = max(map(len, STAGES))
+def usage(stages: Mapping[str, Stage]) -> str:
+    width = max(map(len, stages))
     lines = [
         "usage: trm STAGE [arguments]",
         "       trm STAGE --help    arguments of one stage",
+        "       trm --help --all    with the stages of installed plugins",
         "       trm --version       version, commit, and versions of torch, torchax and jax",
     ]
-    for group, stages in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {name:<{width}}  {text}" for name, text in stages.items())]
+    for group in dict.fromkeys([*GROUPS, *(stage.group for stage in stages.values())]):
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:<{width}}  {stage.text}" for name, stage in stages.items() if stage.group == group]
     return "\n".join(lines)
 
 
@@ -148,8 +116,11 @@ def _exit_soon(status: int) -> None:
 def _run(argv: list[str]) -> int:
     from train_jax.errors import UserError
 
+    files, argv = plugin.take_files(argv)
+    for path in files:
+        plugin.use_file(path)
     if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
+        print(usage(plugin.entries("stages", installed="--all" in argv)))
         return 0 if argv else 2
     name = argv[0]
     if name in ("-V", "--version"):
@@ -157,41 +128,41 @@ def _run(argv: list[str]) -> int:
 
         print(version_text())
         return 0
-    if name not in STAGES:
-        raise UserError(f"unknown stage {name!r}; use one of {', '.join(STAGES)}")
+    stage = plugin.find("stages", name)
+    if stage is None:
+        raise UserError(f"unknown stage {name!r}; use one of {', '.join(plugin.entries('stages'))}")
     arguments = argv[1:]
     if name in ("train", "sweep"):
         from train_jax.runtime.supervisor import connect_to_supervisor, restarts_option, supervise
 
         restarts, arguments = restarts_option(arguments) if name == "train" else (0, arguments)
         if restarts and not {"-h", "--help", "--dry-run"} & set(arguments):
-            return supervise(arguments, restarts)
+            return supervise([*plugin.file_options(), *arguments], restarts)
         connect_to_supervisor()
     with preempted_before_start() if name == "train" else contextlib.nullcontext():
-        stage = _stage(name)
+        target = _load(stage)
         from train_jax.command_line import run_stage  # imports tyro, which `trm --help` does not need
 
         if signal.getsignal(signal.SIGINT) is _end_interrupted:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there may be something to close
-        run_stage(name, stage, arguments)
+        run_stage(name, target, arguments)
     return 0
 
 
-def _stage(name: str) -> Any:
+def _load(stage: Stage) -> Any:
     """Imports a stage without garbage collections, which would scan the imported objects again and again.
 
     Later ones leave it out, too: modules stay until the process ends.
     """
-    module = f"train_jax.stages.{name.replace('-', '_')}"
-    if module in sys.modules or not gc.isenabled():
-        return importlib.import_module(module)
+    if stage.target.partition(":")[0] in sys.modules or not gc.isenabled():
+        return plugin.load_object(stage.target, "stage")
     gc.disable()
     try:
-        stage = importlib.import_module(module)
+        target = plugin.load_object(stage.target, "stage")
     finally:
         gc.enable()
     gc.freeze()
-    return stage
+    return target
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import inspect
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, get_type_hints
 
@@ -52,12 +53,12 @@ def parse(command: Any, argv: list[str], *, prog: str, reader: Callable[..., Any
     return config
 
 
-def run_stage(name: str, stage: Any, argv: list[str]) -> None:
-    """Calls `cli` of the module of a stage, or its `main` with the arguments in the class that has the stage's name."""
-    if hasattr(stage, "cli"):
-        stage.cli(argv)
+def run_stage(name: str, target: Any, argv: list[str]) -> None:
+    """Runs a stage: a function of the arguments, or a dataclass of options in a module with `main(options)`."""
+    if isinstance(target, type):
+        sys.modules[target.__module__].main(parse(target, argv, prog=f"trm {name}"))
     else:
-        stage.main(parse(getattr(stage, name.title().replace("-", "")), argv, prog=f"trm {name}"))
+        target(argv)
 
 
 def parse_subcommand(commands: Mapping[str, Any], argv: list[str], *, prog: str, unknown: str, description: str) -> Any:

@@ -10,10 +10,10 @@ import tyro
 
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.experiments.runs import named_run
 from train_jax.optim.config import ParameterGroup
+from train_jax.plugin import entries, load_object
 from train_jax.run.config import RunConfig, with_model
-from train_jax.run.presets import listed_presets, preset_names
+from train_jax.run.presets import listed_presets, preset, preset_names
 
 
 def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, RunConfig]:
@@ -26,13 +26,11 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
     name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     if name is None and not {"-h", "--help"} & set(rest):
         raise UserError(f"{prog} needs a preset or an experiment as its first argument; presets are {listed_presets()}")
-    base, rest = take_option(rest, "--preset")
-    default = named_run(name or preset_names()[0], base)
-    phase, rest = take_option(rest, "--phase")
-    if phase is not None:
-        from train_jax.tasks.language.phases import phase_run  # puzzle runs do not need it
-
-        default = phase_run(name or "", default, phase, option_value(rest, "--init-from"))
+    default = preset(name or preset_names()[0])
+    for option, function in entries("derivations").items():
+        value, rest = take_option(rest, option)
+        if value is not None:
+            default = load_object(function, option)(name or "", default, value, rest)
     model, task = option_value(rest, "--model"), option_value(rest, "--task")
     config = parse(
         RunConfig,

@@ -20,7 +20,7 @@ from train_jax.core.state import TrainState, new_state
 from train_jax.core.step import StepOptions, TrainStep, make_train_step, several_steps
 from train_jax.errors import UserError
 from train_jax.optim.chain import dense_optimizer, matrices_alike, trainable
-from train_jax.plugins import is_plugin
+from train_jax.plugin import names_object
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import is_run
 from train_jax.run.model import build_objective
@@ -215,7 +215,7 @@ def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Pla
     if not config.compute.shard_optimizer:
         return Placement(devices, Replicated(config.compute.reduction))
     for rule in (config.optim.optimizer, *(group.optimizer or "" for group in config.optim.groups)):
-        if is_plugin(rule):
+        if names_object(rule):
             raise UserError(
                 f"compute.shard_optimizer cannot be used with the optimizer {rule}, which may need whole parameters; "
                 "use a built-in one such as adamw, or omit compute.shard_optimizer"

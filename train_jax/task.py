@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from train_jax.errors import UserError
-from train_jax.plugins import is_plugin, load_plugin
+from train_jax.plugin import entries, find, load_object, names_object
 from train_jax.run.json_files import Kind
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from train_jax.run.config import RunConfig
     from train_jax.run.folder import RunFolder
     from train_jax.runtime.devices import Devices
-    from train_jax.tasks.commands import Commands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +175,14 @@ class Task:
         """Converts the sums of `LossSums.metrics` over several steps, with `examples` examples in total, to means."""
         raise NotImplementedError
 
+    @classmethod
+    def unbuilt(cls, config: RunConfig, kind: str = "", puzzle_identifiers: int = 1) -> Task | None:
+        """Returns the task without its data set, to compile its steps; None if its sizes are in the data alone.
+
+        `kind` and `puzzle_identifiers` are of puzzles: the key of the kind, and the rows of the puzzle table.
+        """
+        return None
+
     # Evaluation
 
     def evaluator(self, objective: Objective, devices: Devices) -> Evaluator:
@@ -202,41 +209,17 @@ class Task:
         return {}
 
 
-TASKS = {
-    "puzzles": "train_jax.tasks.puzzles.task:PuzzleTask",
-    "language": "train_jax.tasks.language.task:LanguageTask",
-    "chat": "train_jax.tasks.language.chat.task:ChatTask",
-    "rollouts": "train_jax.tasks.language.chat.rollouts:RolloutTask",
-    "instructions": "train_jax.tasks.language.instructions.task:InstructionTask",
-}
-"""`Task` classes by name. A task of your own is given as `package.module:Class`."""
-COMMANDS = {
-    "puzzles": "train_jax.tasks.puzzles.commands:PuzzleCommands",
-    "language": "train_jax.tasks.language.commands:LanguageCommands",
-    "chat": "train_jax.tasks.language.commands:LanguageCommands",
-    "rollouts": "train_jax.tasks.language.commands:LanguageCommands",
-}
-"""`Commands` classes by the name of the task; their modules import no JAX."""
-DEFAULT_COMMANDS = "train_jax.tasks.commands:Commands"
-"""Commands for a task of your own that has no attribute `commands`."""
-
-
 def task_class(name: str) -> Callable[..., Task]:
-    """Returns the class of a task: a name in `TASKS` or `package.module:Class`. Raises `UserError` if unknown."""
-    if name in TASKS:
-        return load_plugin(TASKS[name], "task")
-    if not is_plugin(name):
-        raise UserError(f"unknown task {name!r}; use one of {', '.join(TASKS)}, or package.module:Class for your own")
-    return load_plugin(name, "task")
+    """Returns the class of a task: of a plugin, or `package.module:Class`. Raises `UserError` for an unknown name."""
+    target = find("tasks", name) or name
+    if not names_object(target):
+        raise UserError(
+            f"unknown task {name!r}; use one of {', '.join(entries('tasks'))}, package.module:Class for your own, or "
+            "--plugin FILE"
+        )
+    return load_object(target, "task")
 
 
 def task_config_class(name: str) -> type[TaskConfig]:
     """Returns the dataclass of the fields of a task."""
     return getattr(task_class(name), "config_class", TaskConfig)
-
-
-def commands_of(task: str) -> Commands:
-    """Returns the commands after training for a task. Raises `UserError` for an unknown task."""
-    if task in COMMANDS:
-        return load_plugin(COMMANDS[task], "task")()
-    return getattr(task_class(task), "commands", None) or load_plugin(DEFAULT_COMMANDS, "task")()

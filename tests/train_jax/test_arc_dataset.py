@@ -11,8 +11,9 @@ from support.puzzle_sets import record_of
 
 from benchmarks import published
 from train_jax.errors import UserError
-from train_jax.stages.build_data import ArcData, main
+from train_jax.stages.build_data import main
 from train_jax.tasks.puzzles.arc import grid as arc_grid
+from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.grid import UNKNOWN, Example, Symmetries, parse_names
 from train_jax.tasks.puzzles.arc.json import read_subset
 from train_jax.tasks.puzzles.format import load_split

@@ -11,10 +11,12 @@ from support.puzzle_sets import puzzle_set, train_batch
 from train_jax.errors import UserError
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.stages.build_data import MazeData, SudokuData, main
+from train_jax.stages.build_data import main
 from train_jax.tasks.puzzles.batches import Mixture, load_mixture, mixture_of
 from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.maze.data import MazeData
 from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.tasks.puzzles.sudoku.data import SudokuData
 from train_jax.tasks.puzzles.sudoku.generator import generate
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution, tokens_of
 from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints

@@ -10,15 +10,16 @@ from support.markers import slow_unless
 
 from models_torch.ranges import Range, field_rules
 from models_torch.registry import ARCHITECTURES
-from train_jax.__main__ import STAGES, main
+from train_jax.__main__ import main
 from train_jax.optim.config import OptimConfig
+from train_jax.plugin import entries
 from train_jax.run.config import ComputeConfig, RunConfig
 from train_jax.stages import build_data, sweep, tokenizer
 from train_jax.tasks.language.task import LanguageConfig
 from train_jax.tasks.puzzles.task import PuzzleConfig
 
 VALUES = ("-5", "nan", str(10**30), "")
-COMMANDS = {"build-data": build_data.COMMANDS, "tokenizer": tokenizer.COMMANDS, "sweep": sweep.COMMANDS}
+COMMANDS = {"build-data": build_data.commands(), "tokenizer": tokenizer.COMMANDS, "sweep": sweep.COMMANDS}
 POSITIONAL = {
     "score": " data file", "core": " run bundle", "build-data inspect": " folder", "build-data arc": " --source folder",
     "tokenizer evaluate": " folder", "tokenizer inspect": " folder", "sweep show": " exp01a", "sweep diff": " exp01a",
@@ -100,7 +101,7 @@ def shown(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [*STAGES, *(f"{stage} {name}" for stage, commands in COMMANDS.items() for name in commands)]
+    "words", [*entries("stages"), *(f"{stage} {name}" for stage, commands in COMMANDS.items() for name in commands)]
 )
 def test_help_of_every_stage_fits_a_screen(words, shown):
     page = shown(*words.split(), "--help")

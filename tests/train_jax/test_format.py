@@ -21,12 +21,15 @@ from support.small_set import METADATA, RECIPE, arrays, rewrite_json, splits
 
 from train_jax.errors import UserError
 from train_jax.run.content import remembered
-from train_jax.stages.build_data import ArcData, Inspect, MazeData, SudokuData, main
+from train_jax.stages.build_data import Inspect, main
 from train_jax.tasks.new_dataset import is_built
+from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.building import LAYOUT, write_dataset
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.maze.data import MazeData
 from train_jax.tasks.puzzles.metadata import FIELDS, content_of
+from train_jax.tasks.puzzles.sudoku.data import SudokuData
 
 
 @pytest.fixture

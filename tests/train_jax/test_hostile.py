@@ -13,16 +13,16 @@ from support.small_set import RECIPE, rewrite_json, splits
 
 from benchmarks.fuzz_data import fuzz
 from train_jax.errors import UserError
-from train_jax.report.terminal import build_summary, inspected
+from train_jax.report.terminal import inspected
 from train_jax.run.untrusted import DamagedError, read_whole
-from train_jax.stages.build_data import COMMANDS
+from train_jax.stages.build_data import builders
 from train_jax.tasks.new_dataset import is_built
 from train_jax.tasks.puzzles.arc import json as arc_json
 from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.json import read_subset, read_task
 from train_jax.tasks.puzzles.building import LAYOUT, write_dataset
 from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.inspection import inspect
+from train_jax.tasks.puzzles.inspection import build_summary, inspect
 from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.metadata import read_identifiers, read_recipe
 
@@ -206,7 +206,7 @@ def test_tables_with_tricks_are_refused(tmp_path, kind, case, bad):
     content = content.replace(b"{odd}", b"\xff" * cells)
     for name in ("train.csv", "test.csv"):
         (tmp_path / name).write_bytes(content if name == bad else HEADER + ROWS[kind].encode() + b"\n")
-    config = COMMANDS[kind](source=str(tmp_path), output_dir=tmp_path / "set")
+    config = builders()[kind](source=str(tmp_path), output_dir=tmp_path / "set")
     said = refusal(tmp_path, lambda: config.build(lambda *_: None), limit_bytes=2**23)
     assert said.startswith(f"{tmp_path / bad} ") and message in said
 

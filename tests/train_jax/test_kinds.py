@@ -10,23 +10,26 @@ from support.puzzle_sets import record_of
 from support.small_set import RECIPE, rewrite_json, splits
 
 from train_jax.errors import UserError
-from train_jax.plugins import load_plugin
+from train_jax.plugin import load_object
 from train_jax.report.terminal import samples, verdict
-from train_jax.stages.build_data import ArcData, MazeData, SudokuData, main
+from train_jax.stages.build_data import main
 from train_jax.tasks.puzzles import kinds
+from train_jax.tasks.puzzles.arc.data import ArcData
 from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.batches import load_mixture, mixture_of
 from train_jax.tasks.puzzles.building import write_dataset
 from train_jax.tasks.puzzles.evaluate import check_same_puzzles
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.kinds import KINDS, MIXED, kind_of, trace_of
+from train_jax.tasks.puzzles.kinds import MIXED, kind_of, trace_of
+from train_jax.tasks.puzzles.maze.data import MazeData
 from train_jax.tasks.puzzles.maze.kind import MazeKind
 from train_jax.tasks.puzzles.metadata import Metadata, read_metadata
+from train_jax.tasks.puzzles.sudoku.data import SudokuData
 from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
-CLASSES = [load_plugin(name, "kind") for name in KINDS.values()]
+CLASSES = [load_object(name, "kind") for name in kinds.kinds().values()]
 ALL = [*map(SudokuKind, GEOMETRIES.values()), MazeKind(4), MazeKind(5), MazeKind(30), MazeKind(50), ArcKind()]
 
 
@@ -149,7 +152,7 @@ class Reversed(Kind):
 def test_a_kind_of_the_user_is_named_by_the_run_and_has_only_what_differs_from_the_defaults(tmp_path, monkeypatch):
     (tmp_path / "toy_kind.py").write_text(TOY)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(kinds, "KINDS", dict(kinds.KINDS))
+    monkeypatch.setattr(kinds, "_added", {})
     for key in ("reversed", "toy_kind:Reversed"):
         assert kind_of(metadata_of(4, 6, key)) is None, "a data set cannot name code"
     kinds.add_kind("")

@@ -16,7 +16,6 @@ from train_jax.runtime.devices import Devices
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
 from train_jax.serving.limits import Limits
-from train_jax.stages.build_data import SudokuData
 from train_jax.stages.build_data import main as build_data
 from train_jax.stages.serve import Serve, open_services
 from train_jax.tasks.language.chat.protocol import read_chat
@@ -26,6 +25,7 @@ from train_jax.tasks.puzzles.scan import make_trajectory_step
 from train_jax.tasks.puzzles.server import TRAJECTORIES, Player, PuzzleService
 from train_jax.tasks.puzzles.solving import known_kind, solve
 from train_jax.tasks.puzzles.stepping import Stepper
+from train_jax.tasks.puzzles.sudoku.data import SudokuData
 from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size, grids_of
 from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 

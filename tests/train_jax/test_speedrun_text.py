@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.scripts import ROOT
 
 from train_jax.__main__ import main as trm
-from train_jax.report.terminal import progress
+from train_jax.report.progress import progress
 from train_jax.run.folder import RunFolder
 from train_jax.run.restore import restore
 from train_jax.tasks.commands import Console

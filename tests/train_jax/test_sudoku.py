@@ -12,9 +12,10 @@ from support.sudoku_tables import sudoku_rows, write_tables
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
 from train_jax.report.terminal import grid_text
-from train_jax.stages.build_data import SudokuData, main
+from train_jax.stages.build_data import main
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.sudoku import generator as sudoku_generator
+from train_jax.tasks.puzzles.sudoku.data import SudokuData
 from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
 from train_jax.tasks.puzzles.sudoku.grid import (
     GEOMETRIES,

@@ -10,13 +10,13 @@ from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.experiments.jobs import train_flops
-from train_jax.experiments.runs import flat
 from train_jax.experiments.sweeper import SweepFiles, finished_figures, readable
 from train_jax.experiments.table import EXPERIMENTS
 from train_jax.run.config import from_values
 from train_jax.run.folder import RESTORE, RUN_ID, RunFolder
 from train_jax.run.json_files import COUNT, NUMBER, optional, read_object
 from train_jax.run.lines import parsed_lines
+from train_jax.run.plan import flat
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import METRICS
 

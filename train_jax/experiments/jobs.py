@@ -17,7 +17,7 @@ from models_torch.flops import train_flops_per_example
 from models_torch.gpt import GPTConfig
 from models_torch.outside import is_outside
 from train_jax.errors import UserError
-from train_jax.experiments.runs import Plan, command_of, named_run, plan, with_changes
+from train_jax.experiments.runs import command_of, experiment_run, with_changes
 from train_jax.experiments.sweeper import SweepFiles, Work
 from train_jax.experiments.table import (
     BASE_PRESET,
@@ -32,7 +32,8 @@ from train_jax.experiments.table import (
 )
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder
-from train_jax.run.presets import find_preset, preset_names
+from train_jax.run.plan import Plan, plan
+from train_jax.run.presets import find_preset, preset, preset_names
 from train_jax.run.storage import path_of
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.tasks.puzzles.kinds import kind_from_key
@@ -170,16 +171,16 @@ def check_folders(jobs: Iterable[Job]) -> None:
 
 
 def _job(name: str, settings: Settings, seed: int, options: Options) -> Job:
-    preset = options.preset if name in EXPERIMENTS else None
-    default = named_run(name, preset)
     row = EXPERIMENTS.get(name)
+    size = options.preset if row else None
+    default = experiment_run(name, size) if row else preset(name)
     group = row.group if row else name
     free = {field: value for field, value in settings.items() if field != "seed"}
     seed = settings.get("seed", seed)
     label = name + (f"@{_text(free)}" if free else "")
     folder = f"{group}/{label}/seed-{seed}"
     changes: dict[str, Any] = {**options.settings, **settings, "seed": seed, "run_dir": f"{options.root}/{folder}"}
-    base = preset or (BASE_PRESET if row else name)
+    base = size or (BASE_PRESET if row else name)
     sets: tuple[DataSet, ...] = ()
     if "data_dir" not in settings and base in (BASE_PRESET, *SUDOKU_SIZES):
         sets = data_sets(row or EXPERIMENTS["baseline"], base, options.data_root)
@@ -193,7 +194,7 @@ def _job(name: str, settings: Settings, seed: int, options: Options) -> Job:
     return Job(
         name=folder,
         steps=config.steps or (plan(config, puzzles_of(sets)).steps if sets else 0),
-        command=command_of(name, config, default, preset),
+        command=command_of(name, config, default, size),
         builds=tuple(each.command for each in sets),
         needs=needs,
         experiment=name,

@@ -1,10 +1,10 @@
-"""The run of an experiment: its configuration, also at the size of another preset; its length and command line."""
+"""The run of an experiment: its configuration, also at the size of another preset, and its command line."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from train_jax.errors import UserError
@@ -20,33 +20,58 @@ from train_jax.experiments.table import (
     twins_of,
 )
 from train_jax.run.config import RunConfig, with_model
-from train_jax.run.presets import preset
-from train_jax.run.resume import differences_of_fields
-from train_jax.runtime.batch_size import epochs_to_steps
-
-EVAL_EVERY_STEPS = 5000
-LONG_WARMUP = 0.1
-"""Share of the steps above which a warm-up causes a warning."""
+from train_jax.run.plan import REFERENCE_EVAL_EVERY_STEPS
+from train_jax.run.presets import Presets, listed_presets, preset
 
 
-def named_run(name: str, base: str | None = None) -> RunConfig:
-    """Returns the run of a preset or experiment id; an experiment can be applied to another preset, `base`."""
-    if name in EXPERIMENTS:
-        return experiment_run(name, base)
-    if base is not None:
+class ExperimentRuns(Presets):
+    """The runs of the experiments at full size. They are listed by `trm sweep list`, not among the presets."""
+
+    def __getitem__(self, name: str) -> RunConfig:
+        return experiment_run(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __contains__(self, name: object) -> bool:
+        return name in EXPERIMENTS
+
+    def examples_per_epoch(self, name: str, config: RunConfig, base: str | None) -> float | None:
+        """Returns the examples of an epoch if the run trains on the data sets of the experiment."""
+        sets = data_sets(EXPERIMENTS[name], base or BASE_PRESET)
+        return puzzles_of(sets) if config.data_dir == ",".join(each.folder for each in sets) else None
+
+    def notes(self, name: str) -> Sequence[str]:
+        group = EXPERIMENTS[name].group
+        if group not in CONFOUNDED:
+            return ()
+        return (f"note: in {group} {CONFOUNDED[group]}; {twins_of(name)} answer the question",)
+
+
+EXPERIMENT_RUNS = ExperimentRuns()
+
+
+def at_preset(name: str, config: RunConfig, base: str, arguments: Sequence[str] = ()) -> RunConfig:
+    """Returns the run of an experiment at the size of a preset, `--preset`; `config` is the run at full size.
+
+    Raises `UserError` if `name` is no experiment.
+    """
+    if name not in EXPERIMENTS:
         raise UserError(f"--preset {base} is for experiments, but {name} is a preset; omit --preset")
-    return preset(name, or_else=", or an experiment of `trm sweep list`")
+    return experiment_run(name, base)
 
 
 def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:
     """Returns the configuration of an experiment; on a preset `base`, the changes have the proportions of its size."""
+    if base in EXPERIMENTS:
+        raise UserError(f"--preset {base} is an experiment; use one of {listed_presets()}")
     row, reference = EXPERIMENTS[experiment_id], preset(base or BASE_PRESET)
     sets = data_sets(row, base or BASE_PRESET)
     changes: dict[str, Any] = {"run_dir": run_dir_of(experiment_id)}
     if row.starts_from:
         changes["init_from"] = run_dir_of(row.starts_from)
     if base is None:
-        changes["eval_every_steps"] = EVAL_EVERY_STEPS
+        changes["eval_every_steps"] = REFERENCE_EVAL_EVERY_STEPS
     if base is None or base in SUDOKU_SIZES:
         changes["data_dir"] = ",".join(each.folder for each in sets)
     scaled = scaled_changes(row, reference, puzzles_of(sets)) if base in SUDOKU_SIZES else row.changes
@@ -128,53 +153,6 @@ def _scaled(name: str, value: Any, config: RunConfig) -> Any:
     here = getattr(getattr(config, owner) if owner else config, field)
     scaled = here * value / PROPORTIONAL[name]
     return max(1, round(scaled)) if isinstance(here, int) else scaled
-
-
-# ---- differences and length
-
-
-def flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the fields of a configuration by their dotted names."""
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def differences(config: RunConfig, reference: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Returns the fields that differ: dotted name -> (value in `reference`, value in `config`)."""
-    pairs = differences_of_fields(dataclasses.asdict(reference), dataclasses.asdict(config))
-    return {name: (old, new) for name, (old, new) in pairs}
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The length of a training run."""
-
-    steps: int
-    warmup_share: float
-    """Share of the steps in which the learning rate increases."""
-    examples: int
-
-
-def plan(config: RunConfig, examples_per_epoch: float) -> Plan:
-    """Returns the plan of a run, for data with `examples_per_epoch`."""
-    steps = config.steps or epochs_to_steps(examples_per_epoch, config.epochs, config.global_batch_size)
-    return Plan(steps, min(config.optim.warmup_steps / steps, 1.0), steps * config.global_batch_size)
-
-
-def plan_lines(name: str, config: RunConfig, examples_per_epoch: float) -> Iterator[str]:
-    """Yields the plan of a run by the name of its experiment or preset, with what is to be noted about it."""
-    length = plan(config, examples_per_epoch)
-    yield f"steps            {length.steps:,}"
-    yield f"share of warm-up {length.warmup_share:.1%}"
-    yield f"examples seen    {length.examples:,}"
-    if length.warmup_share > LONG_WARMUP:
-        yield f"warning: warm-up takes more than {LONG_WARMUP:.0%} of the steps"
-    group = EXPERIMENTS[name].group if name in EXPERIMENTS else ""
-    if group in CONFOUNDED:
-        yield f"note: in {group} {CONFOUNDED[group]}; {twins_of(name)} answer the question"
 
 
 # ---- the command line

@@ -16,7 +16,7 @@ from train_jax.optim.config import OptimConfig
 from train_jax.optim.muon import muon_labels, scale_by_shape
 from train_jax.optim.rules import ELEMENTWISE_RULES, MATRIX_RULES, Rule, decayed_weights
 from train_jax.optim.schedule import learning_rate, momentum
-from train_jax.plugins import is_plugin, load_plugin
+from train_jax.plugin import load_object, names_object
 
 Norm = Callable[[Arrays], jax.Array]
 """Returns the global norm of all parameters or gradients."""
@@ -160,8 +160,8 @@ def _group_chain(config: OptimConfig, total_steps: int) -> tuple[optax.GradientT
 
 def update_rule(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
     """Returns the update rule without weight decay and learning rate. Raises `UserError` for an unknown name."""
-    if is_plugin(config.optimizer):
-        return load_plugin(config.optimizer, "optim.optimizer")(config)
+    if names_object(config.optimizer):
+        return load_object(config.optimizer, "optim.optimizer")(config)
     if config.optimizer in MATRIX_RULES:
         # Epsilon is added to sqrt(v / (1 - beta2^t)), outside the root and after the bias correction, as in PyTorch.
         adamw = optax.scale_by_adam(config.beta1, config.beta2, eps=config.eps)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from models_torch.ranges import Range
 from train_jax.errors import UserError, check_fields
-from train_jax.plugins import is_plugin
+from train_jax.plugin import names_object
 
 Decay = Literal["cosine", "linear", "warmdown"]
 NewtonSchulzDtype = Literal["float32", "bfloat16"]
@@ -128,7 +128,7 @@ class OptimConfig:
 
     def _check_momentum(self) -> None:
         scheduled = self.momentum_start is not None or self.momentum_end is not None
-        if scheduled and is_plugin(self.optimizer):
+        if scheduled and names_object(self.optimizer):
             raise UserError(
                 f"optim.momentum_start and optim.momentum_end do not change the momentum of {self.optimizer}; omit them"
             )

@@ -19,8 +19,7 @@ from train_jax.run.events import Goodput, read_goodput
 from train_jax.run.folder import RunFolder, read_finished, read_run
 from train_jax.run.json_files import COUNT, NUMBER, OBJECT, Kind, find_object, object_of, optional
 from train_jax.run.tracking import read_metrics
-from train_jax.task import commands_of
-from train_jax.tasks.commands import ExportCheck
+from train_jax.tasks.commands import ExportCheck, commands_of
 from train_jax.tasks.language.commands import Sample, perplexity_of, printable, read_core, read_samples
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""Formats the ACT steps of a puzzle, data sets, and the progress of a command for a terminal with rich."""
+"""Formats the ACT steps of a puzzle, and data sets, for a terminal with rich."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,18 @@ from typing import Any
 import numpy as np
 from rich.columns import Columns
 from rich.console import Console, RenderableType
-from rich.progress import Progress
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from train_jax.report.render import CELLS
-from train_jax.tasks.puzzles.format import PuzzleSet, load_split
-from train_jax.tasks.puzzles.inspection import one_line
+from train_jax.run.storage import path_of
+from train_jax.tasks.new_dataset import Progress
+from train_jax.tasks.puzzles.format import load_split
+from train_jax.tasks.puzzles.inspection import inspect
 from train_jax.tasks.puzzles.kind import Drawing, Grid, Mask
 from train_jax.tasks.puzzles.kinds import Trace, halting_probability, kind_of
-from train_jax.tasks.puzzles.metadata import SPLITS, read_recipe
+from train_jax.tasks.puzzles.metadata import SPLITS
 
 
 def trace_text(trace: Trace, *, width: int, styled: bool) -> str:
@@ -92,23 +94,6 @@ def as_text(grids: Sequence[Text], *below: RenderableType, width: int, styled: b
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip("\n")
 
 
-@contextmanager
-def progress_of(what: str = "") -> Iterator[Callable[[str, int, int], None]]:
-    """Shows a progress bar if standard error is a terminal; call it with the name of the work, the amount done and the
-    total, 0 if that is unknown."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar like `progress_of`, for one piece of work."""
-    with progress_of(what) as advance:
-        yield partial(advance, what)
-
-
 def _at(trace: Trace, step: int, title: str, styled: bool) -> Text:
     marks = {"fixed": trace.given_cells, "changed": trace.changed(step), "wrong": trace.wrong(step)}
     return grid_text(trace.kind.drawing, trace.grid(step), title=title, **marks, styled=styled)
@@ -142,23 +127,11 @@ def _table(trace: Trace) -> Table:
 # ---- data sets
 
 
-def build_summary(directory: Path, built: bool, seconds: float) -> str:
-    """Returns the sizes of the data set, the findings of its builder, and its hash."""
-    lines = [f"{directory} " + (f"built in {seconds:.1f} s" if built else "already exists")]
-    lines += [f"  {split:<5} {_counts(load_split(directory, split))}" for split in SPLITS]
-    record = read_recipe(directory) or {}
-    for name, value in record.get("findings", {}).items():
-        if isinstance(value, list):
-            value = ", ".join(map(str, value)) or "none"
-        lines.append(f"  {one_line(name.replace('_', ' '))}: {one_line(value)}")
-    return "\n".join([*lines, f"  sha256 {one_line(record.get('content_sha256'))}"])
-
-
-def _counts(puzzles: PuzzleSet) -> str:
-    text = f"{puzzles.num_groups:>9,} puzzles, "
-    if puzzles.num_puzzles not in (puzzles.num_groups, puzzles.num_examples):
-        text += f"{puzzles.num_puzzles:>11,} with augmentations, "
-    return f"{text}{puzzles.num_examples:>11,} examples"
+def inspection_text(directory: Path, examples: int, progress: Progress) -> Iterator[str]:
+    """Yields the facts of a data set, and this number of examples of each split."""
+    yield inspected(path_of(directory), inspect(directory, progress))
+    styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    yield from samples(directory, examples, shutil.get_terminal_size().columns, styled=styled)
 
 
 def inspected(directory: Path, facts: Mapping[str, Mapping[str, Any]]) -> str:

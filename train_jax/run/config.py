@@ -13,6 +13,7 @@ import tyro
 from models_torch import outside, registry
 from models_torch.config import ModelConfig
 from models_torch.ranges import Range
+from train_jax import plugin
 from train_jax.command_line import HelpPage
 from train_jax.core.reduction import Reduction
 from train_jax.errors import UserError, check_fields
@@ -265,7 +266,13 @@ def with_task(config: RunConfig, task: str) -> RunConfig:
 
 
 def to_json(config: RunConfig, run_id: str = "") -> str:
-    return json.dumps(dataclasses.asdict(config) | ({RUN_ID: run_id} if run_id else {}), indent=1)
+    """Returns config.json: the fields, the plugins of the user in this process, and the id of the run."""
+    fields = dataclasses.asdict(config)
+    if plugins := plugin.record(config.task):
+        fields[plugin.RECORD] = plugins
+    if run_id:
+        fields[RUN_ID] = run_id
+    return json.dumps(fields, indent=1)
 
 
 def read_config(path: Path) -> RunConfig:
@@ -273,6 +280,7 @@ def read_config(path: Path) -> RunConfig:
     parts = {"model": TEXT, "task": TEXT, "arch": OBJECT, "task_config": OBJECT, "optim": OBJECT, "compute": OBJECT}
     remedy = "use a run folder that `trm train` wrote"
     values = read_object(path, parts, remedy=remedy)
+    plugin.require(values.get(plugin.RECORD), str(path.parent))
     try:
         return from_values(values)
     except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -292,7 +300,7 @@ def from_values(values: dict[str, Any]) -> RunConfig:
         "optim": optim_config.from_fields(values["optim"]),
         "compute": ComputeConfig(**values["compute"]),
     }
-    others = {name: value for name, value in values.items() if name not in (RUN_ID, *parts)}
+    others = {name: value for name, value in values.items() if name not in (RUN_ID, plugin.RECORD, *parts)}
     return RunConfig(**others, **parts)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import jax
 
-from models_torch.flops import train_flops_per_example
 from models_torch.outside import is_outside
 from train_jax.run.config import RunConfig
 from train_jax.run.model import sized
@@ -21,6 +20,8 @@ def model_flops(config: RunConfig, task: Task, devices: int) -> float | None:
     examples = config.global_batch_size // devices
     if is_outside(config.model):
         return None
+    from models_torch.flops import train_flops_per_example  # imports PyTorch's counters
+
     return examples * train_flops_per_example(config.model, sized(config.arch, task, examples))
 
 

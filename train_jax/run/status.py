@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
+from train_jax.plugin import find, load_object
 from train_jax.run.events import goodput_of, read_events, read_heartbeat
 from train_jax.run.folder import RunFolder, complete_steps, read_fields
 from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
-from train_jax.task import COMMANDS, commands_of
 
 if TYPE_CHECKING:
     from train_jax.tasks.commands import Metric
@@ -86,7 +86,8 @@ def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
     now = time.time() if now is None else now
     config, events, records = read_fields(folder), read_events(folder), read_metrics(folder)
     beat, task = read_heartbeat(folder), config["task"]
-    metric = commands_of(task).metric if task in COMMANDS else None  # code of the user is not imported
+    report = find("reports", task)
+    metric = load_object(report, "commands").metric if report else None
     step = max([record["step"] for record in records] + [event.get("step", 0) for event in events[-1:]], default=0)
     steps = next(
         (event["total_steps"] for event in reversed(events) if "total_steps" in event), config["steps"] or None

@@ -1,30 +1,17 @@
 """`trm build-data`: generates, converts or inspects a data set."""
 
-import os
-import shutil
-import sys
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from models_torch.ranges import Range
 from train_jax.command_line import parse_subcommand
 from train_jax.errors import check_options
-from train_jax.report.terminal import build_summary, inspected, progress_of, samples
-from train_jax.run.storage import path_of
-from train_jax.tasks.language import text_building
-from train_jax.tasks.language.chat.building import ChatData
-from train_jax.tasks.language.instructions.building import InstructionData
-from train_jax.tasks.language.instructions.building import build_summary as instruction_summary
-from train_jax.tasks.language.text_building import TextData
-from train_jax.tasks.language.text_set import read_record
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.maze.data import MazeData
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
+from train_jax.plugin import entries, load_object
+from train_jax.report.progress import progress_of
 
 
 @dataclass(frozen=True)
@@ -44,48 +31,33 @@ class Inspect:
         check_options(self)
 
 
-COMMANDS = {
-    "sudoku": SudokuData,
-    "maze": MazeData,
-    "arc": ArcData,
-    "text": TextData,
-    "chat": ChatData,
-    "instructions": InstructionData,
-    "inspect": Inspect,
-}
+def builders() -> dict[str, Any]:
+    """Returns the classes of the builders of all plugins, by name."""
+    return {name: load_object(data.builder, "data") for name, data in entries("data").items()}
 
 
-SUMMARIES = {
-    TextData: text_building.build_summary,
-    ChatData: text_building.build_summary,
-    InstructionData: instruction_summary,
-}
-"""Functions that summarize a data set, for kinds other than puzzles."""
+def commands() -> Mapping[str, Any]:
+    """Returns the classes of the options, by the word after `trm build-data`."""
+    return {**builders(), "inspect": Inspect}
 
 
-def main(config: SudokuData | MazeData | ArcData | TextData | ChatData | InstructionData | Inspect) -> None:
+def main(config: Any) -> None:
+    """Builds with a builder, or inspects a data set with `Inspect`."""
     config.check()
-    started = time.monotonic()
-    if isinstance(config, Inspect) and read_record(config.directory) is not None:
-        print(text_building.build_summary(path_of(config.directory), False, 0))
-    elif isinstance(config, Inspect):
-        with progress_of() as progress:
-            facts = inspect(config.directory, progress)
-        print(inspected(path_of(config.directory), facts))
-        styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        for text in samples(config.directory, config.examples, shutil.get_terminal_size().columns, styled=styled):
-            print(f"\n{text}")
-    elif isinstance(config, TextData) and config.part:
-        with progress_of() as progress:
-            line = config.encode_part(progress)
-        print(line)
-    else:
-        with progress_of() as progress:
-            built = config.build(progress)
-        summary = SUMMARIES.get(type(config), build_summary)
-        print(summary(path_of(config.directory), built, time.monotonic() - started))
+    with progress_of() as progress:
+        if isinstance(config, Inspect):
+            lines = list(_builder_of(config.directory).inspected(config.directory, config.examples, progress))
+        else:
+            lines = [config.made(progress)]
+    print("\n\n".join(lines))
+
+
+def _builder_of(directory: Path) -> Any:
+    """Returns the builder of a data set. Puzzles are the first: they say what an unknown folder lacks."""
+    known = list(builders().values())
+    return next((each for each in known if each.recognises(directory)), known[0])
 
 
 def cli(argv: list[str]) -> None:
     unknown, description = "kind of data {}", "Generates, converts or inspects a data set."
-    main(parse_subcommand(COMMANDS, argv, prog="trm build-data", unknown=unknown, description=description))
+    main(parse_subcommand(commands(), argv, prog="trm build-data", unknown=unknown, description=description))

@@ -10,14 +10,13 @@ import tyro
 import bridge
 from models_torch.ranges import Range
 from train_jax.errors import UserError
-from train_jax.report.terminal import progress
+from train_jax.report.progress import progress
 from train_jax.run.files import check_output, check_regular, local_copy, whole_file, write_text
 from train_jax.run.restore import Restored, restore
 from train_jax.run.storage import is_folder, path_of
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
-from train_jax.task import commands_of
-from train_jax.tasks.commands import Console
+from train_jax.tasks.commands import Console, commands_of
 
 
 @dataclasses.dataclass(frozen=True)

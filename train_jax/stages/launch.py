@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from train_jax.__main__ import STAGES
 from train_jax.command_line import HelpPage, parse
 from train_jax.errors import UserError
+from train_jax.plugin import find, take_files, use_file
 from train_jax.pod.launch import manage
 from train_jax.pod.launch.accelerators import check_type, worker_count
 from train_jax.pod.launch.gcloud import DryRun, Gcloud, check_names
@@ -93,9 +93,11 @@ def _check_command(command: Sequence[str]) -> None:
         )
     if command[0] == "bash" and len(command) > 1:
         return
-    if command[0] not in STAGES or command[0] == "launch":
+    _, command = take_files(command)
+    if not command or find("stages", command[0]) is None or command[0] == "launch":
         raise UserError(
-            f"{command[0]!r} is not a command for hosts; give a stage of trm, such as train, or bash and a script"
+            f"{' '.join(command[:1])!r} is not a command for hosts; give a stage of trm, such as train, or bash and a "
+            "script"
         )
     if command[0] == "sweep":
         raise UserError(
@@ -109,8 +111,11 @@ def _local_run(command: Sequence[str]) -> str:
 
     Raises `UserError` for arguments that `trm train` refuses.
     """
-    if command[0] != "train":
+    files, command = take_files(command)
+    if command[:1] != ["train"]:
         return ""
+    for path in files:
+        use_file(path)
     from train_jax.run_arguments import parse_run  # imports torch and JAX
 
     _, config = parse_run(restarts_option(command[1:])[1], prog="trm train", description="")

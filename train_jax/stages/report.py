@@ -13,7 +13,7 @@ from train_jax.report.run_page import read_run_files
 from train_jax.run.files import check_output, write_text
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
-from train_jax.task import commands_of
+from train_jax.tasks.commands import commands_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import tyro
 
 from train_jax.run.folder import find_run, read_fields, read_finished
 from train_jax.run.tracking import duration, read_metrics
-from train_jax.task import commands_of
+from train_jax.tasks.commands import commands_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,11 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse_subcommand
 from train_jax.errors import UserError
 from train_jax.experiments.jobs import Options, check_folders, combinations, jobs_of, select, sweep_lines
-from train_jax.experiments.runs import differences, experiment_run
+from train_jax.experiments.runs import experiment_run
 from train_jax.experiments.sweeper import Sweeper, SweepFiles
 from train_jax.experiments.table import EXPERIMENTS, GROUPS
+from train_jax.plugin import file_options
+from train_jax.run.plan import differences
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import VARIABLES
 from train_jax.runtime.supervisor import Supervisor
@@ -98,7 +100,7 @@ class Sweep:
 
     def _train(self, words: Sequence[str]) -> int:
         """Runs a command of `trm` in its own process, which ends if this one does, and restarts it after a crash."""
-        return Supervisor([sys.executable, "-m", "train_jax", *words], self.restarts, _say).run()
+        return Supervisor([sys.executable, "-m", "train_jax", *file_options(), *words], self.restarts, _say).run()
 
 
 def _say(line: str) -> None:

@@ -3,24 +3,24 @@
 import sys
 from typing import Any
 
-from models_torch.registry import LANGUAGE_MODELS
-from train_jax.experiments.runs import differences, named_run, plan_lines
-from train_jax.experiments.table import BASE_PRESET, EXPERIMENTS, data_sets, puzzles_of
-from train_jax.loop import train
 from train_jax.run.config import RunConfig
-from train_jax.run.presets import listed_presets
-from train_jax.run.storage import path_of
-from train_jax.run.tracking import duration
+from train_jax.run.plan import differences, plan_lines, reference_run
+from train_jax.run.presets import Presets, listed_presets, table_of
 from train_jax.run_arguments import option_value, parse_run
-from train_jax.runtime.clock import process_start
-from train_jax.runtime.compilation import use_compile_cache
-from train_jax.runtime.coordination import place
-from train_jax.runtime.devices import Devices
-from train_jax.runtime.processes import is_main_process, join_processes
 from train_jax.task import task_class
 
 
 def main(config: RunConfig, *, verify: bool = True, heading: str = "") -> None:
+    # A dry run needs none of them.
+    from train_jax.loop import train
+    from train_jax.run.storage import path_of
+    from train_jax.run.tracking import duration
+    from train_jax.runtime.clock import process_start
+    from train_jax.runtime.compilation import use_compile_cache
+    from train_jax.runtime.coordination import place
+    from train_jax.runtime.devices import Devices
+    from train_jax.runtime.processes import is_main_process, join_processes
+
     with join_processes(config.platform, cpu_devices=config.virtual_devices):
         if heading and is_main_process():
             print(heading, flush=True)
@@ -36,22 +36,26 @@ def main(config: RunConfig, *, verify: bool = True, heading: str = "") -> None:
             print(f"finished: {config.run_dir}: {summary}, {steps:.0f} steps in {seconds}")
 
 
-def dry_run(name: str, config: RunConfig, preset: str = BASE_PRESET) -> None:
+def dry_run(name: str, config: RunConfig, base: str | None = None) -> None:
     """Prints the differences from the baseline and the length of the run. Trains and writes nothing."""
-    changed = differences(config, named_run("baseline"))
+    changed = differences(config, reference_run())
     print(f"{name}: {config.model} on {config.data_dir}, into {config.run_dir}")
     for field, (old, new) in changed.items():
         of_another = new is None and field.startswith(("arch.", "task_config."))  # another model or task has it
         if field not in ("run_dir", "data_dir") and not of_another:
             print(f"  {field}: {'' if old is None else f'baseline {old}, '}here {_shown(new)}")
-    sets = data_sets(EXPERIMENTS[name], preset) if name in EXPERIMENTS else ()
-    if sets and config.data_dir == ",".join(each.folder for each in sets):
-        # An epoch has one augmentation of each puzzle; the data set need not exist.
-        per_epoch = puzzles_of(sets)
-    else:
-        per_epoch = task_class(config.task)(config).examples_per_epoch
-    for line in plan_lines(name, config, per_epoch):
+    presets = _presets(name)
+    known = presets.examples_per_epoch(name, config, base) if presets is not None else None
+    per_epoch = task_class(config.task)(config).examples_per_epoch if known is None else known
+    notes = presets.notes(name) if presets is not None else ()
+    for line in (*plan_lines(config, per_epoch), *notes):
         print(f"  {line}")
+
+
+def _presets(name: str) -> Presets | None:
+    """Returns the table of a run that says something about its runs."""
+    table = table_of(name)
+    return table if isinstance(table, Presets) else None
 
 
 def _shown(value: Any) -> Any:
@@ -72,22 +76,14 @@ def cli(argv: list[str]) -> None:
         "prints the plan, `--restarts N` restarts after a crash. `--model NAME` selects the --arch fields, `--task "
         "NAME` those of the task. `--no-verify` does not compare your own module with PyTorch.",
     )
-    heading = _derived(name, config)
+    presets = _presets(name)
+    heading = presets.heading(name, config) if presets is not None else ""
     if "--dry-run" in argv and heading:
         print(heading)
     elif "--dry-run" in argv:
-        dry_run(name, config, option_value(argv, "--preset") or BASE_PRESET)
+        dry_run(name, config, option_value(argv, "--preset"))
     else:
         options: dict[str, Any] = {"heading": heading} if heading else {}
         if "--no-verify" in argv:
             options["verify"] = False
         main(config, **options)
-
-
-def _derived(name: str, config: RunConfig) -> str:
-    """Returns the derived values of a run by depth, of a model of this package; empty for other runs."""
-    if config.model not in LANGUAGE_MODELS or name in EXPERIMENTS:
-        return ""
-    from train_jax.tasks.language.presets import derived, is_by_depth  # puzzle runs do not need them
-
-    return f"{name}: {config.run_dir}\n{derived(config)}" if is_by_depth(name) else ""

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from train_jax.plugin import find, load_object
 from train_jax.run.json_files import NUMBER, Kind, find_object
+from train_jax.task import task_class
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +71,8 @@ class Commands:
     metric: ClassVar[Metric | None] = None
     figures: ClassVar[Mapping[str, Kind]] = {}
     """Fields that an evaluation of the whole test set has."""
+    options: ClassVar[str] = "train_jax.tasks.evaluate:EvaluateOptions"
+    """Dataclass of the options of `trm evaluate`, as `package.module:Class`."""
     check_class: ClassVar[type[ExportCheck]] = ExportCheck
     """Class of the result of `check_export`; its fields are numbers."""
     checks_exports: ClassVar[bool] = False
@@ -116,3 +120,14 @@ class Commands:
     def picture(self, files: Any) -> str:
         """Returns the SVG for a README of `RunFiles`."""
         raise NotImplementedError
+
+
+def commands_of(task: str) -> Commands:
+    """Returns the commands after training for a task: those of its plugin, or its attribute `commands`.
+
+    Raises `UserError` for an unknown task.
+    """
+    target = find("reports", task)
+    if target is not None:
+        return load_object(target, "commands")()
+    return getattr(task_class(task), "commands", None) or Commands()

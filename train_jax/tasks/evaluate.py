@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
 import bridge
 from models_torch.ranges import Range
+from train_jax.command_line import HelpPage
 from train_jax.errors import UserError
 from train_jax.run.files import local_copy
 from train_jax.run.storage import path_of
@@ -43,6 +44,8 @@ class EvaluateOptions:
     """Evaluate only the first examples; 0 uses all."""
     platform: Platform = "auto"
     """Platform to compute on; on a TPU pod, every host runs this command."""
+
+    HELP_PAGES: ClassVar[dict[str, HelpPage]] = {}
 
     def refuse_conflicts(self) -> None:
         """Raises `UserError` for options that conflict."""

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,42 @@ from train_jax.run.files import remove_folder, sync, sync_tree, upload_folder
 from train_jax.run.storage import is_remote, path_of
 
 
-class OutputOptions:
+class Builder:
+    """A builder of data sets: `trm build-data NAME` fills its fields, checks them, and prints what `made` returns."""
+
+    @property
+    def directory(self) -> Path:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raises `UserError` if a value is out of range or options conflict."""
+
+    def build(self, progress: "Progress") -> bool:
+        """Builds the data set; returns False if it exists already."""
+        raise NotImplementedError
+
+    def summary(self, built: bool, seconds: float) -> str:
+        """Returns the lines about a data set that was built or existed."""
+        return f"{path_of(self.directory)} " + (f"built in {seconds:.1f} s" if built else "already exists")
+
+    def made(self, progress: "Progress") -> str:
+        """Builds the data set; returns the lines about it."""
+        started = time.monotonic()
+        built = self.build(progress)
+        return self.summary(built, time.monotonic() - started)
+
+    @staticmethod
+    def recognises(directory: Path) -> bool:
+        """Returns whether a folder is such a data set, for `trm build-data inspect`."""
+        return False
+
+    @staticmethod
+    def inspected(directory: Path, examples: int, progress: "Progress") -> Iterator[str]:
+        """Yields texts about a data set that `recognises` knows, with this number of examples of each split."""
+        raise NotImplementedError
+
+
+class OutputOptions(Builder):
     """Base class of the options of builders that have an `output_dir`."""
 
     output_dir: Path

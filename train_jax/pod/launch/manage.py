@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from train_jax.errors import UserError
+from train_jax.plugin import take_files
 from train_jax.pod.launch.gcloud import Gcloud, GcloudError
 from train_jax.pod.launch.life import View, run_to_end
 from train_jax.pod.launch.record import (
@@ -49,7 +50,8 @@ def prepare(record: Record, commands: Gcloud, view: View) -> Record:
     if not commands.dry:
         local = record.compiled and not is_remote(record.compiled)
         compiled = sorted(Path(record.compiled).iterdir()) if local else ()
-        source.archive(local_folder(record.tpu) / "code.tar.gz", compiled)
+        plugins, _ = take_files(() if record.command[0] == "bash" else record.command)
+        source.archive(local_folder(record.tpu) / "code.tar.gz", compiled, plugins)
         write_record(record)
     return record
 

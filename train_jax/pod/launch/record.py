@@ -239,11 +239,31 @@ class Source(NamedTuple):
         untracked = _git(root, "ls-files", "--others", "--exclude-standard").splitlines()
         return Source(root, changed or commit, f"{commit[:12]}{'-dirty' * bool(changed)}", len(untracked))
 
-    def archive(self, path: Path, compiled: Sequence[Path] = ()) -> None:
-        """Writes the tracked files as a .tar.gz, with these files in the folder `compiled`, which `worker.sh` knows."""
+    def unknown_files(self, paths: Sequence[str]) -> list[Path]:
+        """Returns the files, relative to the checkout, that its archive would lack.
+
+        Raises `UserError` for a path that the command of a host would not find.
+        """
+        found = []
+        for path in paths:
+            if Path(path).is_absolute() or not Path(path).resolve().is_relative_to(self.root.resolve()):
+                raise UserError(f"--plugin {path}: hosts have the checkout alone; give a relative path in {self.root}")
+            name = Path(path).resolve().relative_to(self.root.resolve())
+            if not _git(self.root, "ls-files", "--", str(name)):
+                found.append(name)
+        return found
+
+    def archive(self, path: Path, compiled: Sequence[Path] = (), plugins: Sequence[str] = ()) -> None:
+        """Writes the tracked files as a .tar.gz, with these files in the folder `compiled`, which `worker.sh` knows.
+
+        `plugins`: files of `--plugin` in the command, at the same place in the checkout if git does not know them.
+        Raises `UserError` for one outside of the checkout.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         others = [f"--add-file={file.absolute()}" for file in compiled]
         others = ["--prefix=compiled/", *others, "--prefix="] if others else []
+        for name in self.unknown_files(plugins):
+            others += [f"--prefix={name.parent}/".removesuffix("./"), f"--add-file={self.root / name}", "--prefix="]
         _git(self.root, "archive", "--format=tar.gz", f"--output={path.absolute()}", *others, self.tree)
 
 

@@ -55,6 +55,7 @@ class LanguageCommands(Commands):
     figures: ClassVar = {"loss": NUMBER, "bits_per_byte": optional(NUMBER)}
     checks_exports = True
     check_class = ExportCheck
+    options = "train_jax.tasks.language.evaluate:LanguageEvaluateOptions"
 
     def model(self, run: Any) -> Any:
         from train_jax.tasks.language.generation import TextModel

@@ -27,7 +27,7 @@ class LanguageEvaluateOptions(EvaluateOptions):
     samples: bool = True
     """Also continue the beginnings of some held-out documents."""
 
-    LANGUAGE_PAGE: ClassVar[dict[str, HelpPage]] = {"language": HelpPage("samples of a language model", ("samples",))}
+    HELP_PAGES: ClassVar[dict[str, HelpPage]] = {"language": HelpPage("samples of a language model", ("samples",))}
 
 
 def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:

@@ -9,12 +9,14 @@ their own, found on two cores.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.optim.config import OptimConfig
 from train_jax.run.config import RunConfig, with_task
 from train_jax.run.folder import read_run
+from train_jax.run_arguments import option_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +63,9 @@ SMALL_PHASES = PHASES | {
 long a step in its directions as in that of the reward."""
 
 
-def phase_run(name: str, preset: RunConfig, phase: str, source: str | None) -> RunConfig:
-    """Returns the run of a phase. The preset `name` has the model of the run `source`, whose other fields it inherits.
+def phase_run(name: str, preset: RunConfig, phase: str, arguments: Sequence[str]) -> RunConfig:
+    """Returns the run of a phase. The preset `name` has the model of the run in `--init-from`, whose other fields it
+    inherits.
 
     Raises `UserError` for an unknown phase, and without a run of this model. `base` is the preset itself.
     """
@@ -70,6 +73,7 @@ def phase_run(name: str, preset: RunConfig, phase: str, source: str | None) -> R
         return preset
     if phase not in PHASES:
         raise UserError(f"--phase is {phase!r}; use one of base, {', '.join(PHASES)}")
+    source = option_value(arguments, "--init-from")
     if not source:
         raise UserError(f"--phase {phase} starts from a run; give --init-from RUN")
     _, run = read_run(source)

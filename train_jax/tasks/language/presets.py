@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from models_torch.gpt import GPTConfig
 from models_torch.gpt_2026 import GPT2026Config, has_value_embedding
+from models_torch.registry import LANGUAGE_MODELS
 from train_jax.errors import UserError
 from train_jax.optim.config import OptimConfig, ParameterGroup
 from train_jax.run.config import ComputeConfig, RunConfig
+from train_jax.run.presets import Presets
 from train_jax.tasks.language.instructions.presets import BUILDERS
 from train_jax.tasks.language.task import LanguageConfig, Packing
 
@@ -290,8 +292,11 @@ _RULES: dict[str, Callable[..., RunConfig]] = {"d": of_2025, "d-2026": of_2026, 
 _BY_DEPTH = re.compile(r"(d|chat-d)(\d{1,6})(-2026)?(?:-r(\d{1,9}(?:\.\d{1,9})?))?")
 
 
-class Presets(Mapping[str, RunConfig]):
+class LanguagePresets(Presets):
     """Presets by name, each built when it is requested. Raises `UserError` for a depth that has no run."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in _NAMED or is_by_depth(str(name))
 
     def __getitem__(self, name: str) -> RunConfig:
         if name in _NAMED:
@@ -311,11 +316,14 @@ class Presets(Mapping[str, RunConfig]):
         yield from (f"d{depth}-2026" for depth in LISTED_DEPTHS)
         yield from (f"chat-d{depth}" for depth in range(2, 9))
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    def heading(self, name: str, config: RunConfig) -> str:
+        """Returns the derived values of a run by depth, of a model of this package; empty for other runs."""
+        if config.model not in LANGUAGE_MODELS or not is_by_depth(name):
+            return ""
+        return f"{name}: {config.run_dir}\n{derived(config)}"
 
 
-PRESETS = Presets()
+PRESETS = LanguagePresets()
 
 
 def is_by_depth(name: str) -> bool:

@@ -177,6 +177,10 @@ class LanguageTask(Task):
 
     # ---- model and loss
 
+    @classmethod
+    def unbuilt(cls, config: RunConfig, kind: str = "", puzzle_identifiers: int = 1) -> Task | None:
+        return UnbuiltText(config) if cls is LanguageTask else None  # a chat needs its problems
+
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
         """Computes the sum of weight times negative log-likelihood over the targets, divided by the divisor.
 

@@ -59,8 +59,23 @@ _COMPRESSED_BYTES = 2**26
 """Largest size of the held-out text in bytes that is also compressed, for comparison."""
 
 
+class TokenData(OutputOptions):
+    """A builder of token shards."""
+
+    def summary(self, built: bool, seconds: float) -> str:
+        return build_summary(self.directory, built, seconds)
+
+    @staticmethod
+    def recognises(directory: Path) -> bool:
+        return read_record(directory) is not None
+
+    @staticmethod
+    def inspected(directory: Path, examples: int, progress: Progress) -> Iterator[str]:
+        yield build_summary(directory, False, 0)
+
+
 @dataclass(frozen=True, kw_only=True)
-class TextData(OutputOptions, TextSource):
+class TextData(TokenData, TextSource):
     """Token shards of documents, with a tokenizer that is trained on the train split or given.
 
     A data set with the same options is kept."""
@@ -94,6 +109,10 @@ class TextData(OutputOptions, TextSource):
             folder.mkdir(parents=True, exist_ok=True)
             _write(self, folder, given, recipe, progress)
         return True
+
+    def made(self, progress: Progress) -> str:
+        """Builds the data set, or encodes its part; returns the lines about it."""
+        return self.encode_part(progress) if self.part else super().made(progress)
 
     def encode_part(self, progress: Progress) -> str:
         """Encodes the part in `part` without making a data set; returns a line about it."""

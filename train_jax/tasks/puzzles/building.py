@@ -21,10 +21,12 @@ from tyro.conf import arg
 
 from models_torch.ranges import Range
 from train_jax.errors import UserError, check_options
+from train_jax.report.terminal import inspection_text
 from train_jax.run.cache import cache_folder
-from train_jax.run.storage import fetch, is_remote
+from train_jax.run.storage import fetch, is_remote, path_of
 from train_jax.run.untrusted import POINTER, is_lfs_pointer
-from train_jax.tasks.new_dataset import Layout, Progress, is_built, new_dataset
+from train_jax.tasks.new_dataset import Builder, Layout, Progress, is_built, new_dataset
+from train_jax.tasks.puzzles.inspection import build_summary
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.metadata import (
     SPLITS,
@@ -347,8 +349,19 @@ def write_dataset(
     return True
 
 
+class PuzzleData(Builder):
+    """A builder of puzzles."""
+
+    def summary(self, built: bool, seconds: float) -> str:
+        return build_summary(path_of(self.directory), built, seconds)
+
+    @staticmethod
+    def inspected(directory: Path, examples: int, progress: Progress) -> Iterator[str]:
+        return inspection_text(directory, examples, progress)
+
+
 @dataclass(frozen=True)
-class RuleSetData:
+class RuleSetData(PuzzleData):
     """The builder of a data set whose puzzles all follow the same rules: generated or, with --source, from tables."""
 
     output_dir: Path | None = None

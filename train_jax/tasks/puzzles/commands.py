@@ -55,6 +55,7 @@ class PuzzleCommands(Commands):
     figures: ClassVar = {"count": COUNT} | dict.fromkeys(("exact_accuracy", "accuracy"), optional(NUMBER))
     checks_exports = draws_pictures = True
     check_class = ExportCheck
+    options = "train_jax.tasks.puzzles.evaluate:PuzzleEvaluateOptions"
 
     def model(self, run: Any) -> Any:
         from train_jax.tasks.puzzles.solving import Predictor

@@ -34,6 +34,25 @@ def inspect(directory: str | Path, progress: Progress) -> dict[str, Findings]:
     return facts
 
 
+def build_summary(directory: Path, built: bool, seconds: float) -> str:
+    """Returns the sizes of the data set, the findings of its builder, and its hash."""
+    lines = [f"{directory} " + (f"built in {seconds:.1f} s" if built else "already exists")]
+    lines += [f"  {split:<5} {_sizes(load_split(directory, split))}" for split in SPLITS]
+    record = read_recipe(directory) or {}
+    for name, value in record.get("findings", {}).items():
+        if isinstance(value, list):
+            value = ", ".join(map(str, value)) or "none"
+        lines.append(f"  {one_line(name.replace('_', ' '))}: {one_line(value)}")
+    return "\n".join([*lines, f"  sha256 {one_line(record.get('content_sha256'))}"])
+
+
+def _sizes(puzzles: PuzzleSet) -> str:
+    text = f"{puzzles.num_groups:>9,} puzzles, "
+    if puzzles.num_puzzles not in (puzzles.num_groups, puzzles.num_examples):
+        text += f"{puzzles.num_puzzles:>11,} with augmentations, "
+    return f"{text}{puzzles.num_examples:>11,} examples"
+
+
 def row_marks(rows: Integer[np.ndarray, "n cells"]) -> UInt64[np.ndarray, "n"]:
     """Returns a 64-bit hash of every row."""
     n, cells = rows.shape

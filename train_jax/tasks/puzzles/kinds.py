@@ -1,4 +1,4 @@
-"""The table of the kinds of puzzles, and the trace of a model on one puzzle."""
+"""The kinds of puzzles by name, and the trace of a model on one puzzle."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,17 +7,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from train_jax.errors import UserError
-from train_jax.plugins import is_plugin, load_plugin
+from train_jax.plugin import entries, load_object, names_object
 from train_jax.tasks.puzzles.kind import Kind
 from train_jax.tasks.puzzles.metadata import Metadata
 
-KINDS: dict[str, str] = {
-    "sudoku": "train_jax.tasks.puzzles.sudoku.kind:SudokuKind",
-    "maze": "train_jax.tasks.puzzles.maze.kind:MazeKind",
-    "arc": "train_jax.tasks.puzzles.arc.kind:ArcKind",
-}
-"""`Kind` classes by the first word of their keys, imported when a data set has that word in its key; in the order in
-which they are tried for a data set that does not name its kind. Kinds of the user are added by their class."""
+_added: dict[str, str] = {}
+"""Kinds of the user that `add_kind` added, by their class."""
 
 MIXED = "mixed"
 """The key of a mixture of data sets if no kind has its sizes."""
@@ -30,18 +25,27 @@ def add_kind(name: str) -> None:
     be imported.
     """
     if name:
-        if not is_plugin(name):
+        if not names_object(name):
             raise UserError(f"kind {name!r}: expected package.module:Class; omit it for the built-in kinds")
-        load_plugin(name, "kind")
-        KINDS[name] = name
+        load_object(name, "kind")
+        _added[name] = name
+
+
+def kinds() -> dict[str, str]:
+    """Returns the `Kind` classes of all plugins by the first word of their keys, and those of `add_kind`.
+
+    They are in the order in which they are tried for a data set that does not name its kind.
+    """
+    return {name: data.kind for name, data in entries("data").items() if data.kind} | _added
 
 
 def kind_from_key(key: str) -> Kind | None:
     """Returns the kind with this key, such as `sudoku-9x9`; None for an unknown one."""
     own = key.partition("-")[0]
-    names = [own] if own in KINDS else [name for name in KINDS if is_plugin(name)]
-    kinds = (load_plugin(KINDS[name], "kind").from_key(key) for name in names)
-    return next((kind for kind in kinds if kind is not None), None)
+    known = kinds()
+    targets = [known[own]] if own in known else list(_added)
+    found = (load_object(target, "kind").from_key(key) for target in targets)
+    return next((kind for kind in found if kind is not None), None)
 
 
 def kind_of(data: Metadata) -> Kind | None:
@@ -50,8 +54,8 @@ def kind_of(data: Metadata) -> Kind | None:
     Raises `UserError` if the named kind has other sizes.
     """
     if not data.kind:
-        kinds = (load_plugin(name, "kind").recognise(data) for name in KINDS.values())
-        return next((kind for kind in kinds if kind is not None), None)
+        found = (load_object(target, "kind").recognise(data) for target in kinds().values())
+        return next((kind for kind in found if kind is not None), None)
     kind = kind_from_key(data.kind)
     if kind is not None and (kind.seq_len, kind.vocab_size) != (data.seq_len, data.vocab_size):
         raise UserError(

@@ -18,6 +18,7 @@ from models_torch.ranges import Range
 from train_jax.core.objective import Batch, Call, LossSums, Objective
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError, check_fields
+from train_jax.plugin import recipes
 from train_jax.run.config import RunConfig
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.devices import Devices
@@ -140,6 +141,10 @@ class PuzzleTask(Task):
     def initial_carry(self, call: Call, batch: Batch) -> Any:
         carry, _ = call(batch, method="initial_carry")
         return carry
+
+    @classmethod
+    def unbuilt(cls, config: RunConfig, kind: str = "", puzzle_identifiers: int = 1) -> Task | None:
+        return UnbuiltPuzzles(config, kind, puzzle_identifiers, recipes())
 
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
         outputs, buffers = call(carry=carry, batch=batch, return_keys=())

@@ -13,16 +13,16 @@ from train_jax.errors import UserError
 from train_jax.tasks.language.chat.conversations import Conversation, Rendered, render
 from train_jax.tasks.language.chat.problems import Problems, Split
 from train_jax.tasks.language.chat.task_names import TaskName, task_name
-from train_jax.tasks.language.text_building import write_documents
+from train_jax.tasks.language.text_building import TokenData, write_documents
 from train_jax.tasks.language.text_set import LAYOUT
 from train_jax.tasks.language.tokenizer import Tokenizer
-from train_jax.tasks.new_dataset import OutputOptions, Progress, new_dataset
+from train_jax.tasks.new_dataset import Progress, new_dataset
 
 _Sized = TypeVar("_Sized", bound=Sized)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatData(OutputOptions):
+class ChatData(TokenData):
     """Conversations of files, and problems with their answers, in a random order.
 
     Tasks: arithmetic, calculator, sudoku, spelling, counting, identity, and with packages glosses, smalltalk and

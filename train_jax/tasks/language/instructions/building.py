@@ -68,6 +68,9 @@ class InstructionData(OutputOptions):
     conditions: str = "direct=<|assistant_start|>,cot=<|python_start|>,noisy=<|python_end|>,synth=<|output_start|>"
     """Special token of each condition."""
 
+    def summary(self, built: bool, seconds: float) -> str:
+        return build_summary(path_of(self.directory), built, seconds)
+
     def build(self, progress: Progress) -> bool:
         """Builds the data set; returns False if it exists already."""
         self.check()

@@ -151,6 +151,10 @@ class InstructionTask(Task):
 
     # ---- model and loss
 
+    @classmethod
+    def unbuilt(cls, config: RunConfig, kind: str = "", puzzle_identifiers: int = 1) -> Task | None:
+        return UnbuiltInstructions(config)
+
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
         logits, buffers = _logits(call, batch)
         sums = response_sums(logits, batch)

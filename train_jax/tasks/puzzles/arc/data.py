@@ -42,6 +42,7 @@ from train_jax.tasks.puzzles.arc.kind import ArcKind
 from train_jax.tasks.puzzles.building import (
     LAYOUT,
     Augmentations,
+    PuzzleData,
     check_disk,
     check_memory,
     split_metadata,
@@ -69,7 +70,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class ArcData:
+class ArcData(PuzzleData):
     """ARC-AGI puzzles from JSON files, augmented by rotations, reflections, colours and places.
 
     The test split holds the test examples of --test-subsets, augmented for voting. All other examples are for training.
