@@ -96,7 +96,7 @@ def test_every_page_is_two_clicks_from_the_readme():
     assert not [relative(page) for page in PAGES if page not in first | second | {ROOT / "README.md"}]
 
 
-PATH = re.compile(r"(?:bridge|models_torch|train_jax|tests|benchmarks|docs|\.ci)/[\w./-]*\w|\w+\.sh")
+PATH = re.compile(r"(?:bridge|models_torch|train_jax|tests|benchmarks|campaigns|docs|\.ci)/[\w./-]*\w|\w+\.sh")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
@@ -181,7 +181,7 @@ def check_command(words, monkeypatch):
             pass  # the page of the bridge runs both
         case ["python", "-m", "pytest", *arguments] | ["bash", "tests/run.sh", *arguments]:
             assert all((ROOT / each.partition("::")[0]).exists() for each in arguments if each.startswith("tests/"))
-        case ["python", "-m", module, *arguments] if module.startswith("benchmarks."):
+        case ["python", "-m", module, *arguments] if module.startswith(("benchmarks.", "campaigns.")):
             check_benchmark(module, arguments)
         case ["bash" | "source", script, *_]:
             assert (ROOT / script).is_file()

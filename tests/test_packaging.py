@@ -96,7 +96,7 @@ def test_wheel_and_sdist_hold_the_packages_and_what_they_are_built_and_tested_wi
     """Both are built without network from a copy of the files that an archive of the project has."""
     source, out = tmp_path / "source", tmp_path / "dist"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in (*PACKAGES, "docs", "tests", "benchmarks"):
+    for name in (*PACKAGES, "docs", "tests", "benchmarks", "campaigns"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for path in ROOT.iterdir():
         if path.is_file() and path.name != ".git":
