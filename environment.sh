@@ -1,24 +1,27 @@
 # Sourced in the folder of the project: creates .venv with the pinned versions if it is missing or out of date, and activates it.
-#   source ./environment.sh [extra …]      extras of pyproject.toml: text, chat, sandbox, test, docs, serve, tpu, cuda, gcs; and pod, the TPU compiler
+#   source ./environment.sh [extra …]      extras of pyproject.toml beside `train`: text, chat, sandbox, test, docs, serve, tpu, cuda, gcs;
+#                                          and pod, the TPU compiler
+#   source ./environment.sh newest [extra …]      .venv-newest with Python 3.13 and the newest releases, constraints-newest.txt
 #
 # For bash and zsh. A shell that sources it goes on after a failure: the status says whether everything is installed.
 
 _trm_environment() {
     unset -f _trm_environment                                # the shell keeps nothing but what `activate` defines
+    local venv=.venv pins=constraints.txt python=${PYTHON:-python3}
+    case " $* " in *" newest "*) venv=.venv-newest pins=constraints-newest.txt python=${PYTHON:-python3.13} ;; esac
     (                                                        # a subshell, in which `exit` ends nothing else
         refuse() { echo "$1" >&2; exit 2; }
         pip() {
-            .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@" && return
-            echo "pip failed, and .venv is not complete for:$missing; source environment.sh again when its reason is gone" >&2
+            "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$pins" "$@" && return
+            echo "pip failed, and $venv is not complete for:$missing; source environment.sh again when its reason is gone" >&2
             exit 1
         }
-        [ -f pyproject.toml ] && [ -f constraints.txt ] || refuse "no pyproject.toml here: source it in the folder of the project"
-        python=${PYTHON:-python3}
-        record=.venv/installed.$(cat pyproject.toml constraints.txt | cksum | tr -d ' ')   # a line per extra with these pins
-        missing="" extras=""
+        [ -f pyproject.toml ] && [ -f "$pins" ] || refuse "no pyproject.toml here: source it in the folder of the project"
+        record=$venv/installed.$(cat pyproject.toml "$pins" | cksum | tr -d ' ')   # a line per extra with these pins
+        missing="" extras=train
         for extra in base "$@"; do
             grep -qx -e "$extra" "$record" 2>/dev/null || missing="$missing $extra"
-            case $extra in base | pod) continue ;; esac
+            case $extra in base | pod | newest) continue ;; esac
             grep -q "^$extra = \[" pyproject.toml || refuse "$extra is no extra of pyproject.toml; see the top of environment.sh"
             extras="$extras,$extra"
         done
@@ -26,18 +29,18 @@ _trm_environment() {
 
         "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
             refuse "$python is $("$python" -V 2>&1); Python 3.11 to 3.13 is needed: set PYTHON=python3.11"
-        echo "setting up .venv:$missing (about 2 GB the first time) …"
-        .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv || exit 1
+        echo "setting up $venv:$missing (about 2 GB the first time) …"
+        "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv" || exit 1
         # torch first and by itself, so that a CPU build where there is one is kept: models run in JAX, torch traces them.
         pip torch
-        pip -e ".${extras:+[${extras#,}]}"
+        pip -e ".[$extras]"
         case " $* " in
-        *" pod "*) pip --no-deps --upgrade --target .venv/pod libtpu ;;   # apart: JAX would search for a TPU in every program
+        *" pod "*) pip --no-deps --upgrade --target "$venv/pod" libtpu ;;   # apart: JAX would search for a TPU in every program
         esac
         for extra in base "$@"; do
             grep -qx -e "$extra" "$record" 2>/dev/null || echo "$extra" >> "$record"
         done
-    ) && source .venv/bin/activate
+    ) && source "$venv/bin/activate"
 }
 
 _trm_environment "$@"

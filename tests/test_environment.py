@@ -33,7 +33,7 @@ class Folder:
 
     def __init__(self, path, shell):
         self.path, self.shell = path, shell
-        for name in ("environment.sh", "pyproject.toml", "constraints.txt"):
+        for name in ("environment.sh", "pyproject.toml", "constraints.txt", "constraints-newest.txt"):
             shutil.copy(ROOT / name, path)
         (path / "python").write_text(PYTHON)
         (path / "python").chmod(0o755)
@@ -71,8 +71,16 @@ def test_extras_are_installed_once_and_recorded(folder):
         assert len(folder.installed) == count, "torch, then the project"
     assert folder.source("pod gcs")[1] == ["0 1"]
     assert folder.recorded == ["base", "gcs", "text", "pod"]
-    assert folder.installed[1].endswith("-e .[gcs,text]") and folder.installed[3].endswith("-e .[gcs]")
+    assert folder.installed[1].endswith("-e .[train,gcs,text]") and folder.installed[3].endswith("-e .[train,gcs]")
     assert folder.installed[4].endswith("--target .venv/pod libtpu")
+
+
+def test_the_newest_releases_have_an_environment_of_their_own(folder):
+    assert folder.source("gcs")[1] == folder.source("newest gcs")[1] == ["0 1"]
+    for venv, pins in ((".venv", "constraints.txt"), (".venv-newest", "constraints-newest.txt")):
+        (record,) = (folder.path / venv).glob("installed.*")
+        assert "gcs" in record.read_text().split()
+        assert f"install --quiet --disable-pip-version-check -c {pins} -e .[train,gcs]" in "\n".join(folder.installed)
 
 
 @pytest.mark.parametrize("package", ["torch", "-e .", "libtpu"])

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax._src.interpreters.batching import BatchTracer
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 from jax.core import Tracer as Tracer
+
+INLINED: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True  # pyright: ignore[reportAttributeAccessIssue]
+"""The option `inline` of `jax.jit` with which a trace holds the operations themselves.
+
+True means that since JAX 0.12 only for the lowered program: the trace, and the names of operations, have the call.
+"""
 
 
 def same_values(one: Any, other: Any) -> bool:

@@ -290,6 +290,50 @@ def before(owner: Any, name: str, check: Callable[..., None]) -> Replacement:
     return Replacement(owner, name, make)
 
 
+def in_place_of_function_apply(is_wanted: Callable[[], bool], apply: Callable[[Any, tuple], Any]) -> Replacement:
+    """Returns the replacement with which `Function.apply(*args)` returns `apply(function, args)` if `is_wanted()`.
+
+    `Function.apply` is C code, since PyTorch 2.14 without a Python function above it, and code may have taken it from
+    its class long ago. So it runs, and gets what it asks the class for: `_backward_cls`, then `forward`, which it calls
+    with gradients off, and `setup_context`, if the class has its own, which it calls afterwards.
+    """
+    asked = threading.local()
+
+    def make(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def getattribute(function: Any, name: str) -> Any:
+            if name == "_backward_cls" and is_wanted():
+                asked.function, asked.gradients = function, torch.is_grad_enabled()
+            elif name == "forward" and vars(asked).get("function") is function:
+                asked.function = None
+                return functools.partial(forward, function, asked.gradients)
+            elif name == "setup_context" and vars(asked).get("applied") is function:
+                asked.applied = None
+                return keep
+            return look_up(function, name)
+
+        return getattribute
+
+    def forward(function: Any, gradients: bool, *given: Any) -> Any:
+        has_setup = function.setup_context is not AutogradFunction.setup_context
+        args = given if has_setup else given[1:]
+        with torch.set_grad_enabled(gradients), forward_ad._set_fwd_grad_enabled(True):
+            results = apply(function, args)
+        if has_setup:
+            asked.applied = function
+        else:
+            keep(given[0], args, results)
+        return results
+
+    def keep(ctx: Any, args: tuple, results: Any) -> None:
+        """Makes PyTorch return the results as they are: without a gradient of its own, inputs not as views."""
+        listed = results if isinstance(results, tuple) else (results,)
+        tensors = [t for t in listed if isinstance(t, torch.Tensor)]
+        ctx.mark_non_differentiable(*tensors)
+        ctx.mark_dirty(*(t for t in tensors if any(t is a for a in args)))
+
+    return Replacement(torch.autograd.function.FunctionMeta, "__getattribute__", make)
+
+
 def before_registered_backward(wanted: Callable[[tuple], bool]) -> Replacement:
     """Returns the replacement with which an operation of `torch.library` has its registered backward if `wanted(args)`.
 

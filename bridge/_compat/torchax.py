@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import platform
 import re
 import sys
 import types
@@ -57,16 +58,33 @@ def _torch_unchanged() -> Iterator[None]:
             _TORCHAX[name] = sys.modules.pop(name)
 
 
-TESTED = {"torch": ((2, 13), (2, 13)), "jax": ((0, 10), (0, 10))}
-"""Package -> the oldest and the newest release that CI runs the tests of the bridge with."""
+TESTED = {
+    "python": ((3, 11), (3, 13)),
+    "torch": ((2, 13), (2, 15)),
+    "jax": ((0, 10), (0, 12)),
+    "torchax": ((0, 0, 13), (0, 0, 14)),
+}
+"""Name -> the oldest and the newest release that the tests of the bridge are run with; pyproject.toml says the same."""
 
 
-def _release(package: Any) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", package.__version__)[:2])
+def installed() -> dict[str, str]:
+    """Returns name -> version of all that is in `TESTED`."""
+    versions = {package.__name__: package.__version__ for package in (torch, jax, torchax)}
+    return {"python": platform.python_version()} | versions
+
+
+def _release(name: str) -> tuple[int, ...]:
+    """Returns the first numbers of an installed version, as many as those in `TESTED` have."""
+    return tuple(int(n) for n in re.findall(r"\d+", installed()[name])[: len(TESTED[name][0])])
+
+
+def tested_releases(name: str) -> str:
+    """Returns the tested releases in words."""
+    return " to ".join(".".join(map(str, release)) for release in TESTED[name])
 
 
 class MissingOperation:
-    """A stand-in for an operation, or an overload of one, that a newer PyTorch no longer has."""
+    """A stand-in for an operation, or an overload of one, that the installed PyTorch does not have."""
 
     def __getattr__(self, name: str) -> MissingOperation:
         if name.startswith("__"):
@@ -80,35 +98,40 @@ class MissingOperation:
         return ""
 
 
+GONE = {"aten.cholesky": "deprecated; PyTorch 2.15 has linalg_cholesky_ex alone"}
+"""Operations in the bridge's own tables that not every tested release of PyTorch has, and why."""
+MISSING: set[str] = set()
+"""Operations in the bridge's own tables that the installed PyTorch does not have; a test compares them with `GONE`."""
+
+
 @contextlib.contextmanager
-def missing_operations_tolerated() -> Iterator[None]:
-    """Lets tables that name operations be imported even if an untested, newer PyTorch lacks one of the operations."""
+def missing_operations_tolerated(names: set[str]) -> Iterator[None]:
+    """Lets tables that name operations be imported although PyTorch lacks some of them; adds these to `names`."""
     owners: Any = (torch._ops._OpNamespace, torch._ops.OpOverloadPacket)
     originals = [owner.__getattr__ for owner in owners]
-    if _release(torch) <= TESTED["torch"][1]:
-        owners = ()
-    for owner, original in zip(owners, originals, strict=False):
-        owner.__getattr__ = _or_missing(original)
+    for owner, original in zip(owners, originals, strict=True):
+        owner.__getattr__ = _or_missing(original, names)
     try:
         yield
     finally:
-        for owner, original in zip(owners, originals, strict=False):
+        for owner, original in zip(owners, originals, strict=True):
             owner.__getattr__ = original
 
 
-def _or_missing(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+def _or_missing(look_up: Callable[[Any, str], Any], names: set[str]) -> Callable[[Any, str], Any]:
     def call(owner: Any, name: str) -> Any:
         try:
             return look_up(owner, name)
         except AttributeError:
             if name.startswith("__"):
                 raise
+            names.add(f"{owner.name if isinstance(owner, torch._ops._OpNamespace) else owner}.{name}")
             return MissingOperation()
 
     return call
 
 
-with _torch_unchanged(), missing_operations_tolerated():
+with _torch_unchanged(), missing_operations_tolerated(set()):  # torchax 0.0.13 names operations that PyTorch 2.13 lacks
     import torchax
     import torchax.decompositions
     from torchax.ops import jaten, jtorch, jtorchvision_nms, mappings  # noqa: F401
@@ -167,14 +190,9 @@ torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype
 
 
 def check_releases() -> None:
-    """Warns about a release that the tests have not been run with."""
-    for package in (torch, jax):
-        oldest, newest = TESTED[package.__name__]
-        if not oldest <= _release(package) <= newest:
-            span = " to ".join(".".join(map(str, r)) for r in (oldest, newest))
-            warnings.warn(
-                BridgeWarning(
-                    f"{package.__name__} {package.__version__} is untested: the bridge is tested with {span}"
-                ),
-                stacklevel=2,
-            )
+    """Warns about each release that the tests have not been run with."""
+    for name, version in installed().items():
+        oldest, newest = TESTED[name]
+        if not oldest <= _release(name) <= newest:
+            message = f"{name} {version} is untested: the bridge is tested with {tested_releases(name)}"
+            warnings.warn(BridgeWarning(message), stacklevel=2)

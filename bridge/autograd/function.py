@@ -32,6 +32,7 @@ from bridge._compat.torch import (
     engine_leaf,
     engine_requires_grad,
     in_function_transform,
+    in_place_of_function_apply,
     is_dual,
     set_engine_gradient,
     wrapped_by_transform,
@@ -63,18 +64,16 @@ class Context(FunctionCtx):
 def in_place_of_apply(tracing: Tracing) -> Replacement:
     """Returns the replacement of `Function.apply`, which PyTorch passes to no mode.
 
-    The method is added below `Function.apply`, so references to it that were taken earlier reach it, too.
+    `torch.func` takes the Function apart and comes back for the operations below its levels.
     """
 
-    def apply(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
-        call = current()
-        # `torch.func` takes the Function apart and comes back for the operations below its levels.
-        if call is None or in_function_transform():
-            return super(AutogradFunction, cls).apply(*args, **kwargs)  # pyright: ignore
-        return _apply(call, cls, args, tracing)
+    def is_wanted() -> bool:
+        return current() is not None and not in_function_transform()
 
-    method = classmethod(apply)
-    return Replacement(AutogradFunction, "apply", lambda _: method)
+    def apply(function: type[Any], args: tuple) -> Any:
+        return _apply(cast(TraceContext, current()), function, args, tracing)
+
+    return in_place_of_function_apply(is_wanted, apply)
 
 
 OF_LIBRARIES = before_registered_backward(

@@ -3,10 +3,10 @@
 Each file covers one subject; importing this package fills the tables.
 """
 
-from bridge._compat.torchax import MissingOperation, missing_operations_tolerated
+from bridge._compat.torchax import MISSING, MissingOperation, missing_operations_tolerated
 from bridge.lowerings.registry import BY_LAYOUT, DECOMPOSITIONS, FUNCTIONS, LOWERINGS, METAS
 
-with missing_operations_tolerated():
+with missing_operations_tolerated(MISSING):
     from bridge.lowerings import (
         attention,  # noqa: F401
         convolution,  # noqa: F401

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bridge._compat.jax import Tracer
+from bridge._compat.jax import INLINED, Tracer
 
 LOWERINGS: dict[Any, Callable] = {}
 """ATen op -> function of arrays. Shape and dtype of the result are PyTorch's: the dispatcher casts."""
@@ -77,7 +77,7 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
         run.__name__ = function.__name__.lstrip("_")
-        return jax.jit(run, inline=True)
+        return jax.jit(run, inline=INLINED)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

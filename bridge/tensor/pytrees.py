@@ -85,7 +85,10 @@ def tuple_of(kind: type, items: Iterable[Any]) -> Any:
 
 # ---- objects whose state is their attributes
 
-_PLAIN_SIZE = type("_Plain", (), {}).__basicsize__
+_PLAIN_SIZES = {
+    base: {base.__basicsize__, type("_Plain", (base,), {}).__basicsize__} for base in (types.SimpleNamespace, object)
+}
+"""The sizes of objects that hold nothing beside a `__dict__`, by their base in C."""
 _OF_PYTHON = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 _FOREIGN = sys.stdlib_module_names | {"jax", "jaxlib", "numpy"}
 
@@ -96,7 +99,8 @@ def is_plain_class(kind: type) -> bool:
 
     Classes of Python itself, such as loggers, are excluded: they belong to the process.
     """
-    if kind.__basicsize__ != _PLAIN_SIZE or kind.__itemsize__ or not kind.__dictoffset__:
+    base = types.SimpleNamespace if issubclass(kind, types.SimpleNamespace) else object
+    if kind.__basicsize__ not in _PLAIN_SIZES[base] or kind.__itemsize__ or not kind.__dictoffset__:
         return False
     if issubclass(kind, (nn.Module, torch.Tensor, enum.Enum)):
         return False

@@ -195,6 +195,10 @@ class Ordered(collections.OrderedDict):
     note = None
 
 
+class Space(types.SimpleNamespace):
+    pass
+
+
 def made(x):
     named, ordered = Named({"y": x, "n": 2}), Ordered(b=x, a=x * 2)
     ordered.move_to_end("b")
@@ -203,6 +207,7 @@ def made(x):
         "named": named,
         "ordered": ordered,
         "space": types.SimpleNamespace(y=x, n=2),
+        "space of a subclass": Space(y=x, n=2),
         "deque": collections.deque([x], 2),
     }
 
@@ -214,7 +219,8 @@ def test_containers_of_other_classes():
         assert type(each["named"]) is Named and dict.__getitem__(each["named"], "n") == 2
         assert list(each["ordered"]) == ["a", "b"] and each["ordered"].note == "kept"
         assert each["deque"].maxlen == 2 and each["deque"][0].shape == (3,)
-        assert each["space"].n == 2 and each["space"].y.shape == (3,)
+        for name in ("space", "space of a subclass"):
+            assert each[name].n == 2 and each[name].y.shape == (3,)
 
 
 def test_a_distribution():

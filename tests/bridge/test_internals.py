@@ -1,9 +1,12 @@
 """Private names of PyTorch, torchax and JAX are in one file, and a release that lacks one is refused by name."""
 
 import ast
+import importlib
+import inspect
 import re
 import subprocess
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from benchmarks.trace_cost import calls
 from bridge._compat import torchax as releases
 from bridge._compat.torchax import MissingOperation, missing_operations_tolerated
 
+ROOT = Path(__file__).parents[2]
 _PRIVATE = re.compile(
     r"torch\._[A-Za-z]|torch\.(\w+\.)+_[a-z]|^import torchax|^from torchax|jax\._src|jax\.core|from torch.* import _"
     r"|\._cdata|\._schema|\._overloadname|\._backward_hooks|_make_wrapper_subclass|\._is_param|__dynamo"
@@ -76,28 +80,47 @@ def test_the_search_finds_a_wide_handler():
         assert [swallows(h) for h in handlers(f"try:\n    f()\nexcept{ending}")] == [wide]
 
 
-def test_an_untested_release_is_announced(monkeypatch):
+def test_an_untested_release_is_announced_once(monkeypatch):
     monkeypatch.setattr(releases, "TESTED", releases.TESTED | {"torch": ((1, 0), (1, 13))})
-    with pytest.warns(bridge.BridgeWarning, match="tested with 1.0 to 1.13"):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         releases.check_releases()
+    (warning,) = caught
+    assert "is untested: the bridge is tested with 1.0 to 1.13" in str(warning.message)
 
 
-def test_the_installed_release_is_tested():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        releases.check_releases()
+def test_the_tested_releases_are_those_of_the_metadata():
+    """`torch>=2.13,<2.16` is "2.13 to 2.15"."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name in ("torch", "jax"):
+        oldest, newest = releases.TESTED[name]
+        (wanted,) = [text for text in project["dependencies"] if re.match(rf"{name}\b(?!ax)", text)]
+        lower, upper = re.fullmatch(rf"{name}>=([\d.]+),<([\d.]+)", wanted).groups()
+        assert lower.startswith(".".join(map(str, oldest))) and upper == f"{newest[0]}.{newest[1] + 1}"
+    pythons = [c.rpartition(" ")[2] for c in project["classifiers"] if "Python ::" in c]
+    assert releases.tested_releases("python") == f"{pythons[0]} to {pythons[-1]}"
 
 
-def test_an_operation_that_is_gone_stops_only_a_tested_release(monkeypatch):
-    with missing_operations_tolerated(), pytest.raises(AttributeError):
-        _ = torch.ops.aten.no_such_operation
-    monkeypatch.setattr(torch, "__version__", "99.0")
-    with missing_operations_tolerated():
+def test_operations_that_this_release_lacks_are_known():
+    assert not releases.MISSING - set(releases.GONE)
+
+
+def test_an_operation_that_is_gone_stops_nothing():
+    missing = set()
+    with missing_operations_tolerated(missing):
         assert isinstance(torch.ops.aten.no_such_operation.default, MissingOperation)
-        assert isinstance(torch.ops.aten.prod.no_such_overload, MissingOperation)
+        assert isinstance(torch.ops.aten.add.no_such_overload, MissingOperation)
         assert not isinstance(torch.ops.aten.add.Tensor, MissingOperation)
+    assert missing == {"aten.no_such_operation", "aten.add.no_such_overload"}
     with pytest.raises(AttributeError):
         _ = torch.ops.aten.no_such_operation
+
+
+def test_the_replaced_names_of_pytorchs_callers_are_there():
+    """The callers' variables that replacements read by name."""
+    maker = inspect.getsource(importlib.import_module("torch._library.autograd").make_autograd_impl)
+    (body,) = re.findall(r"def autograd_impl\(.*?(?=\n    return)", maker, re.DOTALL)
+    assert "_C._any_requires_grad(" in body and re.search(r"\bop\b", body)
 
 
 NEWER = """

@@ -369,7 +369,7 @@ import torch, torch.utils.checkpoint, torch.utils._python_dispatch
 import torch.utils.flop_counter, torch.fx.experimental.proxy_tensor
 
 PLACES = [
-    (torch.autograd.function._SingleLevelFunction, "apply"),
+    (torch.autograd.function.FunctionMeta, "__getattribute__"),
     (torch.utils.checkpoint.checkpoint.__wrapped__, "__dynamo_disable"),
     (torch.autograd.functional, "_grad_preprocess"),
     (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
