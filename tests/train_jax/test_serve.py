@@ -49,19 +49,29 @@ def answer_of(port, path, body=None):
 
 
 def test_requests_are_refused_until_the_programs_are_compiled(monkeypatch, capsys):
-    port, answers = free_port(), {}
+    port, answers, answers_of_live = free_port(), {}, []
 
     def compile(config, gate):
-        for path, body in {"/health": None, "/v1/models": None, "/": None, "/v1/chat/completions": b"{}"}.items():
+        answers_of_live.append(answer_of(port, "/livez")[::2])
+        for path, body in {
+            "/health": None,
+            "/readyz": None,
+            "/v1/models": None,
+            "/": None,
+            "/v1/chat/completions": b"{}",
+        }.items():
             answers[path] = answer_of(port, path, body)
         raise UserError("a model is damaged")
 
     monkeypatch.setattr("train_jax.stages.serve.open_services", compile)
     assert trm(["serve", "run", "--port", str(port)]) == 2
     assert capsys.readouterr().err == "trm: a model is damaged\n"
+    assert answers_of_live == [(200, {"status": "compiling"})], "it is alive, and not to be started again"
     for path, (status, headers, said) in answers.items():
         assert status == 503 and int(headers["Retry-After"]) > 0, path
-        assert said == {"status": "compiling"} if path == "/health" else "compil" in said["error"]["message"]
+        assert (
+            said == {"status": "compiling"} if path in ("/health", "/readyz") else "compil" in said["error"]["message"]
+        )
     with pytest.raises(URLError):
         answer_of(port, "/health")
 

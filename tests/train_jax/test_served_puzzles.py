@@ -145,6 +145,7 @@ def test_a_puzzle_is_solved_step_by_step(client):
         ({"puzzle": 5}, "puzzle", "puzzle is not a text"),
         ({"puzzle": "1" * 16}, "puzzle", "digit 1 more than once in row 1"),
         ({"puzzle": "." * 81}, "puzzle", "the Sudoku is 9x9, expected 4x4 as in training"),
+        ({"puzzle": "." * 15}, "puzzle", "the Sudoku has 15 cells, expected 16 (4x4), as in training; write '.'"),
         ({"puzzle": "123. ...4 .... ...."}, "puzzle", "has no solution; correct the givens"),
         ({"puzzle": PUZZLE, "trajectories": 9}, "trajectories", "trajectories is 9; use at most 4"),
         ({"puzzle": PUZZLE, "act_steps": "x"}, "act_steps", "act_steps is 'x'"),

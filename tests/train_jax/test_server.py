@@ -18,6 +18,7 @@ from support.served import LIMITS, SLOTS, alphabet, listening, model_of, until
 
 from train_jax.serving.app import create_app
 from train_jax.serving.gate import Gate
+from train_jax.tasks.language.chat.messages import read_messages, render_chat
 from train_jax.tasks.language.chat.server import TextService
 
 HERE = "http://127.0.0.1"
@@ -172,8 +173,53 @@ def test_roles_and_parts_of_messages(client):
         assert answer["usage"]["prompt_tokens"] == tokens, messages
 
 
+def turns(*pairs):
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+SAME_PROMPTS = [
+    (turns(("user", "a"), ("user", "b")), turns(("user", "a\n\nb"))),
+    (turns(("system", "s"), ("system", "t"), ("user", "a")), turns(("user", "s\n\nt\n\na"))),
+    (
+        turns(("user", "a"), ("assistant", "b"), ("developer", "s"), ("user", "c")),
+        turns(("user", "a"), ("assistant", "b"), ("user", "s\n\nc")),
+    ),
+    (turns(("user", "a"), ("system", "s")), turns(("user", "a\n\ns"))),
+    (turns(("system", "s")), turns(("user", "s"))),
+    (turns(("user", "a"), ("assistant", None), ("user", "c")), turns(("user", "a"), ("assistant", ""), ("user", "c"))),
+    (turns(("user", "a"), ("assistant", "b"), ("assistant", "c")), turns(("user", "a"), ("assistant", "b\n\nc"))),
+]
+
+
+@pytest.mark.parametrize(("messages", "same"), SAME_PROMPTS, ids=range(len(SAME_PROMPTS)))
+def test_roles_in_any_order(messages, same):
+    prompts = [render_chat(BYTES, read_messages(each)) for each in (messages, same)]
+    assert prompts[0] == prompts[1]
+
+
+def test_an_assistant_s_message_may_be_the_first():
+    prompt = BYTES.decode(render_chat(BYTES, read_messages(turns(("assistant", "a"), ("user", "b")))))
+    expected = "<|bos|><|assistant_start|>a<|assistant_end|><|user_start|>b<|user_end|><|assistant_start|>"
+    assert prompt == expected
+
+
+def test_a_last_message_of_the_assistant_is_continued(client):
+    messages = turns(("user", "hi"), ("assistant", "xyza"))
+    for fields in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+        body = {"messages": messages, "max_tokens": 4} | fields
+        answer = client.post(CHAT, json=GREEDY | body).json()
+        assert answer["choices"][0]["message"]["content"] == "bcde"
+        assert answer["usage"]["prompt_tokens"] == 10
+    for fields in ({"continue_final_message": False}, {"add_generation_prompt": True}):
+        response = client.post(CHAT, json={"messages": messages} | fields)
+        assert response.status_code == 400 and "whose answer is continued" in response.json()["error"]["message"]
+    response = client.post(CHAT, json=HELLO | {"continue_final_message": True})
+    assert response.json()["error"]["param"] == "continue_final_message"
+
+
 def test_the_other_paths(client):
-    assert client.get("/health").json() == {"status": "ok"}
+    for path in ("/health", "/readyz", "/livez"):
+        assert client.get(path).json() == {"status": "ok"}
     assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["toy", "other"]
     assert client.get("/v1/models/third").json()["error"]["code"] == "model_not_found"
     client.post(TEXT, json={"prompt": "a", "max_tokens": 3})
@@ -224,6 +270,8 @@ MISTAKES = [
     ("model", "gpt-4o", "the model 'gpt-4o' is not here; use 'toy', 'other'"),
     ("model", ["toy"], "'toy'"),
     ("messages", [], "messages: [] is no conversation"),
+    ("messages", [{"role": "tool", "content": "a"}], "is no message that is served here"),
+    ("messages", [{"role": "assistant", "content": None, "tool_calls": [{}]}], "tool_calls of a message is not"),
     ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "of a message from user is not text"),
     ("messages", [{"role": "user", "content": "\ud800"}], "is not valid UTF-8"),
     ("messages", [{"role": "user", "content": "a" * 77}], "the prompt has 81 tokens; use at most 80"),
@@ -359,6 +407,27 @@ def test_more_answers_than_wait(client, model, slow, monkeypatch):
     assert set(statuses) == {200, 429} and statuses.count(200) >= SLOTS + 2
     assert {each.json()["error"]["code"] for each in responses if each.status_code == 429} == {"queue_full"}
     assert model.thread.rows == 0
+
+
+def test_more_answers_than_ever_fit_are_no_matter_of_time(client, model, monkeypatch):
+    monkeypatch.setattr(model.thread, "_most_rows", 5)
+    response = client.post(TEXT, json={"prompt": ["a", "b"], "n": 3})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "n")
+    assert error["message"] == "the request asks for 6 answers; use at most 5"
+
+
+def test_pages_of_other_sites_with_a_token():
+    asked = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+    asked["Access-Control-Request-Headers"] = "authorization,content-type,x-stainless-os"
+    with TestClient(create_app(Gate(LIMITS, "secret"), []), base_url="http://any.host") as client:
+        allowed = client.options(CHAT, headers=asked)
+        assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == "*"
+        assert "x-stainless-os" in allowed.headers["access-control-allow-headers"]
+        answer = client.get("/metrics", headers={"Origin": "https://chat.example", "Authorization": "bearer secret"})
+        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
+        assert client.get("/metrics", headers={"Origin": "https://chat.example"}).status_code == 401
+        assert client.get("/metrics", headers={"Authorization": "basic secret"}).status_code == 401
 
 
 def test_pages_of_other_sites(client):

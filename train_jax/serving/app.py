@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -19,6 +21,12 @@ from train_jax.serving.page import page_routes
 
 Metric = tuple[str, str, Mapping[str, float]]
 """The kind, a description, and the values by labels, such as `{model="run"}`."""
+
+
+LIVENESS = "/livez"
+"""Answers with 200 also while programs are compiled: a server that does not is to be started again."""
+READINESS = ("/readyz", "/health")
+"""Answer with 200 if requests are answered."""
 
 
 class Service(Protocol):
@@ -41,9 +49,13 @@ class Service(Protocol):
 async def starting(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers every request with 503: the application while the programs of the models are compiled."""
     error = ApiError(503, "the models are being compiled; try again later", code="starting")
-    said = {"status": "compiling"} if scope["path"] == "/health" else error.body()
     # The next request is for another server, so that no connection is kept.
-    response = JSONResponse(said, error.status, {"Retry-After": "5", "Connection": "close"})
+    headers = {"Connection": "close"}
+    if scope["path"] == LIVENESS:
+        response = JSONResponse({"status": "compiling"}, headers=headers)
+    else:
+        said = {"status": "compiling"} if scope["path"] in READINESS else error.body()
+        response = JSONResponse(said, error.status, headers | {"Retry-After": "5"})
     await response(scope, receive, send)
 
 
@@ -63,9 +75,21 @@ def create_app(gate: Gate, services: Sequence[Service]) -> Starlette:
     def metrics(_: Request) -> Response:
         return PlainTextResponse(_text(_metrics(gate, services)), media_type="text/plain; version=0.0.4")
 
-    routes = [Route("/health", health), Route("/metrics", gate.open(metrics)), *page_routes()]
+    routes = [Route(path, health) for path in (LIVENESS, *READINESS)]
+    routes += [Route("/metrics", gate.open(metrics)), *page_routes()]
     routes += [route for service in services for route in service.routes]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=HANDLERS)
+    middleware = [_OTHER_SITES] if gate.token else []
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=HANDLERS, middleware=middleware)
+
+
+_OTHER_SITES = Middleware(
+    CORSMiddleware,
+    allow_origins=["*"],
+    allow_methods=["GET", "POST"],
+    allow_headers=["*"],
+    expose_headers=["Retry-After"],
+)
+"""Lets pages of other sites send requests if there is a token, which only those have that the user gave it to."""
 
 
 def _metrics(gate: Gate, services: Iterable[Service]) -> dict[str, Metric]:

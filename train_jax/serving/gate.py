@@ -96,7 +96,10 @@ class Gate:
             message = f"too many wrong tokens; try again in {wait} s"
             raise ApiError(429, message, code="rate_limit_exceeded", retry_after=wait)
         given = request.headers.get("authorization", "")
-        if hmac.compare_digest(given.encode("latin-1"), f"Bearer {self.token}".encode()):
+        scheme, _, credentials = given.partition(" ")
+        # The name of a scheme has no case (RFC 9110).
+        right = hmac.compare_digest(credentials.strip().encode("latin-1"), self.token.encode())
+        if right and scheme.lower() == "bearer":
             self._failures.pop(client, None)
             return
         if given:  # the page asks for its models without a token first

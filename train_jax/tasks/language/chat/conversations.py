@@ -36,7 +36,8 @@ class Part:
 class Message:
     """The message of one side."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
+    """A conversation to train on has no system message; its text stands before that of the user."""
     parts: tuple[Part, ...]
 
     @property
@@ -145,11 +146,16 @@ def _fields(message: Any) -> tuple[str, tuple[Part, ...]]:
     role, content = (message.get(name) for name in ("role", "content")) if isinstance(message, dict) else (None, None)
     if role not in ("system", "user", "assistant"):
         raise ValueError(f"{brief(message)} is no message; expected a role (system, user or assistant) and content")
+    return role, parse_parts(role, content)
+
+
+def parse_parts(role: str, content: Any) -> tuple[Part, ...]:
+    """Reads the content of a message: a text, or the parts of an assistant's. Raises ValueError for another one."""
     if isinstance(content, str):
-        return role, (Part("text", content),)
+        return (Part("text", content),)
     if role != "assistant" or not isinstance(content, list) or not content:
         raise ValueError(f"the content {brief(content)} of a message from {role} is not text")
-    return role, tuple(map(_part, content))
+    return tuple(map(_part, content))
 
 
 def _part(part: Any) -> Part:

@@ -113,15 +113,18 @@ class EngineThread:
     # ---- called by the event loop
 
     def submit(self, call: Call, step: int) -> Answer:
-        """Raises `ApiError` if too many rows wait."""
+        """Raises `ApiError` if too many rows wait, or if the request has more than can ever wait."""
+        rows = len(call.requests)
+        if rows > self._most_rows:
+            raise ApiError(400, f"the request asks for {rows} answers; use at most {self._most_rows}", "n")
         with self._changed:
             if self.failed or self._closed:
                 raise ApiError(503, "the engine has stopped; start the server again")
-            if self.rows + len(call.requests) > self._most_rows:
+            if self.rows + rows > self._most_rows:
                 raise ApiError(
                     429, f"{self.rows} answers are computed or wait; try again later", code="queue_full", retry_after=1
                 )
-            self.rows += len(call.requests)
+            self.rows += rows
             answer = Answer(call, step, self._unread)
             self._new.append(answer)
             self._changed.notify()

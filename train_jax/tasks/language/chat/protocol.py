@@ -18,7 +18,7 @@ from models_torch.ranges import Range
 from train_jax.errors import UserError, brief
 from train_jax.serving.limits import ApiError, read_fields, refuse_others
 from train_jax.tasks.language.chat.calculator import Functions, answer_ends
-from train_jax.tasks.language.chat.conversations import parse_conversation, render_prompt
+from train_jax.tasks.language.chat.messages import read_messages, render_chat
 from train_jax.tasks.language.chat.text_stream import Piece, TextStream, TokenText, answer_stream, joined
 from train_jax.tasks.language.engine import Request
 from train_jax.tasks.language.generation import encode_prompts
@@ -59,7 +59,7 @@ class ChatFields(Fields):
     parts: bool = False
     """Also return the answer's parts: text, calls of tools and their outputs. OpenAI has no such field."""
 
-    OTHERS: ClassVar = (*Fields.OTHERS, "messages")
+    OTHERS: ClassVar = (*Fields.OTHERS, "messages", "continue_final_message", "add_generation_prompt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,6 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
     "min_p": (0,), "typical_p": (1,), "repetition_penalty": (1,), "repeat_penalty": (1,), "length_penalty": (1,),
     "min_tokens": (0,), "stop_token_ids": ([],), "bad_words": ([],), "ignore_eos": (False,),
     "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "use_beam_search": (False,),
-    "add_generation_prompt": (True,), "continue_final_message": (False,),
 }  # fmt: skip
 """Values of unsupported fields that change nothing; clients send them."""
 
@@ -118,15 +117,12 @@ def read_chat(
         raise ApiError(
             400, f"top_logprobs is {fields.top_logprobs} without logprobs; set logprobs to true", "top_logprobs"
         )
-    if isinstance(messages := body.get("messages"), list):
-        messages = [_plain_message(message) for message in messages]
     try:
-        conversation = parse_conversation(messages)
-        if conversation[-1].role != "user":
-            raise ValueError("the last message is from the assistant; expected one from the user")
-        prompt = render_prompt(tokenizer, conversation)
+        messages = read_messages(body.get("messages"))
+        prompt = render_chat(tokenizer, messages)
     except (ValueError, UserError) as error:
         raise ApiError(400, f"messages: {error}", "messages") from None
+    _check_continuation(body, continues=messages.begun is not None)
     most, name = fields.max_completion_tokens, "max_completion_tokens"
     if most is None:
         most, name = fields.max_tokens, "max_tokens"
@@ -145,18 +141,13 @@ def read_chat(
     )
 
 
-def _plain_message(message: Any) -> Any:
-    """Replaces parts of text by one text, and the role `developer` by its older name."""
-    if not isinstance(message, dict):
-        return message
-    content, role = message.get("content"), message.get("role")
-    if isinstance(content, list) and all(map(_is_text, content)):
-        content = "".join(part["text"] for part in content)
-    return message | {"content": content, "role": "system" if role == "developer" else role}
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+def _check_continuation(body: dict[str, Any], *, continues: bool) -> None:
+    """Raises `ApiError` if fields of vLLM ask for another beginning of the answer than the messages have."""
+    for name, continuing in (("continue_final_message", True), ("add_generation_prompt", False)):
+        value = body.get(name)
+        if value is not None and value != (continuing if continues else not continuing):
+            last = "the assistant, whose answer is continued" if continues else "the user, and a new answer begins"
+            raise ApiError(400, f"{name} is {brief(value)}, and the last message is from {last}; leave it out", name)
 
 
 def read_completion(body: dict[str, Any], tokenizer: Tokenizer, *, longest: int, capacity: int) -> Call:

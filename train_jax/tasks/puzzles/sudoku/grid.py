@@ -94,8 +94,8 @@ def grids_of(tokens: Integer[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n cel
     return (np.maximum(tokens, 1) - 1).astype(np.uint8)
 
 
-def parse(text: str) -> tuple[UInt8[np.ndarray, "cells"], Geometry]:
-    """Parses a grid; its size follows from the number of cells.
+def parse(text: str, trained: Geometry | None = None) -> tuple[UInt8[np.ndarray, "cells"], Geometry]:
+    """Parses a grid; its size follows from the number of cells. The error about their number names that of `trained`.
 
     `.` and `0` are empty cells. White space and the lines between boxes are ignored. Raises `UserError` for other
     characters, for an unsupported number of cells, and for givens that contradict each other.
@@ -109,8 +109,9 @@ def parse(text: str) -> tuple[UInt8[np.ndarray, "cells"], Geometry]:
             )
     geometry = next((each for each in GEOMETRIES.values() if each.cells == len(cells)), None)
     if geometry is None:
-        expected = ", ".join(f"{each.cells} ({each})" for each in GEOMETRIES.values())
-        raise UserError(f"the Sudoku has {len(cells)} cells, expected one of {expected}; write '.' for an empty cell")
+        sizes = ", ".join(f"{each.cells} ({each})" for each in GEOMETRIES.values())
+        expected = f"{trained.cells} ({trained}), as in training" if trained else f"one of {sizes}"
+        raise UserError(f"the Sudoku has {len(cells)} cells, expected {expected}; write '.' for an empty cell")
     grid = np.array([int(character.replace(".", "0")) for character in cells], np.uint8)
     if grid.max() > geometry.size:
         raise UserError(f"digit {grid.max()} in a {geometry} Sudoku; use digits 1 to {geometry.size}")

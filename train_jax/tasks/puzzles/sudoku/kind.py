@@ -75,7 +75,7 @@ class SudokuKind(Kind):
         return SudokuChecking(self.geometry)
 
     def parse(self, text: str) -> PuzzleInput:
-        grid, geometry = parse(text)
+        grid, geometry = parse(text, trained=self.geometry)
         if geometry != self.geometry:
             raise UserError(
                 f"the Sudoku is {geometry}, expected {self.geometry} as in training; give a Sudoku of "
