@@ -161,6 +161,9 @@ class Block(nn.Module):
 class GPT2026(nn.Module):
     """The language model, with the signature of the published module; `config` may be a published `GPTConfig`."""
 
+    reads_previous_of_many = True
+    """The first of several tokens after a cache also gets a share of the token before it; in the published module, a
+    single token alone does."""
     transformer: nn.ModuleDict
     cos: Tensor
     sin: Tensor

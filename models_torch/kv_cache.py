@@ -157,7 +157,7 @@ class CachedModel(nn.Module):
         logits, cache = self._call(idx, **({} if instruction is None else {"instruction": instruction}))
         previous = None
         if cache.prev_embedding is not None:  # the padding set it; XLA omits the unused results
-            previous = self._call(last)[1].prev_embedding
+            previous = self.previous(last)
         padding = (0, 0) * (3 - cache.axis) + (0, capacity - idx.shape[1])
         pairs = [cache.layers[layer] for layer in sorted(cache.layers)]
         keys, values = ([F.pad(pair[side], padding) for pair in pairs] for side in (0, 1))
@@ -169,15 +169,49 @@ class CachedModel(nn.Module):
         return self.model(idx, kv_cache=cache, **options), cache
 
     def decode(
-        self, idx: Int[Tensor, "batch 1"], buffers: Buffers, position: Int[Tensor, ""], capacity: int
+        self, idx: Int[Tensor, "batch seq"], buffers: Buffers, position: Int[Tensor, ""], capacity: int
     ) -> tuple[Logits, Buffers]:
         """Returns the logits of a token after `position` others, and the buffers with its key and value.
 
-        At least one token is before it and the buffers have a place for it; other positions are clamped to that.
+        `extend` gives it several tokens. At least one token is before them and the buffers have places for them; other
+        positions are clamped to that.
         """
         keys, values, previous = buffers
-        cache = StaticCache(list(keys), list(values), torch.clamp(position, 1, capacity - 1), previous)
+        cache = StaticCache(list(keys), list(values), torch.clamp(position, 1, capacity - idx.shape[1]), previous)
         return self.model(idx, kv_cache=cache), Buffers(cache.keys, cache.values, cache.prev_embedding)
+
+    def extend(
+        self,
+        idx: Int[Tensor, "batch seq"],
+        around: Int[Tensor, "batch 2"],
+        buffers: Buffers,
+        position: Int[Tensor, ""],
+        capacity: int,
+    ) -> tuple[Logits, Buffers]:
+        """Returns the logits of several tokens after `position` others, and the buffers with their keys and values.
+
+        `around` are the token before them and the last of them, after which `idx` may be padded. The buffers have
+        places for all of `idx`. `continues` says whether a model computes this.
+        """
+        keys, values, previous = buffers
+        if previous is not None:
+            previous = self.previous(around[:, :1])
+        logits, buffers = self.decode(idx, Buffers(keys, values, previous), position, capacity)
+        if previous is not None:
+            buffers = buffers._replace(previous=self.previous(around[:, 1:]))
+        return logits, buffers
+
+    def previous(self, last: Int[Tensor, "batch 1"]) -> Tensor | None:
+        """Returns what is kept of a last token besides its keys and values."""
+        return self._call(last)[1].prev_embedding
+
+
+def continues(model: nn.Module, buffers: Buffers) -> bool:
+    """Returns True if a model computes several tokens after others.
+
+    The published models of 2026 use the embedding that is kept of the last token for a single token only.
+    """
+    return buffers.previous is None or getattr(model, "reads_previous_of_many", False)
 
 
 class CachedCausalLM(CachedModel):
@@ -203,7 +237,7 @@ class CachedCausalLM(CachedModel):
         caches = importlib.import_module("transformers.cache_utils")
         layers = [caches.StaticLayer(capacity) for _ in buffers.keys]
         for layer, layer.keys, layer.values in zip(layers, buffers.keys, buffers.values, strict=True):
-            layer.cumulative_length = torch.clamp(position, 1, capacity - 1)
+            layer.cumulative_length = torch.clamp(position, 1, capacity - idx.shape[1])
             layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
         logits = self.model(idx, past_key_values=caches.Cache(layers=layers), use_cache=True).logits
         return logits, Buffers([layer.keys for layer in layers], [layer.values for layer in layers], None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.compilations import compilations
-from support.markers import slow_or_campaign
+from support.markers import slow_or_campaign, slow_unless
 from support.processes import run_processes
 from support.scripts import run_script, script
 from support.small_gpt import (
@@ -379,3 +379,69 @@ def test_limits_are_those_of_a_sort():
             jnp.tile(jnp.arange(50), 40),
         )
         assert (np.isfinite(choice.sampling_log_prob).reshape(40, 50) == kept).all(), (top_k, top_p)
+
+
+# ---- beginnings of prompts that are in a slot
+
+
+def assert_most_probable(module, prompt, tokens):
+    assert uncached_logits(module, prompt, tokens).argmax(-1).tolist() == tokens
+
+
+PREFIXES = {
+    "gpt": {"seq_len": 40},
+    "gpt_2026": {"seq_len": 40},
+    "GPT2": HUGGING_FACE["GPT2"],
+    "Mistral": HUGGING_FACE["Mistral"],
+}
+
+
+@pytest.mark.parametrize("name", slow_unless(lambda name: name == "gpt", PREFIXES))
+def test_a_prompt_after_a_common_beginning_is_pytorch_s(name):
+    module = language_model(name, PREFIXES[name])
+    engine = engine_of(module, Devices(1), slots=2, capacity=390, tokens_per_dispatch=4)
+    beginning, *ends = prompts_of([100, 30, 90, 5, 270])
+    first = row_of(engine, beginning, 6)
+    assert_most_probable(module, beginning, first)
+    reused = engine.counts.reused
+    # A short end is decoded, longer ones are computed in blocks, the last one to the end of the cache.
+    prompts = [beginning + ends[0], beginning + ends[1], beginning[:80] + ends[2], beginning + ends[1] + ends[0] * 5]
+    for prompt in prompts:
+        prefilled = engine.counts.prefilled
+        tokens = row_of(engine, prompt, 6)
+        assert_most_probable(module, prompt, tokens)
+        assert engine.counts.prefilled == prefilled and engine.counts.reused > reused, len(prompt)
+        reused = engine.counts.reused
+    # The same again, as after a regenerated answer: one token is computed before the first new one.
+    decodes = engine.counts.decodes
+    assert row_of(engine, prompts[-1], 3) == tokens[:3] and engine.counts.decodes == decodes + 1
+    # Two rows at once, one of them from a slot that is in use.
+    requests = requests_of([beginning + end for end in (ends[2], ends[0])], 8, sampling=DRAWN)
+    rows = list(engine.complete(requests))
+    fn = bridge.export(module)
+    for row, request in zip(rows, requests, strict=True):
+        engine.load(fn.params, fn.buffers)  # forgets the tokens
+        assert_same([row], list(engine.complete([request])))
+
+
+def test_a_shared_system_prompt_is_computed_once():
+    """16 clients with a system prompt of 500 tokens; before, each one computed 1,024 tokens."""
+    module = small_gpt(seq_len=80)
+    engine = engine_of(module, Devices(1), slots=16, capacity=600)
+    system, *questions = prompts_of([500, *range(10, 26)])
+    prompts = [system + question for question in questions]
+    rows = list(engine.complete(requests_of(prompts, 4, sampling=GREEDY)))
+    forced = engine.counts.tokens - 16 * 4
+    assert engine.counts.computed + forced <= 0.2 * 16 * engine._padded(len(prompts[0]))
+    for row, prompt in zip(rows, prompts, strict=True):
+        assert_most_probable(module, prompt, row.tokens)
+
+
+def test_a_row_may_end_at_the_last_place_and_begin_again(module):
+    engine = engine_of(module, Devices(1), slots=1, capacity=100)
+    (prompt,) = prompts_of([80])
+    tokens = row_of(engine, prompt, 21)
+    reused = engine.counts.reused
+    assert row_of(engine, prompt, 21) == tokens and engine.counts.reused == reused + 79
+    longer = (*prompt, *tokens[:19])
+    assert row_of(engine, longer, 2) == tokens[19:] and engine.counts.reused == reused + 79 + 98

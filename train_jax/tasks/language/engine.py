@@ -1,10 +1,13 @@
 """Continues prompts with a language model: a fixed number of rows at the same time, each with its own settings.
 
-Two kinds of programs run on the devices. `prefill` computes the keys and values of prompts, padded to one of a few
+Four kinds of programs run on the devices. `prefill` computes the keys and values of prompts, padded to one of a few
 lengths, and writes them to the places of rows ("slots"); there is one program for each length. `decode` chooses some
-tokens of every row and computes their keys and values. The parameters are arguments of both, so that other weights
-compile nothing. The schedule is computed on the host from the tokens that `decode` returns: a row that ends makes room
-for the next request. What `decode` returns is gathered from all devices, so that every process schedules alike.
+tokens of every row and computes their keys and values. If a prompt begins like the tokens of a slot (`prefixes.py`),
+`copy` takes the keys and values from there, and `extend` or `decode` computes the rest. The parameters are arguments of
+all of them, so that other weights compile nothing.
+
+The schedule is computed on the host from the tokens that `decode` returns: a row that ends makes room for the next
+request. What `decode` returns is gathered from all devices, so that every process schedules alike.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from jaxtyping import Array, Bool, Float
 
 import bridge
 from models_torch.cached_attention import attention_with_cache
-from models_torch.kv_cache import Buffers, cached_model
+from models_torch.kv_cache import Buffers, cached_model, continues
 from train_jax.core.objective import Objective
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import Arrays, TrainState
@@ -37,6 +40,7 @@ from train_jax.tasks.language.engine_records import (
     control_of,
     words_of,
 )
+from train_jax.tasks.language.prefixes import BLOCK, Beginning, Held, find_beginning
 from train_jax.tasks.language.sampling import Sampling, choose_tokens, most_probable, stream_key
 
 # The published modules of 2026 call this function, which without FlashAttention reads the position from a tensor.
@@ -45,8 +49,6 @@ bridge.register_function("nanochat.flash_attention:flash_attn.flash_attn_with_kv
 _SHORTEST_PREFILL = 16
 _PREFILL_TOKENS = 64
 """Most tokens of short prompts that are computed together: 16 prompts of 16 tokens take half of the time."""
-_CONTINUED_TOKENS = 64
-"""Largest number of tokens by which a prompt may continue a slot; longer ones are computed from their beginning."""
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -106,6 +108,10 @@ class Counts:
     """Number of computed prompts, without those that continued the tokens of a slot."""
     prefills: int = 0
     """Number of calls of `prefill`."""
+    computed: int = 0
+    """Number of tokens that `prefill` and `extend` computed, with padding."""
+    reused: int = 0
+    """Number of tokens of prompts whose keys and values were in a slot."""
     decodes: int = 0
     """Number of calls of `decode`."""
     tokens: int = 0
@@ -125,6 +131,10 @@ class _Slot:
 
     kept: list[int] = field(default_factory=list)
     """The tokens whose keys and values are in the cache."""
+    has_logits: bool = True
+    """True if the logits are those after the last of these tokens."""
+    is_old: bool = False
+    """True if some of them were computed with other weights."""
     pending: deque[int] = field(default_factory=deque)
     """Next tokens that do not depend on the model: from the prompt, or from `respond`."""
     unreported: int = 0
@@ -174,7 +184,7 @@ class Engine:
         self._devices, self._capacity, self._dispatch = devices, capacity, tokens_per_dispatch
         self._both_ways = both_ways
         self._local_slots = devices.local_batch_size(slots)
-        self._fn = bridge.export(cached_model(module))
+        self._module, self._fn = module, bridge.export(cached_model(module))
         self._queue: deque[Generation] = deque()
         self._slots = [_Slot() for _ in range(slots)]
         self.counts = Counts()
@@ -205,6 +215,7 @@ class Engine:
         """
         self._weights = self._devices.replicate((_prefixed(params), _prefixed(buffers)))
         for slot in self._slots:
+            slot.is_old = slot.row is not None
             if slot.row is None:
                 slot.kept = []
 
@@ -273,6 +284,10 @@ class Engine:
         for number, length in enumerate(sorted(set(map(self._padded, lengths)))):
             prompt = (number,) * length  # prompts with equal beginnings would be continued, not prefilled
             list(self.complete([Request(prompt=prompt, max_tokens=1)]))
+        if self._may_copy:
+            self._copy_prefixes([])
+        if self._may_extend:
+            self._extend_rows([])
 
     def stream(self, request: Request) -> Iterator[int]:
         """Yields the tokens after a prompt as they are computed, without the one that ends the row."""
@@ -301,22 +316,89 @@ class Engine:
         return [row for row, has_new in zip(rows, new, strict=True) if row is not None and has_new]
 
     def _admit(self) -> None:
-        """Gives free slots to requests: those that hold the beginning of a prompt, then those unused for longest."""
+        """Gives free slots to requests: one that holds the beginning of a prompt, or that unused for longest."""
         started: list[tuple[int, tuple[int, ...]]] = []
-        free = sorted((n for n, slot in enumerate(self._slots) if slot.row is None), key=lambda n: self._slots[n].used)
-        while free and self._queue:
+        while self._queue:
+            free = sorted(
+                (n for n, slot in enumerate(self._slots) if slot.row is None), key=lambda n: self._slots[n].used
+            )
+            if not free:
+                break
             row = self._queue.popleft()
-            prompt = row.request.prompt
-            number = max(free, key=lambda n: _continues(self._slots[n].kept, prompt))
-            free.remove(number)
-            slot = self._slots[number]
-            if not _continues(slot.kept, prompt):
-                slot.kept = list(prompt)
-                started.append((number, prompt))
-            slot.row, slot.pending = row, deque(prompt[len(slot.kept) :])
-            slot.stream = stream_key(row.request.seed, prompt, row.request.sample)
+            prompt = list(row.request.prompt)
+            beginning = self._find_beginning(prompt, free, started)
+            if beginning is None:
+                slot = self._slots[free[0]]
+                slot.kept, slot.has_logits = prompt, True
+                started.append((free[0], row.request.prompt))
+            else:
+                self._prefill_all(started)
+                started = []
+                slot = self._slots[beginning.target]
+                self._begin_at(beginning, prompt)
+            slot.row, slot.is_old = row, False
+            slot.pending = deque(prompt[len(slot.kept) :])
+            slot.stream = stream_key(row.request.seed, row.request.prompt, row.request.sample)
             slot.unreported = len(slot.pending)
         self._prefill_all(started)
+
+    def _find_beginning(
+        self, prompt: list[int], free: Sequence[int], started: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> Beginning | None:
+        if any(list(other) == prompt for _, other in started):
+            return None  # `prefill` computes both at once
+        busy = [number for number, slot in enumerate(self._slots) if slot.row is not None and not slot.is_old]
+        slots = [
+            Held(number, number // self._local_slots, slot.kept, number in free, slot.has_logits)
+            for number in (*free, *busy)
+            for slot in [self._slots[number]]
+        ]
+        return find_beginning(prompt, slots, may_copy=self._may_copy, may_extend=self._may_extend)
+
+    def _begin_at(self, beginning: Beginning, prompt: list[int]) -> None:
+        """Copies the beginning of a prompt to its slot, and computes all but the last tokens if they are many."""
+        slot = self._slots[beginning.target]
+        self.counts.reused += beginning.length
+        if not beginning.has_logits:
+            self._copy_prefixes([(beginning, prompt[beginning.length - 1])])
+        slot.kept = prompt[: beginning.length]
+        slot.has_logits = beginning.has_logits
+        if len(prompt) - beginning.length > BLOCK:
+            for first in range(beginning.length, len(prompt), BLOCK):
+                # The cache has to have places for a whole block: near its end, some tokens are computed again.
+                start = min(first, self._capacity - BLOCK)
+                self._extend_rows([(beginning.target, start, prompt)])
+            slot.kept = prompt
+            slot.has_logits = True
+
+    @cached_property
+    def _may_copy(self) -> bool:
+        """Returns True if a beginning of a slot's tokens has the keys and values that it has alone."""
+        return not self._both_ways
+
+    @cached_property
+    def _may_extend(self) -> bool:
+        cache = self._state_shapes(*self._weights).cache
+        return self._may_copy and self._capacity > BLOCK and continues(self._module, cache)
+
+    def _copy_prefixes(self, copies: Sequence[tuple[Beginning, int]]) -> None:
+        """Copies keys and values between slots of a device; the tokens are the last ones that are copied."""
+        batch = np.zeros((self._devices.count, 4), np.int32)
+        for beginning, last in copies:
+            device, target = divmod(beginning.target, self._local_slots)
+            batch[device] = target, beginning.source % self._local_slots, last, 1
+        self._state = self._copy(*self._weights, self._state, self._devices.shard(self._own(batch)))
+
+    def _extend_rows(self, rows: Sequence[tuple[int, int, list[int]]]) -> None:
+        """Computes a block of tokens, from a position on, of at most one slot of each device."""
+        batch = np.zeros((self._devices.count, 6 + BLOCK), np.int32)
+        for number, start, prompt in rows:
+            device, target = divmod(number, self._local_slots)
+            part = prompt[start : start + BLOCK]
+            batch[device, :6] = target, start, len(part), prompt[start - 1], part[-1], 1
+            batch[device, 6 : 6 + len(part)] = part
+            self.counts.computed += BLOCK
+        self._state = self._extend(*self._weights, self._state, self._devices.shard(self._own(batch)))
 
     def _prefill_all(self, started: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Computes prompts and writes them to slots; a device computes a prompt of several of its slots once."""
@@ -332,6 +414,7 @@ class Engine:
                 batch = self._own(_stacked([self._prompts(part, length) for part in parts]))
                 self._state = self._prefill(*self._weights, self._state, self._devices.shard(batch))
                 self.counts.prefills += 1
+                self.counts.computed += rows * length * self._devices.count
                 self.counts.prefilled += sum(len(slots) for part in parts for _, slots in part)
 
     def _padded(self, length: int) -> int:
@@ -398,6 +481,7 @@ class Engine:
             slot.pending.popleft()
         slot.unreported = max(0, first - count)
         slot.kept += tokens
+        slot.has_logits = slot.has_logits or count > 0
         row.tokens += tokens[first:]
         row.log_probs += decoded.log_prob[first:count].tolist()
         row.sampling_log_probs += decoded.sampling_log_prob[first:count].tolist()
@@ -418,8 +502,11 @@ class Engine:
         """Keeps the tokens of a row for prompts that begin with them, if the cache has all and attention is causal."""
         slot.row, slot.unreported = None, 0
         slot.pending.clear()
-        if self._both_ways or len(slot.kept) >= self._capacity:
+        if self._both_ways or slot.is_old:
             slot.kept = []
+        elif len(slot.kept) >= self._capacity:  # the last tokens had no place, and were written over the one before
+            slot.kept = slot.kept[: self._capacity - 1]
+            slot.has_logits = False
 
     def _own(self, tree: Any) -> Any:
         """Returns this process's part of arrays with a leading axis for all devices."""
@@ -441,6 +528,50 @@ class Engine:
             return jax.lax.fori_loop(0, batch["count"], insert, state)
 
         return self._devices.parallel(prefill, (None, None, 0, 0), 0, donate=(2,))
+
+    @cached_property
+    def _copy(self) -> Any:
+        def copy(params: Arrays, buffers: Arrays, state: State, batch: Array) -> State:
+            target, source, last, active = batch
+
+            def copied(state: State) -> State:
+                row = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, source), state.cache)
+                if row.previous is not None:
+                    tokens = last[None, None]
+                    row = row._replace(
+                        previous=self._prefilled(params, buffers, tokens, jnp.ones(1, jnp.int32)).cache.previous
+                    )
+                return state._replace(cache=_with_row(state.cache, row, target))
+
+            return jax.lax.cond(active > 0, copied, lambda state: state, state)
+
+        return self._devices.parallel(copy, (None, None, 0, 0), 0, donate=(2,))
+
+    @cached_property
+    def _extend(self) -> Any:
+        def extend(params: Arrays, buffers: Arrays, state: State, batch: Array) -> State:
+            target, start, count, before, last, active = batch[:6]
+
+            def extended(state: State) -> State:
+                row = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, target), state.cache)
+                around = jnp.stack([before, last])[None]
+                (logits, row), _ = self._fn(
+                    params,
+                    buffers,
+                    batch[None, 6:],
+                    around,
+                    row,
+                    start,
+                    self._capacity,
+                    method="extend",
+                    train=False,
+                )
+                new = jax.lax.dynamic_index_in_dim(logits[0], count - 1).astype(jnp.float32)
+                return State(_with_row(state.cache, row, target), _with_row(state.logits, new, target))
+
+            return jax.lax.cond(active > 0, extended, lambda state: state, state)
+
+        return self._devices.parallel(extend, (None, None, 0, 0), 0, donate=(2,))
 
     @cached_property
     def _decode(self) -> Any:
@@ -534,12 +665,9 @@ def _where(condition: Bool[Array, " rows"]) -> Callable[[Array, Array], Array]:
     return lambda new, old: jnp.where(condition.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
-def _continues(kept: Sequence[int], prompt: Sequence[int]) -> int:
-    """Returns how many tokens of a slot a prompt begins with, if continuing them is faster; otherwise 0."""
-    follows = 0 < len(kept) <= len(prompt) <= len(kept) + _CONTINUED_TOKENS and tuple(kept) == tuple(
-        prompt[: len(kept)]
-    )
-    return len(kept) if follows else 0
+def _with_row(state: Any, row: Any, number: Array) -> Any:
+    """Returns arrays with the row of a slot replaced."""
+    return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y.astype(x.dtype), number, 0), state, row)
 
 
 def _stacked(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -75,6 +75,7 @@ class Model:
             "trm_slots": self.thread.engine.slots,
             "trm_tokens_total": counts.tokens,
             "trm_prompts_total": counts.prefilled,
+            "trm_prompt_tokens_reused_total": counts.reused,
             "trm_dispatches_total": counts.decodes,
             "trm_slot_tokens_total": counts.places,
         }
@@ -86,6 +87,7 @@ _METRICS = {
     "trm_slots": ("gauge", "rows at the same time, at most"),
     "trm_tokens_total": ("counter", "tokens that were chosen or forced"),
     "trm_prompts_total": ("counter", "prompts that were computed from their beginning"),
+    "trm_prompt_tokens_reused_total": ("counter", "tokens of prompts that were in a slot"),
     "trm_dispatches_total": ("counter", "calls of the decoding program"),
     "trm_slot_tokens_total": ("counter", "tokens that there was time for"),
 }
