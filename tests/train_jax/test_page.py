@@ -1,7 +1,9 @@
 """The page of `trm serve` in a real Chromium: on a phone and on a desk, by pointer, keyboard and screen reader."""
 
+import hashlib
 import json
 import time
+from importlib import resources
 
 import pytest
 from starlette.testclient import TestClient
@@ -16,6 +18,7 @@ from train_jax.serving.limits import Limits
 from train_jax.tasks.language.chat.server import TextService
 from train_jax.tasks.puzzles.server import Player, PuzzleService
 
+LIBRARIES = ("marked.js", "purify.js")
 LIMITS = Limits(requests_per_minute=10**6)
 
 
@@ -34,13 +37,26 @@ FOCUSABLE = """[...document.querySelectorAll('button, input, select, textarea, s
     .filter((each) => each.checkVisibility() && each.tabIndex >= 0 && !each.disabled).length"""
 
 
+def test_the_libraries_are_those_that_the_list_names():
+    folder = resources.files("train_jax.serving") / "page" / "vendor"
+    listed = (folder / "README.md").read_text(encoding="utf-8")
+    for name in LIBRARIES:
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() in listed
+        assert (folder / name).with_suffix(".LICENSE").is_file()
+
+
 def test_the_files_come_from_here_and_load_nothing_from_elsewhere():
     with TestClient(create_app(Gate(LIMITS, "secret"), []), base_url="http://any.host") as client:
-        for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+        kinds = {"/": "text/html", "/page.css": "text/css"}
+        kinds |= {f"/{name}.js": "text/javascript" for name in ("page", "base", "chat", "conversations", "markdown")}
+        kinds |= {f"/vendor/{name}": "text/javascript" for name in LIBRARIES}
+        for path, kind in kinds.items():
             response = client.get(path)
             assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
-            assert "default-src 'none'" in response.headers["content-security-policy"]
-            assert "http://" not in response.text and "https://" not in response.text
+            policy = response.headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "script-src 'self';" in policy and "img-src data:;" in policy
+            if not path.startswith("/vendor/"):  # the comments of libraries have addresses
+                assert "http://" not in response.text and "https://" not in response.text
         assert client.get("/v1/models").status_code == 404 and client.get("/metrics").status_code == 401
 
 
@@ -91,6 +107,8 @@ def texts(page, selector):
 def test_a_conversation(page, toy, monkeypatch):
     send(page, "hi")
     page.until(ANSWERED)
+    assert texts(page, ".markdown") == ["OK."] and texts(page, ".tool strong") == ["42"]
+    page.click("#tokens")
     assert texts(page, ".question p") == ["hi"] and texts(page, ".tool code") == ["6*7"]
     assert texts(page, ".tool strong") == ["42"] and texts(page, ".text > .token") == ["O", "K", "."]
     # the probability of a token
@@ -121,7 +139,7 @@ def test_a_conversation(page, toy, monkeypatch):
     before = texts(page, ".question p, .text")
     page.reload()
     assert texts(page, ".question p, .text") == before and page.text("#models").split() == ["Models", "toy", "alphabet"]
-    page.click("#clear")
+    page.click("#new")
     page.reload()
     assert texts(page, ".turn") == []
 

@@ -21,12 +21,15 @@ _HEADERS = {
 """Headers that make the browser refuse content of other servers."""
 
 
+_SCRIPTS = ("page.js", "base.js", "chat.js", "conversations.js", "markdown.js", "vendor/marked.js", "vendor/purify.js")
+
+
 def page_routes() -> Sequence[Route]:
     """Returns the routes of the files. They contain nothing of the models, so they need no token."""
     return [
         _file("/", _read("page.html"), "text/html"),
-        _file("/page.js", _read("page.js"), "text/javascript"),
         _file("/page.css", stylesheet(), "text/css"),
+        *(_file(f"/{name}", _read(name), "text/javascript") for name in _SCRIPTS),
     ]
 
 

@@ -144,7 +144,19 @@ def _model(config: Serve, name: str, run_dir: str, run: Restored) -> Any:
     print(f"{name} at step {model.step}: {sizes}; compiling", flush=True)
     engine.warm_up(range(1, engine.capacity + 1))
     checkpoints = {step: partial(_weights, run_dir, step) for step in complete_steps(run.folder.checkpoints)}
-    return Model(name, engine, model.tokenizer, limits=config, step=run.step, checkpoints=checkpoints)
+    card = _card(run, engine.capacity)
+    return Model(name, engine, model.tokenizer, limits=config, step=run.step, checkpoints=checkpoints, card=card)
+
+
+def _card(run: Restored, capacity: int) -> dict[str, str | int]:
+    """Returns what the page says about a model."""
+    return {
+        "Architecture": run.config.model,
+        "Parameters": f"{sum(array.size for array in run.objective.params.values()):,}",
+        "Trained on": run.config.data_dir,
+        "Optimizer steps": f"{run.step:,}",
+        "Reads and writes": f"{capacity:,} tokens, at most",
+    }
 
 
 def _weights(run_dir: str, step: int) -> tuple[Arrays, Arrays]:

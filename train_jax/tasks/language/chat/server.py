@@ -51,11 +51,14 @@ class Model:
         limits: Limits,
         step: int = 0,
         checkpoints: Mapping[int, Callable[[], tuple[Arrays, Arrays]]] | None = None,
+        card: Mapping[str, str | int] | None = None,
     ):
         """`engine` has the weights of checkpoint `step`.
 
-        `checkpoints` read the weights of each step that requests may name, this one included.
+        `checkpoints` read the weights of each step that requests may name, this one included. `card` is what the page
+        says about the model.
         """
+        self.card = dict(card or {})
         self.name, self.tokenizer, self.step = name, tokenizer, step
         checkpoints = checkpoints or {}
         self.steps = sorted({step, *checkpoints})
@@ -140,7 +143,8 @@ class TextService:
 
     def _described(self, model: Model) -> dict[str, Any]:
         served = {"id": model.name, "object": "model", "created": self._created, "owned_by": "trm"}
-        return served | {"step": model.step, "steps": model.steps}
+        context = {"context_tokens": model.thread.engine.capacity, "card": model.card}
+        return served | {"step": model.step, "steps": model.steps} | context
 
     def _list(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described(model) for model in self.models.values()]})
