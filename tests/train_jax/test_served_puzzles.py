@@ -22,7 +22,7 @@ from train_jax.tasks.language.chat.protocol import read_chat
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.scan import make_trajectory_step
-from train_jax.tasks.puzzles.server import TRAJECTORIES, Player, PuzzleService
+from train_jax.tasks.puzzles.server import TRAJECTORIES, Player, PuzzleService, SolveFields, _cycles
 from train_jax.tasks.puzzles.solving import known_kind, solve
 from train_jax.tasks.puzzles.stepping import Stepper
 from train_jax.tasks.puzzles.sudoku.data import SudokuData
@@ -67,7 +67,7 @@ def client(run, stepper):
 
 
 def stacked(steps):
-    return [np.stack(arrays) for arrays in zip(*steps, strict=True)]
+    return [np.stack(arrays) for arrays in zip(*(step[:2] for step in steps), strict=True)]
 
 
 @pytest.mark.slow
@@ -136,7 +136,8 @@ def test_a_puzzle_is_solved_step_by_step(client):
             assert each["board"].startswith("<svg") and 0 < each["halting_probability"] < 1
             assert each["caption"].startswith(f"ACT step {step['step']}, ") and each["solved"] == (each["wrong"] == 0)
     assert len(last["verdicts"]) == TRAJECTORIES and all("solved" in text for text in last["verdicts"])
-    assert len(events_of(client.post("/v1/puzzles/solve", json={"puzzle": PUZZLE}))) == STEPS + 2
+    (step, *_) = events_of(client.post("/v1/puzzles/solve", json={"puzzle": PUZZLE, "cycles": True}))[1:]
+    assert step["trajectories"][0]["cycles"] == [], "the model has one H-cycle in a step"
 
 
 @pytest.mark.parametrize(
@@ -169,9 +170,21 @@ def test_puzzles_of_the_test_set(client, run, monkeypatch):
     for index, message in ((6, "has puzzles 0 to 5; use one of these"), ("x", "index is not a whole number")):
         response = client.post("/v1/puzzles/examples", json={"index": index})
         assert response.status_code == 400 and message in response.json()["error"]["message"]
+    hard = client.post("/v1/puzzles/examples", json={"hard": True}).json()
+    assert hard["puzzle"] == client.post("/v1/puzzles/examples", json={"index": hard["index"]}).json()["puzzle"]
     monkeypatch.setattr("train_jax.tasks.puzzles.server._KINDS", ("maze",))
     with pytest.raises(UserError, match="four was trained on 4x4 Sudokus; serve runs of Sudokus or mazes"):
         Player("four", run)
+
+
+def test_the_h_cycles_within_a_step_are_those_of_a_model_with_fewer(run, inputs, stepper):
+    """The run has one H-cycle in a step."""
+    player = Player("three", run.with_arch(dataclasses.replace(run.config.arch, H_cycles=2)))
+    puzzle = player.kind.parse(PUZZLE)
+    answers = next(player.steps(puzzle, SolveFields(cycles=True)))
+    np.testing.assert_array_equal(answers.cycles, [next(stepper.steps(puzzle.tokens)).tokens])
+    (within,) = _cycles(puzzle, [answers], 0)
+    assert within["board"].startswith("<svg") and within["caption"].startswith("ACT step 1, H-cycle 1")
 
 
 def test_the_search_for_the_solution_of_a_given_puzzle_is_limited(monkeypatch):

@@ -178,17 +178,16 @@ function openPuzzles() {
   $("empty").addEventListener("click", openEditor);
   let index = 0;
   $("example").addEventListener("click", async () => {
-    try {
-      const body = { model: player().id, index: index++ };
-      const response = await call("/v1/puzzles/examples", body);
-      fillEditor((await response.json()).puzzle);
-      edited();
-      showProblem("");
-    } catch (error) {
-      index = 0;
-      showProblem(error.message);
-    }
+    if (!(await fillExample({ index: index++ }))) index = 0;
   });
+  $("hard").addEventListener("click", () => fillExample({ hard: true }));
+  $("link").addEventListener("click", async () => {
+    const address = new URL(location.href);
+    address.hash = new URLSearchParams({ model: player().id, puzzle: puzzleText() });
+    history.replaceState(null, "", address);
+    await copyText(address.href);
+  });
+  addEventListener("hashchange", openLink);
   $("solver").addEventListener("submit", (event) => {
     event.preventDefault();
     solve();
@@ -205,6 +204,47 @@ function openPuzzles() {
   openEditor();
 }
 
+// Returns whether there was such a puzzle.
+async function fillExample(which) {
+  try {
+    const response = await call("/v1/puzzles/examples", { model: player().id, ...which });
+    fillEditor((await response.json()).puzzle);
+    edited();
+    showProblem("");
+    return true;
+  } catch (error) {
+    showProblem(error.message);
+    return false;
+  }
+}
+
+// Shows the puzzle that the address has after its #; returns whether it has one.
+function openLink() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const text = given.get("puzzle");
+  if (text === null) return false;
+  const model = players.find((each) => each.id === given.get("model"));
+  if (model && model !== player()) {
+    $("player").value = model.id;
+    openEditor();
+  }
+  if (fillEditor(text)) edited();
+  else showProblem("The link holds no puzzle of this model's size.");
+  showView("puzzles");
+  return true;
+}
+
+async function openFirst() {
+  if (puzzleText().replace(/[.\n]/g, "") || !$("problem").hidden) return;
+  try {
+    const response = await call("/v1/puzzles/examples", { model: player().id, hard: true });
+    if (!puzzleText().replace(/[.\n]/g, "")) fillEditor((await response.json()).puzzle);
+    edited();
+  } catch {
+    // The data set is elsewhere: the editor stays empty.
+  }
+}
+
 async function solve() {
   const body = {
     model: player().id,
@@ -213,6 +253,7 @@ async function solve() {
     noise: Number($("noise").value),
     seed: Number($("puzzle-seed").value),
     act_steps: Number($("act_steps").value),
+    cycles: $("cycles").checked,
   };
   showProblem("");
   showSteps([]);
@@ -249,9 +290,13 @@ function showSteps(all) {
 }
 
 function addStep(step) {
+  const within = step.trajectories[0].cycles ?? [];
+  within.forEach((_, number) => {
+    steps.push({ trajectories: step.trajectories.map(({ cycles }) => cycles[number]), isWithin: true });
+  });
   steps.push(step);
   $("step").max = steps.length - 1;
-  if (steps.length === 2) {
+  if (!$("boards").children.length) {
     $("boards").replaceChildren(...step.trajectories.map((_, row) => trajectoryElement(row)));
     $("result").scrollIntoView({ block: "nearest" });
     play(0);
@@ -286,7 +331,9 @@ function trajectoryElement(row) {
 function showStep(number) {
   const step = steps[number];
   $("step").value = number;
-  $("step-shown").textContent = `${number} of ${steps.length - 1}`;
+  const count = (until) => steps.slice(1, until).filter((each) => !each.isWithin).length;
+  const within = step.isWithin ? `, in step ${count(number) + 1}` : "";
+  $("step-shown").textContent = `${count(number + 1)} of ${count()}${within}`;
   $("step").setAttribute("aria-valuetext", `ACT step ${$("step-shown").textContent}`);
   for (const figure of $("boards").children) {
     const row = Number(figure.dataset.row);
@@ -304,9 +351,11 @@ function showStep(number) {
 function showHalting() {
   const here = Number($("step").value);
   for (const figure of $("boards").children) {
-    const values = steps.slice(1).map((step) => step.trajectories[figure.dataset.row].halting_probability);
+    const shown = steps[here];
+    const whole = steps.slice(1).filter((step) => !step.isWithin);
+    const values = whole.map((step) => step.trajectories[figure.dataset.row].halting_probability);
     const bars = values.map((value, number) => {
-      const bar = element("i", { class: number + 1 === here ? "here" : null });
+      const bar = element("i", { class: whole[number] === shown ? "here" : null });
       bar.style.setProperty("--p", value);
       return bar;
     });
@@ -364,6 +413,7 @@ async function open() {
   const views = [models.length && "chat", players.length && "puzzles"].filter(Boolean);
   $("tabs").hidden = views.length < 2;
   showView(views.includes(settings.view) ? settings.view : views[0]);
+  if (players.length && !openLink()) openFirst();
 }
 
 open();

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from train_jax.serving.app import Metric
 from train_jax.serving.gate import Gate, event_stream
 from train_jax.serving.limits import ApiError, find_model, read_fields, read_json, refuse_others
 from train_jax.tasks.mixing import data_dirs
+from train_jax.tasks.puzzles.format import load_split
 from train_jax.tasks.puzzles.kind import PuzzleInput
 from train_jax.tasks.puzzles.kinds import Trace, halting_probability, trace_of
 from train_jax.tasks.puzzles.solving import from_test_set, known_kind
@@ -33,6 +34,8 @@ from train_jax.tasks.puzzles.stepping import StepAnswers, Stepper
 TRAJECTORIES = 4
 """Number of trajectories side by side; the programs for this number and for 1 are compiled before any request."""
 _SIDE = 252
+_SEARCHED, _SOLVED = 1000, 4
+"""Test puzzles among which a hard one is searched, and of these the number that the model solves for that."""
 _KINDS = ("sudoku", "maze")
 
 
@@ -47,6 +50,8 @@ class SolveFields:
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     act_steps: Annotated[int | None, Range(1, 1024)] = None
     """Number of ACT steps; by default the halt limit of the training."""
+    cycles: bool = False
+    """Also return the answers after the H-cycles within each step."""
 
 
 class Player:
@@ -70,7 +75,9 @@ class Player:
 
     def steps(self, puzzle: PuzzleInput, fields: SolveFields) -> Iterator[StepAnswers]:
         rows = 1 if fields.trajectories == 1 else TRAJECTORIES
-        return self._stepper.steps(puzzle.tokens, trajectories=rows, noise=fields.noise, seed=fields.seed)
+        return self._stepper.steps(
+            puzzle.tokens, trajectories=rows, noise=fields.noise, seed=fields.seed, cycles=fields.cycles
+        )
 
     def solution(self, text: str) -> str | None:
         """Returns the answer to a puzzle after the last ACT step, its lines separated by `|`; None for another text."""
@@ -99,6 +106,24 @@ class Player:
         """Returns a puzzle of the test set as text. Raises `UserError` if the data set is not there."""
         puzzle = from_test_set(data_dirs(self._run.config.data_dir)[0], index)
         return "\n".join(self._lines(puzzle.tokens))
+
+    @cached_property
+    def hard_example(self) -> int:
+        """The number of a test puzzle that takes the model many ACT steps.
+
+        Of the first puzzles, those with the most cells to fill are solved; the last one to be solved is taken.
+        """
+        data_dir = data_dirs(self._run.config.data_dir)[0]
+        split = load_split(data_dir, "test")
+        inputs, labels = split.inputs[:_SEARCHED], split.labels[:_SEARCHED]
+        candidates = np.argsort(-(inputs != labels).sum(axis=1), kind="stable")[:_SOLVED]
+        return max(map(int, candidates), key=lambda index: self._steps_until_solved(from_test_set(data_dir, index)))
+
+    def _steps_until_solved(self, puzzle: PuzzleInput) -> int:
+        for number, answers in enumerate(itertools.islice(self._stepper.steps(puzzle.tokens), self.act_steps)):
+            if _trace(puzzle, [answers], 0).mistakes(1) == []:
+                return number
+        return self.act_steps
 
     def _lines(self, tokens: np.ndarray) -> list[str]:
         drawing, values = self.kind.drawing, self.kind.values(tokens)
@@ -146,11 +171,14 @@ class PuzzleService:
 
     async def _example(self, request: Request, content: bytes) -> Response:
         body = read_json(content)
-        refuse_others(body, ("model", "index"), {})
+        refuse_others(body, ("model", "index", "hard"), {})
         player, index = find_model(self.players, body.get("model")), body.get("index", 0)
+        if body.get("hard") is True:
+            async with self._device:
+                index = await _or_refusal(lambda: player.hard_example, "hard")
         if type(index) is not int:
             raise ApiError(400, "index is not a whole number; use the number of a test puzzle, from 0", "index")
-        return JSONResponse({"puzzle": await _or_refusal(partial(player.example, index), "index")})
+        return JSONResponse({"puzzle": await _or_refusal(partial(player.example, index), "index"), "index": index})
 
     async def _solve(self, request: Request, content: bytes) -> Response:
         body = read_json(content)
@@ -177,7 +205,8 @@ class PuzzleService:
                 if len(answers) == 1:
                     drawing = str(board_at(traces[0], 0, label="input", side=_SIDE))
                     yield json.dumps({"name": puzzle.name, "input": drawing})
-                yield json.dumps({"step": len(answers), "trajectories": list(map(_drawn, traces))})
+                drawn = [_drawn(trace) | {"cycles": _cycles(puzzle, answers, row)} for row, trace in enumerate(traces)]
+                yield json.dumps({"step": len(answers), "trajectories": drawn})
             verdicts = [verdict(trace, unique=puzzle.unique) for trace in traces]
             yield json.dumps({"verdicts": verdicts})
             yield "[DONE]"
@@ -196,6 +225,18 @@ async def _or_refusal(compute: Any, field: str) -> Any:
 def _trace(puzzle: PuzzleInput, answers: Sequence[StepAnswers], row: int) -> Trace:
     tokens, logits = (np.stack([each[field][row] for each in answers]) for field in (0, 1))
     return trace_of(puzzle.kind, puzzle.tokens, tokens, logits, puzzle.solution)
+
+
+def _cycles(puzzle: PuzzleInput, answers: Sequence[StepAnswers], row: int) -> list[dict[str, Any]]:
+    """Returns the drawings within the last step."""
+    *before, last = answers
+    made = []
+    for number, tokens in enumerate(() if last.cycles is None else last.cycles, start=1):
+        trace = _trace(puzzle, [*before, last._replace(tokens=tokens)], row)
+        wrong = int(trace.wrong(trace.act_steps).sum())
+        text = f"ACT step {trace.act_steps}, H-cycle {number}" + (f", {wrong} wrong" if wrong else "")
+        made.append({"board": str(board_at(trace, trace.act_steps, label=text, side=_SIDE)), "caption": text})
+    return made
 
 
 def _drawn(trace: Trace) -> dict[str, Any]:
