@@ -21,7 +21,7 @@ from train_jax.stages.serve import Serve, open_services
 from train_jax.tasks.language.chat.protocol import read_chat
 from train_jax.tasks.puzzles.batches import IGNORED_LABEL
 from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.scan import make_trajectory_step
+from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_trajectory_step
 from train_jax.tasks.puzzles.server import TRAJECTORIES, Player, PuzzleService, SolveFields, _cycles
 from train_jax.tasks.puzzles.solving import known_kind, solve
 from train_jax.tasks.puzzles.stepping import Stepper
@@ -83,7 +83,7 @@ def test_steps_are_those_of_solve_and_trajectories_have_the_noise_of_an_evaluati
     tiled = np.tile(inputs[2].astype(np.int32), (TRAJECTORIES, 1))
     batch = {"inputs": tiled, "labels": np.full_like(tiled, IGNORED_LABEL), "puzzle_identifiers": 0 * rows}
     batch = devices.shard(devices.split_batch(batch | {"number": 0 * rows, "trajectory": rows}))
-    step = devices.parallel_eval_step(make_trajectory_step(run.objective, depth, noise=0.5, seed=3))
+    step = devices.parallel_eval_step(make_trajectory_step(run.objective, TrajectoryOptions(2, 0.5, depth, seed=3)))
     _, facts = step(devices.replicate(run.state), batch)
     np.testing.assert_allclose(logits[:, 1:], np.asarray(facts["logits"])[0][:, 1:], rtol=1e-5)
     assert len({*logits[-1].tolist()}) == TRAJECTORIES

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from train_jax.errors import UserError
@@ -22,8 +23,10 @@ from train_jax.report.boards import board_at, strip
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import percent, render, render_document, spelled
 from train_jax.report.run_page import Curve, RunFiles, configuration, render_run
-from train_jax.tasks.puzzles.kinds import Trace, kind_of
+from train_jax.run.untrusted import DamagedError
+from train_jax.tasks.puzzles.kinds import Trace, halting_probability, kind_of, trace_of
 from train_jax.tasks.puzzles.metrics import HaltingCurve, Point, select_points
+from train_jax.tasks.puzzles.view_example import read_example
 
 CURVES = (
     Curve("exact accuracy, %", "exact_accuracy", scale=100, y_range=(0, 100)),
@@ -32,6 +35,7 @@ CURVES = (
 
 WIDTH, HEIGHT, MARGIN = 880, 366, 24
 _BOARD, _GAP, _CAPTION = 122, 22, 20
+_VIEW_SIDE = 180
 Panel = tuple[float, float, str, Markup]
 """Left, top, title and SVG of a panel."""
 
@@ -55,6 +59,7 @@ def page(files: RunFiles) -> str:
         steps=steps,
         steps_missing=missing,
         halting=halting_section(results),
+        views=None if answers is None else views_of(files, answers),
         check=check,
         agrees=check is not None and check.agrees,
     )
@@ -89,6 +94,38 @@ def _examples(answers: Answers, act_steps: ActSteps) -> list[dict[str, Any]]:
             why = f"{why}: {mistakes}" if mistakes else why
             shown.append({"title": title, "number": number, "why": why, "kind": trace.kind, "strip": strip(trace)})
     return shown
+
+
+# ---- views
+
+
+def views_of(files: RunFiles, answers: Answers) -> dict[str, Any] | None:
+    """Returns the puzzle that took most views, with its images and the answers to them; None if there is none."""
+    path = files.folder.view_example("test")
+    try:
+        example = read_example(path)
+    except DamagedError as error:
+        raise UserError(f"{path} cannot be read ({error}); run `trm evaluate --views` to write it again") from error
+    kind = kind_of(answers.data)
+    if example is None or kind is None or not 0 <= example.number[0] < len(answers.labels):
+        return None
+    number = int(example.number[0])
+    boards = []
+    for view, (image, answer, logit, step) in enumerate(zip(*example[1:], strict=True), 1):
+        logits = np.array([logit])
+        seen = trace_of(kind, image, answer[None], logits, None)
+        found = trace_of(kind, answers.inputs[number], answer[None], logits, answers.labels[number])
+        wrong = int(found.wrong(1).sum())
+        says = f"{f'{wrong} wrong' if wrong else 'solved'} after ACT step {step}, halt {halting_probability(logit):.2f}"
+        boards.append(
+            {
+                "title": f"View {view}" + (", the puzzle itself" if view == 1 else ""),
+                "image": board_at(seen, 0, label=f"view {view}", side=_VIEW_SIDE),
+                "answer": board_at(found, 1, label=f"answer of view {view}, {says}", side=_VIEW_SIDE),
+                "says": says,
+            }
+        )
+    return {"number": number, "boards": boards}
 
 
 # ---- halting

@@ -107,6 +107,10 @@ class RunFolder:
         """Returns the path of the metrics of the last evaluation with early halting."""
         return self.evaluation(f"{split}_halted_early")
 
+    def view_example(self, split: str) -> Path:
+        """Returns the path of the puzzle that the report shows in several views."""
+        return self.evaluation(f"{split}_views").with_suffix(".npz")
+
     def trajectories(self, split: str) -> Path:
         """Returns the path of the results of the last evaluation with several trajectories."""
         return self.evaluation(f"{split}_trajectories")

@@ -1,12 +1,14 @@
 """`trm solve RUN_DIR`: shows the answer of a trained model to one puzzle after every ACT step."""
 
 import dataclasses
+import itertools
 import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 
 from models_torch.ranges import Range
@@ -20,6 +22,7 @@ from train_jax.tasks.puzzles.batches import load_part
 from train_jax.tasks.puzzles.kind import PuzzleInput
 from train_jax.tasks.puzzles.kinds import trace_of
 from train_jax.tasks.puzzles.solving import from_test_set, known_kind, puzzle_task, solve
+from train_jax.tasks.puzzles.stepping import Stepper, choose_view
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,11 @@ class Solve:
     """Index of the puzzle in the test set, or of the test example of an ARC task, from 0; by default 0."""
     data_dir: str | None = None
     """Data set of --index, or with the identifiers of ARC puzzles; by default that of the run."""
+    views: Annotated[int, Range(1, 64)] = 1
+    """Number of views of a Sudoku or a maze: the puzzle and symmetric images of it. The answer, in the frame of the
+    puzzle, is that of the highest halting logit of all views and ACT steps."""
+    agree: bool = False
+    """With --views, the answer is the first one that two views share."""
     platform: Platform = "auto"
     """Platform; on one host of a TPU pod, auto is the CPU."""
 
@@ -48,17 +56,34 @@ def main(config: Solve) -> None:
     _check(config)
     run = restore(config.run_dir, step=config.step)
     puzzle = _puzzle(config, run)
-    answers = solve(run, puzzle.tokens, puzzle_identifier=_identifier_in_run(puzzle, config, run))
-    predictions, q_halt_logits = answers.tokens[:, 0], answers.q_halt_logits[:, 0]
+    where = ""
+    if config.views > 1:
+        predictions, q_halt_logits, where = _answers_in_views(config, run, puzzle)
+    else:
+        answers = solve(run, puzzle.tokens, puzzle_identifier=_identifier_in_run(puzzle, config, run))
+        predictions, q_halt_logits = answers.tokens[:, 0], answers.q_halt_logits[:, 0]
     trace = trace_of(puzzle.kind, puzzle.tokens, predictions, q_halt_logits, puzzle.solution)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print(f"{puzzle.name}; {config.run_dir} at step {run.step}, {run.weights}\n")
+    print(f"{puzzle.name}; {config.run_dir} at step {run.step}, {run.weights}{where}\n")
     print(trace_text(trace, width=shutil.get_terminal_size().columns, styled=styled))
     print(f"\n{verdict(trace, unique=puzzle.unique)}")
 
 
+def _answers_in_views(config: Solve, run: Restored, puzzle: PuzzleInput) -> tuple[np.ndarray, np.ndarray, str]:
+    """Returns the answers and halting logits of the chosen view up to its answer, and which view it is, in words."""
+    stepper = Stepper(run)
+    steps = stepper.steps(puzzle.tokens, trajectories=config.views, views=config.views)
+    answers = list(itertools.islice(steps, stepper.task.halt_max_steps))
+    view, step, agrees = choose_view(answers, agree=config.agree)
+    tokens, logits = (np.stack([each[field][view] for each in answers[: step + 1]]) for field in (0, 1))
+    same = ", the answer of an earlier view too" if agrees else ", which no earlier view gives" if config.agree else ""
+    return tokens, logits, f"; view {view + 1} of {config.views}{same}"
+
+
 def _check(config: Solve) -> None:
     """Raises `UserError` for options that conflict."""
+    if config.agree and config.views == 1:
+        raise UserError("--agree compares the answers of several views; add --views")
     given = [name for name in ("puzzle", "file") if getattr(config, name) is not None]
     if config.puzzle is not None:
         given += [name for name in ("index", "data_dir") if getattr(config, name) is not None]

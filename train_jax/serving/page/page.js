@@ -250,7 +250,8 @@ async function solve() {
     model: player().id,
     puzzle: $("text-form").open ? $("puzzle-text").value : puzzleText(),
     trajectories: $("several").checked ? player().trajectories : 1,
-    noise: Number($("noise").value),
+    views: $("views").checked ? player().trajectories : 1,
+    noise: $("views").checked ? 0 : Number($("noise").value),
     seed: Number($("puzzle-seed").value),
     act_steps: Number($("act_steps").value),
     cycles: $("cycles").checked,
@@ -261,11 +262,13 @@ async function solve() {
   showSolving();
   try {
     for await (const event of events("/v1/puzzles/solve", body, abort.signal)) {
-      if (event.input) showSteps([{ input: event.input, trajectories: [] }]);
-      else if (event.verdicts) steps.verdicts = event.verdicts;
+      if (event.input) {
+        showSteps([{ input: event.input, trajectories: [] }]);
+        steps.views = body.views > 1;
+      } else if (event.verdicts) steps.verdicts = event.verdicts;
       else addStep(event);
     }
-    say(steps.verdicts.map((text, row) => `Trajectory ${row + 1}: ${text}`).join(". "));
+    say(steps.verdicts.map((text, row) => `${titleOf(row, steps.views)}: ${text}`).join(". "));
   } catch (error) {
     if (!abort.signal.aborted) showProblem(error.message);
   } finally {
@@ -328,6 +331,11 @@ function trajectoryElement(row) {
   return element("figure", { "data-row": row }, board, halts, element("figcaption"));
 }
 
+function titleOf(row, views) {
+  if (views) return `View ${row + 1}${row ? "" : ", the puzzle itself"}`;
+  return `Trajectory ${row + 1}${row ? ", with noise" : ""}`;
+}
+
 function showStep(number) {
   const step = steps[number];
   $("step").value = number;
@@ -339,7 +347,7 @@ function showStep(number) {
     const row = Number(figure.dataset.row);
     const { board, caption, solved } = step.trajectories[row] ?? { board: step.input, caption: "input" };
     figure.querySelector(".board-place").innerHTML = board; // drawn by the server
-    const title = steps[1]?.trajectories.length > 1 ? `Trajectory ${row + 1}${row ? ", with noise" : ""}` : "";
+    const title = steps[1]?.trajectories.length > 1 ? titleOf(row, steps.views) : "";
     const isLast = number === steps.length - 1 && steps.verdicts;
     const lines = [title, isLast ? `${caption}; ${steps.verdicts[row]}` : caption];
     figure.classList.toggle("solved", solved === true);

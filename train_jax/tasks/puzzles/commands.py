@@ -104,10 +104,12 @@ def _with_trajectories(finished: dict[str, Any], folder: RunFolder) -> str:
         return ""
     count, depth, noise = figures["trajectories"], figures["depth"], figures["noise"]
     of_this_step = figures["step"] == finished["train_steps"]
-    search = f"up to {count} trajectories of {depth}" if count > 1 else f"up to {depth}"
+    of_views = figures.get("views") == count  # absent in the files of older versions
+    search = f"up to {count} {'views' if of_views else 'trajectories'} of {depth}" if count > 1 else f"up to {depth}"
     noisy = f" with noise {noise:g}" if noise else ""
+    until = "until two have the same answer, each " if figures.get("agree") else ""
     line = (
         f"\nexact accuracy {figures['exact_accuracy']:.4f} when thinking longer: {figures['steps']:.2f} ACT steps on "
-        f"average, {search}{noisy}, until the halting probability exceeds {figures['threshold']:g}"
+        f"average, {search}{noisy}, {until}until the halting probability exceeds {figures['threshold']:g}"
     )
     return line if of_this_step else ""

@@ -7,11 +7,15 @@ import json
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+import numpy as np
+import tyro
+
 from models_torch.ranges import Range
 from train_jax.command_line import HelpPage
+from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.run.files import check_output, write_text
-from train_jax.run.restore import Restored
+from train_jax.run.restore import Restored, restore
 from train_jax.run.storage import path_of
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import is_main_process
@@ -23,16 +27,19 @@ from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation
 from train_jax.tasks.puzzles.kinds import describe
 from train_jax.tasks.puzzles.metadata import Metadata, dataset_folder
 from train_jax.tasks.puzzles.metrics import table
-from train_jax.tasks.puzzles.scan import Chooser, TrajectoryOptions
+from train_jax.tasks.puzzles.scan import Chooser, TrajectoryOptions, stack_runs
 from train_jax.tasks.puzzles.solving import puzzle_task
+from train_jax.tasks.puzzles.stepping import example_of
 from train_jax.tasks.puzzles.trajectories import (
     TrajectoryEvaluation,
     TrajectoryEvaluator,
     results_of,
     settings,
+    with_agreement,
     with_interval,
 )
 from train_jax.tasks.puzzles.trajectories import table as trajectory_table
+from train_jax.tasks.puzzles.view_example import save_example
 from train_jax.tasks.puzzles.voting import Predictions, save_predictions, score_predictions, write_submission
 
 
@@ -50,8 +57,17 @@ class PuzzleEvaluateOptions(EvaluateOptions):
     --halt-early."""
     refill: bool = False
     """Let a row that has halted early take the next puzzle: the same answers in less time."""
-    trajectories: Annotated[int, Range(1, 4096)] = 1
-    """Number of trajectories per puzzle, each with its own noise; an answer is chosen among them."""
+    more_runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Further runs of the same model, such as other seeds: the trajectories of a puzzle take their weights in turn."""
+    views: Annotated[int, Range(1, 4096)] = 1
+    """Number of views of each Sudoku or maze: the puzzle and symmetric images of it, whose answers are brought back.
+    The trajectories take them in turn."""
+    agree: bool = False
+    """The answer is the first one that two trajectories share (implies --halt-early: a trajectory ends where the model
+    halts)."""
+    trajectories: Annotated[int, Range(1, 4096)] | None = None
+    """Number of trajectories per puzzle, each with its own noise; an answer is chosen among them. By default one for
+    each view, or for each run if they are more."""
     noise: Annotated[float, Range(0, 1000)] = 0.0
     """Standard deviation of normal noise that is added to the latents after each ACT step."""
     depth: Annotated[int, Range(1, 4096)] | None = None
@@ -60,7 +76,7 @@ class PuzzleEvaluateOptions(EvaluateOptions):
     """Rule that chooses the answer among trajectories: the highest halting logit of any ACT step, the vote of the
     trajectories, or the vote weighted by halting probability."""
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0
-    """Random seed of the noise."""
+    """Random seed of the noise and of the views."""
     results: str | None = None
     """Write the results with trajectories to this JSON file too."""
     predictions: str | None = None
@@ -71,8 +87,8 @@ class PuzzleEvaluateOptions(EvaluateOptions):
     HELP_PAGES: ClassVar[dict[str, HelpPage]] = {
         "halting": HelpPage("early halting", ("halt_early", "halt_threshold", "refill")),
         "trajectories": HelpPage(
-            "several noisy trajectories for each example",
-            ("trajectories", "noise", "depth", "choose", "seed", "results"),
+            "several trajectories for each example: views, noise, runs",
+            ("trajectories", "views", "agree", "noise", "depth", "choose", "seed", "results"),
         ),
     }
 
@@ -80,21 +96,43 @@ class PuzzleEvaluateOptions(EvaluateOptions):
     def halting(self) -> tuple[bool, float]:
         """Returns whether sequences halt early, and the threshold."""
         threshold = 0.5 if self.halt_threshold is None else self.halt_threshold
-        return self.halt_early or self.halt_threshold is not None, threshold
+        return self.halt_early or self.halt_threshold is not None or self.agree, threshold
+
+    @property
+    def num_runs(self) -> int:
+        return 1 + len(self.more_runs)
+
+    @property
+    def num_trajectories(self) -> int:
+        return max(self.views, self.num_runs) if self.trajectories is None else self.trajectories
 
     @property
     def has_trajectories(self) -> bool:
         """True if the evaluation differs from the ordinary one: one trajectory, without noise, to the halt limit."""
-        return self.trajectories > 1 or self.noise > 0 or self.depth is not None
+        return self.num_trajectories > 1 or self.noise > 0 or self.depth is not None
+
+    @property
+    def belongs_to_run(self) -> bool:
+        return super().belongs_to_run and not self.more_runs
 
     def refuse_conflicts(self) -> None:
         super().refuse_conflicts()
         halts, _ = self.halting
+        for name, count in (("--views", self.views), ("runs", self.num_runs)):
+            if count > self.num_trajectories:
+                raise UserError(
+                    f"--trajectories {self.trajectories} are fewer than the {count} {name.removeprefix('--')}; use "
+                    f"--trajectories {count} or more, or omit it"
+                )
+        if self.agree and self.num_trajectories < 2:
+            raise UserError("--agree needs several trajectories; add --views, --trajectories or further runs")
+        if self.more_runs and self.weights is not None:
+            raise UserError(f"--weights {self.weights} replaces the weights of one run; give one run")
         if self.refill and not halts:
             raise UserError("--refill replaces sequences that halt early; add --halt-early or --halt-threshold")
         if not self.has_trajectories:
             if self.results is not None:
-                raise UserError(f"--results {self.results} is for --trajectories, --noise or --depth; omit it")
+                raise UserError(f"--results {self.results} is for --trajectories, --views, --noise or --depth; omit it")
         elif halts and self.choose != "halting":
             raise UserError(f"--choose {self.choose} needs all trajectories; omit it or --halt-early")
         elif halts and self.results is not None:
@@ -110,7 +148,17 @@ def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, con
     puzzles = _puzzles(config, run)
     arc = _arc_directory(config, run)
     depth = task.halt_max_steps if config.depth is None else config.depth
-    options = TrajectoryOptions(config.trajectories, config.noise, depth, config.choose, config.seed)
+    options = TrajectoryOptions(
+        config.num_trajectories,
+        config.noise,
+        depth,
+        config.choose,
+        config.seed,
+        views=config.views,
+        runs=config.num_runs,
+        agree=config.agree,
+    )
+    state = stack_runs([run.state, *(_state_of(other, config, run) for other in config.more_runs)])
     batch_size = config.batch_size or run.config.eval_batch_size
     result = None
     with console.progress("evaluating") as advance:
@@ -118,7 +166,7 @@ def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, con
             evaluator = TrajectoryEvaluator(
                 run.objective, puzzles, devices, options, batch_size=batch_size, progress=advance
             )
-            result = evaluator(run.state, limit=config.limit)
+            result = evaluator(state, limit=config.limit)
             evaluation = result.evaluation
         else:
             evaluator = task.evaluator(
@@ -131,14 +179,15 @@ def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, con
                 trajectories=options if config.has_trajectories else None,
                 progress=advance,
             )
-            evaluation = evaluator(run.state, limit=config.limit)
+            evaluation = evaluator(state, limit=config.limit)
     if not is_main_process():
         return
     if result is None and config.has_trajectories and evaluation.metrics["count"]:
-        evaluation = dataclasses.replace(evaluation, metrics=with_interval(evaluation.metrics))
+        metrics = with_agreement(with_interval(evaluation.metrics))
+        evaluation = dataclasses.replace(evaluation, metrics=metrics)
     evaluation = _with_votes(config, arc, puzzles, evaluation)
     result = None if result is None else dataclasses.replace(result, evaluation=evaluation)
-    _save(config, options, run, evaluation, result)
+    _save(config, options, run, puzzles, evaluation, result)
     how = f", {settings(dataclasses.asdict(options))}" if config.has_trajectories else ""
     how += f", halting at a probability above {threshold:g}" if halts else ""
     console.say(lines_of(config, run, _shown(evaluation), how + " with refill" * config.refill))
@@ -150,6 +199,7 @@ def _save(
     config: PuzzleEvaluateOptions,
     options: TrajectoryOptions,
     run: Restored,
+    puzzles: Mixture,
     evaluation: PuzzleEvaluation,
     result: TrajectoryEvaluation | None,
 ) -> None:
@@ -164,8 +214,12 @@ def _save(
     elif config.belongs_to_run and halts:
         figures = evaluation.metrics | {"threshold": threshold, "step": run.step}
         if config.has_trajectories:
-            figures |= {"trajectories": options.trajectories, "noise": options.noise, "depth": options.depth}
+            names = ("trajectories", "noise", "depth", "views")
+            figures |= {name: getattr(options, name) for name in names} | {"agree": int(options.agree)}
         write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
+        if config.views > 1 and evaluation.solves is not None and len(puzzles.parts) == 1:
+            hardest = int(np.argmax(evaluation.solves))
+            save_example(run.folder.view_example(config.split), example_of(run, puzzles, hardest, options))
     elif config.belongs_to_run:
         evaluation.save(run.folder, config.split)
 
@@ -178,6 +232,18 @@ def _details(evaluation: PuzzleEvaluation, result: TrajectoryEvaluation | None) 
         return ["", *trajectory_table(result)]
     curve = evaluation.halting_curve
     return ["", *table(curve)] if curve is not None and len(curve.by_steps) > 1 else []
+
+
+def _state_of(path: str, config: PuzzleEvaluateOptions, first: Restored) -> TrainState:
+    """Returns the state of a further run. Raises `UserError` unless it has the same model as the first one."""
+    run = restore(path, step=config.step)
+    if run.config.task != first.config.task or run.config.arch != first.config.arch:
+        raise UserError(
+            f"{path} has another architecture than {first.folder.path}, and several runs are evaluated as one model; "
+            "give runs that differ in their seeds"
+        )
+    check_same_puzzles(puzzle_task(run).metadata, puzzle_task(first).metadata)
+    return run.state
 
 
 def _puzzles(config: PuzzleEvaluateOptions, run: Restored) -> Mixture:

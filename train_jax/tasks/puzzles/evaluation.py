@@ -23,6 +23,7 @@ from train_jax.tasks.puzzles.metadata import Metadata
 from train_jax.tasks.puzzles.metrics import HaltingCurve, curve_of, means, threshold_logit, to_json
 from train_jax.tasks.puzzles.queues import Queues, make_queue_step, queues_of, rows_of_queues
 from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_eval_step
+from train_jax.tasks.puzzles.views import with_views
 
 if TYPE_CHECKING:
     from train_jax.tasks.commands import Advance
@@ -51,6 +52,8 @@ class PuzzleEvaluation(Evaluation):
     """Puzzle identifiers, (examples,), int32, in the model's numbering."""
     halting_curve: HaltingCurve | None = None
     """Accuracy at other halting thresholds, over all hosts; None with early halting, or if no example has labels."""
+    solves: np.ndarray | None = None
+    """With early halting across trajectories, the number of them that each example took, (examples,), int32."""
 
     @property
     def summary(self) -> str:
@@ -133,7 +136,8 @@ class Evaluator:
         halting_curve = None if curve is None else curve_of(curve)
         found = _no_answers(data.metadata) if metrics_only else rows.joined()
         arrays = found["preds"], found["q_halt_logits"], found["inputs"][0], found["identifiers"][0]
-        return PuzzleEvaluation(means(sums, total), data.num_examples, *arrays, halting_curve)
+        solves = found["solves"][0] if "solves" in found else None
+        return PuzzleEvaluation(means(sums, total), data.num_examples, *arrays, halting_curve, solves)
 
     def _examples(self, limit: int) -> Iterator[_Examples | Queues]:
         """Yields the examples of this process: a batch at a time or, with refill, several batches as queues."""
@@ -142,9 +146,11 @@ class Evaluator:
         if not self._refill:
             return (_Examples([batch]) for batch in batches)
         numbers = list(data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit))
-        if self._trajectories is not None:
+        options = self._trajectories
+        if options is not None:
             batches = (
-                (batch | {"number": number}, valid) for (batch, valid), number in zip(batches, numbers, strict=True)
+                (with_views(data, batch, number, views=options.views, seed=options.seed) | {"number": number}, valid)
+                for (batch, valid), number in zip(batches, numbers, strict=True)
             )
         return queues_of(batches, count=len(numbers), devices=len(self._devices.local))
 
@@ -176,7 +182,8 @@ def _answers(
 ) -> dict[str, np.ndarray]:
     """Returns the arrays that are kept of a batch; with `last`, only the answers after the last ACT step."""
     kept = slice(-1 if last else 0, None)
-    return {
+    solves = {"solves": outputs["solves"]} if "solves" in outputs else {}
+    return solves | {
         "preds": outputs["preds"][kept].astype(dtype),
         "q_halt_logits": outputs["q_halt_logits"][kept],
         "inputs": batch["inputs"][None].astype(dtype),

@@ -26,6 +26,27 @@ Words = UInt64[np.ndarray, "2 n"]
 Transform = Callable[[Tokens, Tokens, Words], tuple[Tokens, Tokens]]
 """Transforms inputs and labels; the random words of an example select its symmetry."""
 
+
+class Symmetries(NamedTuple):
+    """Symmetries, one for each puzzle, as permutations: cell i of an image has the renamed token of `cells[i]`."""
+
+    cells: Integer[np.ndarray, "*n seq"]
+    tokens: Integer[np.ndarray, "*n vocab"]
+    """Token t becomes `tokens[t]`."""
+
+    @property
+    def inverse(self) -> "Symmetries":
+        return Symmetries(*(np.argsort(order, axis=-1).astype(order.dtype) for order in self))
+
+    def image(self, puzzles: Integer[np.ndarray, "*n seq"]) -> Integer[np.ndarray, "*n seq"]:
+        """Returns the puzzles, or their answers, under their symmetries."""
+        moved = np.take_along_axis(puzzles, self.cells.astype(np.intp), axis=-1)
+        return np.take_along_axis(self.tokens, moved.astype(np.intp), axis=-1).astype(puzzles.dtype)
+
+
+Symmetry = Callable[[Words], Symmetries]
+"""Returns the symmetries that random words select; the same ones as in `Transform`."""
+
 MAX_TEXT_BYTES = 2**20
 
 
@@ -116,6 +137,8 @@ class Kind:
     unknown ones only where a split has no other label."""
     transform: Transform | None = None
     """The transformation for augmentation per batch; None if only stored augmentations are supported."""
+    symmetries: Symmetry | None = None
+    """The permutations of `transform`, by which answers to its images are brought back; None if it has none."""
 
     @classmethod
     def every_size(cls) -> Iterable[Self]:

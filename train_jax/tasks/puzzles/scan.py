@@ -1,19 +1,22 @@
 """The full scan (traced): a batch of puzzles for a fixed number of ACT steps, or noisy trajectories of them."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from train_jax.core.metrics import Metrics
 from train_jax.core.objective import Batch, Objective
 from train_jax.core.reduction import AXIS
-from train_jax.core.state import Arrays, TrainState
+from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.tasks.puzzles.metrics import answer_sums, curve_sums, halting_logits, score_answers
+from train_jax.tasks.puzzles.views import in_original_frame, in_view, without_tables
 
 MARKS = (0x00000000, 0x9E3779B9)
 """The two hashes of an answer differ by this number."""
@@ -33,11 +36,26 @@ class TrajectoryOptions:
     """Number of ACT steps of each trajectory."""
     chooser: Chooser = "halting"
     seed: int = 0
+    views: int = 1
+    """Number of views of a puzzle (`views.py`), which the trajectories take in turn."""
+    runs: int = 1
+    """Number of runs, whose weights the trajectories take in turn."""
+    agree: bool = False
+    """With early halting, compute trajectories until two have the same answer."""
 
     @property
     def act_steps(self) -> int:
         """Number of ACT steps per puzzle."""
         return self.trajectories * self.depth
+
+    def run_of(self, trajectory: Any) -> Any:
+        """Returns the run of a trajectory, a number or a traced one."""
+        return trajectory % self.runs
+
+    def view_of(self, trajectory: Any) -> Any:
+        """Returns the view of a trajectory; `runs * views` trajectories have all pairs of a run and a view."""
+        pairs_in_turn = math.lcm(self.runs, self.views)
+        return (trajectory + trajectory // pairs_in_turn) % self.views
 
 
 def make_eval_step(objective: Objective, max_steps: int, *, metrics_only: bool = False) -> EvalStep:
@@ -67,25 +85,44 @@ def make_eval_step(objective: Objective, max_steps: int, *, metrics_only: bool =
     return eval_step
 
 
-class EvalModel:
-    """The module in evaluation mode with `state.eval_params`."""
+def stack_runs(states: Sequence[TrainState]) -> TrainState:
+    """Returns the states of several runs as one, of which `EvalModel` takes one; one state stays as it is."""
+    if len(states) == 1:
+        return states[0]
+    params, buffers = jax.tree.map(
+        lambda *arrays: np.stack([np.asarray(array) for array in arrays]),
+        *((state.eval_params, state.buffers) for state in states),
+    )
+    return states[0]._replace(params={}, ema=params, opt_state=(), buffers=buffers)
 
-    def __init__(self, objective: Objective, state: TrainState):
-        params: Arrays = state.eval_params
+
+class EvalModel:
+    """The module in evaluation mode with `state.eval_params`; a batch may have views (`views.py`)."""
+
+    def __init__(self, objective: Objective, state: TrainState, run: jax.Array | None = None):
+        """`run` is the number of the run in a state of `stack_runs`; None for a state of one run."""
+        params, buffers = state.eval_params, state.buffers
+        if run is not None:
+            params, buffers = jax.tree.map(lambda array: array[run], (params, buffers))
         self._objective = objective
-        self._call = objective.call(params, state.buffers, train=False)
-        self._state = params, state.buffers
+        self._call = objective.call(params, buffers, train=False)
+        self._state = params, buffers
         self._return_keys = ("preds", "q_halt_logits")
         if getattr(objective.task, "bootstrapped_halting", False):  # it halts if `q_halt` exceeds `q_continue`
             self._return_keys += ("q_continue_logits",)
 
     def initial_carry(self, batch: Batch) -> Any:
-        return self._objective.initial_carry(*self._state, batch)
+        return self._objective.initial_carry(*self._state, without_tables(batch)[0])
 
     def act_step(self, carry: Any, batch: Batch) -> tuple[Any, Metrics, dict[str, jax.Array]]:
-        """Runs one ACT step and returns carry, metrics and outputs."""
+        """Runs one ACT step and returns carry, metrics and outputs; answers to views are those to the puzzles."""
+        batch, tables = without_tables(batch)
+        if tables:
+            batch = in_view(batch, tables)
         outputs, _ = self._call(carry=carry, batch=batch, return_keys=self._return_keys)
         carry, _, metrics, returned, _ = outputs
+        if tables:
+            returned = {**returned, "preds": in_original_frame(returned["preds"], tables)}
         return carry, metrics, returned
 
 
@@ -107,12 +144,14 @@ class _Answer(NamedTuple):
     """The logits that decide halting in training: `halting_logits`."""
 
 
-def make_trajectory_step(objective: Objective, depth: int, noise: float, seed: int) -> EvalStep:
-    """Returns `(state, batch) -> ({}, outputs)`, which runs one trajectory of `depth` ACT steps for every row.
+def make_trajectory_step(objective: Objective, options: TrajectoryOptions) -> EvalStep:
+    """Returns `(state, batch) -> ({}, outputs)`, which runs one trajectory of `options.depth` ACT steps for every row.
 
-    Normal noise of standard deviation `noise` is added to all latents after each ACT step. Its random numbers are a
-    function of (`seed`, `number`, `trajectory`, ACT step), where `number` and `trajectory` are given in the batch for
-    each row, so they do not depend on the batch and on the devices. `depth` may exceed the halt limit of the model.
+    Normal noise is added to all latents after each ACT step. Its random numbers are a function of (seed, `number`,
+    `trajectory`, ACT step), where `number` and `trajectory` are given in the batch for each row, the same trajectory
+    for all, so they do not depend on the batch and on the devices. The depth may exceed the halt limit of the model.
+    The batch has the permutations of the view of the trajectory, if there are several; the state is one of
+    `stack_runs`.
 
     Outputs belong to this replica. With a leading axis of ACT steps: `logits` and `exact` of the answer,
     and `marks`, two hashes of it. With a leading axis of two answers, the one with the highest halting logit so far (of
@@ -121,8 +160,9 @@ def make_trajectory_step(objective: Objective, depth: int, noise: float, seed: i
 
     def trajectory_step(state: TrainState, batch: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
         batch, _ = without_mask(batch)
-        keys = row_keys(seed, batch.pop("number"), batch.pop("trajectory"))
-        model = EvalModel(objective, state)
+        trajectories = batch.pop("trajectory")
+        keys = row_keys(options.seed, batch.pop("number"), trajectories)
+        model = EvalModel(objective, state, options.run_of(trajectories[0]) if options.runs > 1 else None)
 
         def act_step(carry: Any) -> tuple[Any, _Answer]:
             carry, _, outputs = model.act_step(carry, batch)
@@ -135,11 +175,11 @@ def make_trajectory_step(objective: Objective, depth: int, noise: float, seed: i
             best = jax.tree.map(lambda new, old: jnp.where(beside(better, new), new, old), answer, best)
             scores = score_answers(answer.preds, batch["labels"])
             facts = {"exact": scores.exact, "logits": answer.logits, "marks": answer_marks(answer.preds)}
-            return (continued(with_noise(carry, keys, step, noise)), best, answer), facts
+            return (continued(with_noise(carry, keys, step, options.noise)), best, answer), facts
 
         carry = model.initial_carry(batch)
         no_answer = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(act_step, carry)[1])
-        (_, best, last), facts = jax.lax.scan(scan_body, (carry, no_answer, no_answer), jnp.arange(depth))
+        (_, best, last), facts = jax.lax.scan(scan_body, (carry, no_answer, no_answer), jnp.arange(options.depth))
         answers = jax.tree.map(lambda *both: jnp.stack(both), best, last)
         return {}, facts | {"preds": answers.preds, "q_halt_logits": answers.q_halt_logits}
 

@@ -45,6 +45,9 @@ class SolveFields:
 
     trajectories: Annotated[int, Range(1, TRAJECTORIES)] = 1
     """Number of trajectories: 1, or all that are computed at the same time."""
+    views: Annotated[int, Range(1, TRAJECTORIES)] = 1
+    """Number of views of the puzzle (the puzzle itself and symmetric images of it) that the trajectories take in turn;
+    answers are those to the puzzle itself."""
     noise: Annotated[float, Range(0, 100)] = 0.5
     """Standard deviation of the noise on the latents of all trajectories but the first."""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
@@ -76,7 +79,12 @@ class Player:
     def steps(self, puzzle: PuzzleInput, fields: SolveFields) -> Iterator[StepAnswers]:
         rows = 1 if fields.trajectories == 1 else TRAJECTORIES
         return self._stepper.steps(
-            puzzle.tokens, trajectories=rows, noise=fields.noise, seed=fields.seed, cycles=fields.cycles
+            puzzle.tokens,
+            trajectories=rows,
+            views=min(fields.views, rows),
+            noise=fields.noise,
+            seed=fields.seed,
+            cycles=fields.cycles,
         )
 
     def solution(self, text: str) -> str | None:

@@ -1,7 +1,7 @@
 """Computes the ACT steps of one puzzle one by one, for one or several trajectories at the same time."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,9 +14,12 @@ from train_jax.core.objective import Batch
 from train_jax.core.state import TrainState
 from train_jax.run.restore import Restored
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.batches import IGNORED_LABEL
-from train_jax.tasks.puzzles.scan import EvalModel, continued, row_keys, with_noise
+from train_jax.tasks.puzzles.batches import IGNORED_LABEL, Mixture
+from train_jax.tasks.puzzles.kinds import kind_of
+from train_jax.tasks.puzzles.scan import EvalModel, TrajectoryOptions, continued, row_keys, with_noise
 from train_jax.tasks.puzzles.solving import puzzle_task
+from train_jax.tasks.puzzles.view_example import ViewExample
+from train_jax.tasks.puzzles.views import symmetries_of_views, tables_of
 
 
 class StepAnswers(NamedTuple):
@@ -26,6 +29,22 @@ class StepAnswers(NamedTuple):
     q_halt_logits: Float[np.ndarray, "trajectories"]
     cycles: Integer[np.ndarray, "cycles trajectories seq"] | None = None
     """The answers after each H-cycle of the step but the last one, if they were asked for."""
+
+
+def choose_view(answers: Sequence[StepAnswers], *, agree: bool) -> tuple[int, int, bool]:
+    """Returns the row and the ACT step (from 0) of the answer, and whether a row before it has the same one.
+
+    The answer of a row is that of its highest halting logit. With `agree` it is the first one that two rows share;
+    otherwise, and if no two do, it is that of the highest halting logit of all.
+    """
+    tokens, logits = (np.stack([each[field] for each in answers]) for field in (0, 1))
+    steps = logits.argmax(axis=0)
+    best = tokens[steps, np.arange(len(steps))]
+    for row in range(1, len(best) if agree else 0):
+        if (best[:row] == best[row]).all(axis=1).any():
+            return row, int(steps[row]), True
+    row = int(logits.max(axis=0).argmax())
+    return row, int(steps[row]), bool((best[:row] == best[row]).all(axis=1).any())
 
 
 class Stepper:
@@ -46,11 +65,14 @@ class Stepper:
         noise: float = 0.0,
         seed: int = 0,
         cycles: bool = False,
+        views: int = 1,
+        number: int = 0,
     ) -> Iterator[StepAnswers]:
         """Yields the answers to a puzzle after each ACT step, without end; with `cycles`, also those within the step.
 
         The first trajectory is that of `trm solve`, without noise. The others have normal noise of standard deviation
-        `noise` on the latents after each ACT step.
+        `noise` on the latents after each ACT step. They take the views of the puzzle of this `number` in turn; answers
+        are those to the puzzle itself. Raises `UserError` for several views of a puzzle without symmetries.
         """
         rows = np.arange(trajectories, dtype=np.int32)
         inputs = np.tile(np.asarray(tokens, np.int32), (trajectories, 1))
@@ -59,6 +81,7 @@ class Stepper:
             "labels": np.full_like(inputs, IGNORED_LABEL),
             "puzzle_identifiers": np.full(trajectories, self.task.metadata.blank_identifier_id, np.int32),
         }
+        batch |= self._tables(rows, views, seed, number)
         drawn = {"trajectory": rows, "noise": np.where(rows > 0, np.float32(noise), np.float32(0))}
         batch, drawn = (self._devices.shard(self._devices.split_batch(each)) for each in (batch, drawn))
         carry, step = self._begin(self._state, batch), 0
@@ -89,6 +112,14 @@ class Stepper:
 
         return self._devices.parallel(answer, (None, 0, 0), 0)
 
+    def _tables(self, rows: np.ndarray, views: int, seed: int, number: int) -> dict[str, np.ndarray]:
+        """Returns the permutations of each row's view. They are also there for one view, to compile one program."""
+        data = self.task.metadata
+        kind = kind_of(data)
+        if views == 1 and (kind is None or kind.symmetries is None):
+            return {}
+        return tables_of(symmetries_of_views(data, first=number, count=1, views=views, seed=seed), rows % views)
+
     def _initial_carry(self, state: TrainState, batch: Batch) -> Any:
         return EvalModel(self._objective, state).initial_carry(batch)
 
@@ -102,3 +133,15 @@ class Stepper:
 def _stacked(answers: list[np.ndarray]) -> np.ndarray | None:
     """Returns the answers with a leading axis; None if there are none."""
     return np.stack(answers) if answers else None
+
+
+def example_of(run: Restored, puzzles: Mixture, number: int, options: TrajectoryOptions) -> ViewExample:
+    """Computes all views of a puzzle of a data set."""
+    tokens, views = np.asarray(puzzles.parts[0].inputs[number]), options.views
+    images = symmetries_of_views(puzzles.metadata, first=number, count=1, views=views, seed=options.seed)
+    inputs = images.image(np.broadcast_to(tokens, (1, views, len(tokens))))[0]
+    steps = Stepper(run).steps(tokens, trajectories=views, views=views, seed=options.seed, number=number)
+    found = [next(steps) for _ in range(options.depth)]
+    answers, logits = (np.stack([each[field] for each in found]) for field in (0, 1))
+    at = logits.argmax(axis=0), np.arange(views)
+    return ViewExample(np.array([number]), inputs, answers[at], logits[at], at[0] + 1)

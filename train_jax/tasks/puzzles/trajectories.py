@@ -18,6 +18,7 @@ from train_jax.tasks.puzzles.batches import IGNORED_LABEL, Mixture
 from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation, Rows, merge_devices, token_dtype
 from train_jax.tasks.puzzles.metrics import answer_sums, means, threshold_logit
 from train_jax.tasks.puzzles.scan import Chooser, TrajectoryOptions, make_trajectory_step
+from train_jax.tasks.puzzles.views import with_views
 
 Keep = Literal["best", "last"]
 """The answer of a trajectory that is a candidate: that of its highest halting logit, or of its last ACT step."""
@@ -169,6 +170,13 @@ def with_interval(metrics: dict[str, float]) -> dict[str, float]:
     return metrics | {"exact_accuracy_low": low, "exact_accuracy_high": high}
 
 
+def with_agreement(metrics: dict[str, float]) -> dict[str, float]:
+    """Replaces `agreed_exact`, a share of all puzzles, by `agreed_accuracy`, that of the puzzles that agreed."""
+    metrics = dict(metrics)
+    exact = metrics.pop("agreed_exact", 0.0)
+    return metrics | {"agreed_accuracy": exact / metrics["agreed"]} if metrics.get("agreed") else metrics
+
+
 LARGEST_BATCH_BYTES = 2**32
 """Limit of the data of a batch that a host keeps: the facts of every answer and the candidates of every trajectory."""
 
@@ -213,8 +221,7 @@ class TrajectoryEvaluator:
         _check_memory(options, batch_size, puzzles.metadata.seq_len)
         self._puzzles, self._devices, self._options = puzzles, devices, options
         self._batch_size, self._progress = batch_size, progress
-        step = make_trajectory_step(objective, options.depth, options.noise, options.seed)
-        self._step = devices.parallel_eval_step(step)
+        self._step = devices.parallel_eval_step(make_trajectory_step(objective, options))
         self._trajectories, self._depths = milestones(options.trajectories), milestones(options.depth)
 
     def __call__(self, state: TrainState, *, limit: int = 0) -> TrajectoryEvaluation:
@@ -225,11 +232,14 @@ class TrajectoryEvaluator:
         batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
         numbers = data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit)
         for (batch, valid), number in zip(batches, numbers, strict=True):
+            options = self._options
             shares = self._devices.shard(self._devices.split_batch(batch | {"is_example": valid, "number": number}))
+            tables = with_views(data, {}, number, views=options.views, seed=options.seed)
             outputs = []
-            for trajectory in range(self._options.trajectories):
-                which = self._devices.split_batch({"trajectory": np.full(len(number), trajectory, np.int32)})
-                _, output = self._step(state, shares | self._devices.shard(which))
+            for trajectory in range(options.trajectories):
+                which = {name: values[:, options.view_of(trajectory)] for name, values in tables.items()}
+                which["trajectory"] = np.full(len(number), trajectory, np.int32)
+                _, output = self._step(state, shares | self._devices.shard(self._devices.split_batch(which)))
                 outputs.append({name: merge_devices(x) for name, x in self._devices.to_host(output).items()})
                 part = min(self._batch_size, total - done) * (trajectory + 1) // self._options.trajectories
                 self._progress(done + part, total)
@@ -354,7 +364,9 @@ def curve(evaluation: TrajectoryEvaluation) -> list[tuple[int, int, float, float
 def settings(values: Mapping[str, Any]) -> str:
     """Describes the settings in words."""
     count = values["trajectories"]
+    views, runs = (f" in {values[name]} {name}" if values[name] > 1 else "" for name in ("views", "runs"))
+    chosen_by = "the first answer that two share" if values["agree"] else f"chosen by {values['chooser']}"
     return (
-        f"{count} trajector{'y' if count == 1 else 'ies'} of {values['depth']} ACT steps with noise "
-        f"{values['noise']:g}, chosen by {values['chooser']}"
+        f"{count} trajector{'y' if count == 1 else 'ies'} of {values['depth']} ACT steps{views}"
+        f"{runs.replace(' in ', ' of ')} with noise {values['noise']:g}, {chosen_by}"
     )

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Integer, UInt8, UInt64
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.kind import Tokens, Words
+from train_jax.tasks.puzzles.kind import Symmetries, Tokens, Words
 from train_jax.tasks.puzzles.symmetries import TURNS, cell_orders, mix, turned
 
 PAD, WALL, OPEN, START, GOAL, PATH = range(6)
@@ -181,13 +181,24 @@ def all_turns(mazes: UInt8[np.ndarray, "n cells"]) -> UInt8[np.ndarray, "n 8 cel
 def transform_tokens(inputs: Tokens, labels: Tokens, words: Words) -> tuple[Tokens, Tokens]:
     """Transforms every example of a batch by the turn that its random words select, all turns equally likely."""
     size = round(inputs.shape[1] ** 0.5)
-    turns = words[0] >> np.uint64(61)
+    turns = _turns(words)
     new_inputs, new_labels = np.empty_like(inputs), np.empty_like(labels)
     for turn in range(len(TURNS)):
         rows = np.flatnonzero(turns == turn)
         for tokens, new in ((inputs, new_inputs), (labels, new_labels)):
             new[rows] = turned(tokens[rows].reshape(-1, size, size), turn).reshape(-1, size**2)
     return new_inputs, new_labels
+
+
+def symmetries_of(words: Words, size: int) -> Symmetries:
+    """Returns the symmetries of `transform_tokens`."""
+    turns = _turns(words)
+    tokens = np.broadcast_to(np.arange(VOCAB_SIZE), (len(turns), VOCAB_SIZE))
+    return Symmetries(cell_orders(size)[turns], tokens)
+
+
+def _turns(words: Words) -> Integer[np.ndarray, "n"]:
+    return (words[0] >> np.uint64(61)).astype(np.intp)
 
 
 @lru_cache

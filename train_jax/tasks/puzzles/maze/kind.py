@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -16,6 +17,7 @@ from train_jax.tasks.puzzles.kind import (
     Kind,
     Mask,
     PuzzleInput,
+    Symmetry,
     Tokens,
     number_range,
     wrong_cells,
@@ -37,6 +39,7 @@ from train_jax.tasks.puzzles.maze.grid import (
     parse,
     search,
     size_of,
+    symmetries_of,
     transform_tokens,
 )
 from train_jax.tasks.puzzles.metadata import Metadata
@@ -74,6 +77,10 @@ class MazeKind(Kind):
     @property
     def seq_len(self) -> int:
         return self.size**2
+
+    @property
+    def symmetries(self) -> Symmetry:
+        return partial(symmetries_of, size=self.size)
 
     @property
     def drawing(self) -> Drawing:

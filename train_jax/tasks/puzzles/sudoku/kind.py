@@ -17,6 +17,7 @@ from train_jax.tasks.puzzles.kind import (
     Kind,
     Mask,
     PuzzleInput,
+    Symmetry,
     Tokens,
     Transform,
     number_range,
@@ -32,7 +33,7 @@ from train_jax.tasks.puzzles.sudoku.grid import (
     tokens_of,
 )
 from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, solve
-from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints, transform_tokens
+from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints, symmetries_of, transform_tokens
 
 MOST_GUESSES = 100_000
 """Guesses of the search for the solution of a given puzzle, about two seconds; a solution beyond them is unknown. Some
@@ -94,6 +95,10 @@ class SudokuKind(Kind):
     @property
     def transform(self) -> Transform:
         return partial(transform_tokens, geometry=self.geometry)
+
+    @property
+    def symmetries(self) -> Symmetry:
+        return partial(symmetries_of, geometry=self.geometry)
 
     def fingerprints(self, inputs: Tokens, labels: Tokens) -> UInt64[np.ndarray, "n"]:
         return fingerprints(grids_of(inputs), self.geometry)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8, UInt64
 
-from train_jax.tasks.puzzles.kind import Tokens, Words
+from train_jax.tasks.puzzles.kind import Symmetries, Tokens, Words
 from train_jax.tasks.puzzles.sudoku.grid import Geometry
 from train_jax.tasks.puzzles.symmetries import mix
 
@@ -91,35 +91,58 @@ def apply_symmetries(
 
     `first_digit` is the value of digit 1 in these arrays. Smaller values are moved but not renamed.
     """
-    n, size = len(puzzles), geometry.size
-    rows, cols = (
-        orders[which] for orders, which in zip(axis_orders(geometry), (symmetries[0], symmetries[1]), strict=True)
-    )
-    first = np.arange(n)[:, None]
-    row_stride, col_stride = (np.where(symmetries.transposed[:, None], *pair) for pair in ((1, size), (size, 1)))
-    source = (rows * row_stride + first * geometry.cells)[:, :, None] + (cols * col_stride)[:, None, :]
+    first = np.arange(len(puzzles))[:, None]
+    source = source_cells(geometry, symmetries) + first * geometry.cells
     # Values fit into four bits, so one look-up moves a cell of the puzzle and of the solution.
-    both = ((solutions << np.uint8(4)) | puzzles).ravel().take(source.reshape(n, geometry.cells))
-    renamed = np.zeros((n, 16), np.uint8)
-    renamed[:, :first_digit] = np.arange(first_digit)
-    renamed[:, first_digit : first_digit + size] = symmetries.digits + np.uint8(first_digit - 1)
+    both = ((solutions << np.uint8(4)) | puzzles).ravel().take(source)
+    renamed = renamed_values(geometry, symmetries, first_digit, 16)
     at = first * 16
     return renamed.ravel().take((both & np.uint8(15)) + at), renamed.ravel().take((both >> np.uint8(4)) + at)
 
 
+def source_cells(geometry: Geometry, symmetries: SudokuSymmetries) -> Integer[np.ndarray, "n cells"]:
+    """Returns, for every cell of a transformed puzzle, the cell that it had before."""
+    size = geometry.size
+    rows, cols = (
+        orders[which] for orders, which in zip(axis_orders(geometry), (symmetries[0], symmetries[1]), strict=True)
+    )
+    row_stride, col_stride = (np.where(symmetries.transposed[:, None], *pair) for pair in ((1, size), (size, 1)))
+    return ((rows * row_stride)[:, :, None] + (cols * col_stride)[:, None, :]).reshape(-1, geometry.cells)
+
+
+def renamed_values(
+    geometry: Geometry, symmetries: SudokuSymmetries, first_digit: int, count: int
+) -> UInt8[np.ndarray, "n count"]:
+    """Returns the new value of each of `count` values; those beyond the digits are 0."""
+    renamed = np.zeros((len(symmetries.digits), count), np.uint8)
+    renamed[:, :first_digit] = np.arange(first_digit)
+    renamed[:, first_digit : first_digit + geometry.size] = symmetries.digits + np.uint8(first_digit - 1)
+    return renamed
+
+
 def transform_tokens(inputs: Tokens, labels: Tokens, words: Words, *, geometry: Geometry) -> tuple[Tokens, Tokens]:
     """Transforms every example of a batch by the symmetry that its random words select, all equally likely."""
+    return apply_symmetries(inputs, labels, geometry, _selected(words, geometry), first_digit=FIRST_DIGIT_TOKEN)
+
+
+def symmetries_of(words: Words, *, geometry: Geometry) -> Symmetries:
+    """Returns the symmetries of `transform_tokens`."""
+    selected = _selected(words, geometry)
+    tokens = renamed_values(geometry, selected, FIRST_DIGIT_TOKEN, geometry.vocab_size)
+    return Symmetries(source_cells(geometry, selected), tokens)
+
+
+def _selected(words: Words, geometry: Geometry) -> SudokuSymmetries:
     of_lines, of_digits = words
     high, low = np.uint64(32), np.uint64(2**32 - 1)
     row_orders, col_orders = axis_orders(geometry)
     digits = digit_orders(geometry.size)
-    symmetries = SudokuSymmetries(
+    return SudokuSymmetries(
         _below(of_lines >> high, len(row_orders)),
         _below(of_lines & low, len(col_orders)),
         (of_digits & np.uint64(geometry.has_square_boxes)).astype(bool),
         digits[_below(of_digits >> high, len(digits))],
     )
-    return apply_symmetries(inputs, labels, geometry, symmetries, first_digit=FIRST_DIGIT_TOKEN)
 
 
 def _below(bits: UInt64[np.ndarray, "n"], end: int) -> Integer[np.ndarray, "n"]:
