@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from train_jax.loop import train
+from train_jax.puzzles.sudoku.data import SudokuData
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import preset
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
+from train_jax.trainer.loop import train
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "trm, MLP mixer": ("trm", {"mlp_t": True, "pos_encodings": "none"}),

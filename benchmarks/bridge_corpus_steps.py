@@ -11,13 +11,13 @@ import numpy as np
 
 from benchmarks.bridge_corpus_numbers import flat, numbers
 from benchmarks.example_puzzles import ExamplePuzzles
-from train_jax.pod.compile import train_step_arguments
+from train_jax.language.presets import is_by_depth
+from train_jax.language.task import UnbuiltText
+from train_jax.pods.compile import train_step_arguments
 from train_jax.run.config import RunConfig
 from train_jax.run.presets import preset, preset_names
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
-from train_jax.tasks.language.presets import is_by_depth
-from train_jax.tasks.language.task import UnbuiltText
+from train_jax.trainer.start import start
 
 
 @dataclasses.dataclass(frozen=True)

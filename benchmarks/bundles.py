@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from train_jax.errors import UserError
-from train_jax.pod.hlo import Instruction, Program
+from train_jax.pods.hlo import Instruction, Program
 
 _VARIABLE = "LIBTPU_INIT_ARGS"
 _SCHEDULE_FILE = re.compile(r"\d+-(?P<name>[^<].*)-\d+-final_bundles\.txt")

@@ -53,7 +53,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     """Returns the seconds of every stage for a preset, and the size of its step."""
     import jax
 
-    from train_jax.pod.compile import train_step_arguments
+    from train_jax.pods.compile import train_step_arguments
     from train_jax.runtime.compilation import counted_cache_use
 
     training = _training(name)
@@ -105,7 +105,7 @@ def _training(name: str) -> Any:
     from models_torch.trm import TRMConfig
     from train_jax.run.presets import preset
     from train_jax.runtime.devices import Devices
-    from train_jax.start import start
+    from train_jax.trainer.start import start
 
     if name == "baseline":
         arch: Any = TRMConfig(batch_size=192, seq_len=81, vocab_size=11, mlp_t=False, pos_encodings="rope")

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import published
-from train_jax.tasks.puzzles.format import PuzzleSet, load_split
-from train_jax.tasks.puzzles.sudoku.generator import generate
-from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
-from train_jax.tasks.puzzles.voting import Predictions, save_predictions
+from train_jax.puzzles.format import PuzzleSet, load_split
+from train_jax.puzzles.sudoku.generator import generate
+from train_jax.puzzles.sudoku.grid import geometry_of_size
+from train_jax.puzzles.voting import Predictions, save_predictions
 
 HEADING = "## Speed"
 """The section of the page `--markdown` that is replaced, up to the end of the page."""
@@ -39,30 +39,30 @@ BUSY = 1.0
 
 OURS = {
     "arc": """
-from train_jax.tasks.puzzles.arc.data import ArcData
+from train_jax.puzzles.arc.data import ArcData
 from pathlib import Path
 source, output, subsets, test_subset, num_aug, seed, workers = sys.argv[1:]
 measured(ArcData(source, output_dir=Path(output), subsets=subsets.split(","), test_subsets=[test_subset],
                  num_aug=int(num_aug), seed=int(seed), workers=int(workers)).build)
 """,
     "sudoku": """
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
+from train_jax.puzzles.sudoku.data import SudokuData
 from pathlib import Path
 tables, output, num_aug = sys.argv[1:]
 measured(SudokuData(output_dir=Path(output), source=tables, num_aug=int(num_aug)).build)
 """,
     "augment": """
 import numpy as np
-from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
-from train_jax.tasks.puzzles.sudoku.symmetry import augment, axis_orders
+from train_jax.puzzles.sudoku.grid import geometry_of_size
+from train_jax.puzzles.sudoku.symmetry import augment, axis_orders
 given, geometry = np.load(sys.argv[1]), geometry_of_size(9)
 puzzles, solutions = given["puzzles"], given["solutions"]
 axis_orders(geometry)
 measured(lambda: augment(puzzles, solutions, geometry, np.random.default_rng(0)) and None)
 """,
     "sampler": """
-from train_jax.tasks.puzzles.batches import mixture_of
-from train_jax.tasks.puzzles.format import load_split
+from train_jax.puzzles.batches import mixture_of
+from train_jax.puzzles.format import load_split
 directory, batch_size, batches, augment = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "augment" in sys.argv
 puzzles = mixture_of([load_split(directory, "train")])
 def work(first):
@@ -72,7 +72,7 @@ work(0)
 measured(lambda: work(batches))
 """,
     "vote": """
-from train_jax.tasks.puzzles.voting import load_predictions, score_predictions
+from train_jax.puzzles.voting import load_predictions, score_predictions
 directory, predictions = sys.argv[1:]
 found = load_predictions(predictions)
 measured(lambda: score_predictions(directory, [found]).figures)

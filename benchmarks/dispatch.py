@@ -108,7 +108,7 @@ class Variant:
         from train_jax.core.step import several_steps
         from train_jax.run.config import ComputeConfig
         from train_jax.runtime.devices import Devices
-        from train_jax.start import start
+        from train_jax.trainer.start import start
 
         devices, width = Devices(options.devices, runner), options.hidden_size
         arch = TRMConfig(

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from models_torch.registry import example_batch
+from train_jax.puzzles.metadata import Metadata
+from train_jax.puzzles.task import PuzzleConfig, PuzzleTask
 from train_jax.run.config import RunConfig
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.task import PuzzleConfig, PuzzleTask
 
 
 class ExamplePuzzles(PuzzleTask):

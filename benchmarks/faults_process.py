@@ -42,10 +42,10 @@ def main() -> int:
     from train_jax.__main__ import command as trm
 
     if arguments[0] == "train":
-        from train_jax.hooks import Evaluating, Saving
         from train_jax.run.checkpoint import Checkpoints
         from train_jax.runtime.devices import Devices
         from train_jax.runtime.preemption import Preemption
+        from train_jax.trainer.hooks import Evaluating, Saving
 
         announced(Saving, "restore", "restoring")
         announced(Devices, "compile", "compiling", float(os.environ.get("COMPILE_SECONDS", "0")))

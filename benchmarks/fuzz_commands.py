@@ -131,8 +131,8 @@ class Machine:
     def __init__(self, seconds: float):
         self._seconds = seconds
         for name in entries("stages"):
-            importlib.import_module(f"train_jax.stages.{name.replace('-', '_')}")
-        for name in ("train_jax.report.puzzle_page", "train_jax.tasks.puzzles.evaluate", "train_jax.run.kernels"):
+            importlib.import_module(entries("stages")[name].target.partition(":")[0])
+        for name in ("train_jax.puzzles.page", "train_jax.puzzles.evaluate", "train_jax.run.kernels"):
             importlib.import_module(name)
 
     def run(self, argv: list[str], folder: Path) -> tuple[int | None, bytes]:

@@ -27,29 +27,29 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.damage import damage
-from train_jax.analysis.records import read_study
+from train_jax.cli import summary
 from train_jax.errors import UserError
-from train_jax.report.puzzle_page import page
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.batches import load_mixture
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.inspection import build_summary, inspect
+from train_jax.puzzles.maze.data import MazeData
+from train_jax.puzzles.maze.generator import generate as mazes
+from train_jax.puzzles.maze.grid import text_of
+from train_jax.puzzles.metadata import FIELDS
+from train_jax.puzzles.page import page
+from train_jax.puzzles.sudoku.data import SudokuData
+from train_jax.puzzles.sudoku.generator import generate as sudokus
+from train_jax.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.puzzles.terminal import inspected, samples
+from train_jax.puzzles.voting import Predictions, save_predictions, score
 from train_jax.report.run_page import read_run_files
 from train_jax.report.status_table import status_table
-from train_jax.report.terminal import inspected, samples
+from train_jax.research.records import read_study
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.run.status import read_status
-from train_jax.stages import summary
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.batches import load_mixture
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.inspection import build_summary, inspect
-from train_jax.tasks.puzzles.maze.data import MazeData
-from train_jax.tasks.puzzles.maze.generator import generate as mazes
-from train_jax.tasks.puzzles.maze.grid import text_of
-from train_jax.tasks.puzzles.metadata import FIELDS
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
-from train_jax.tasks.puzzles.sudoku.generator import generate as sudokus
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.voting import Predictions, save_predictions, score
 
 
 def silent(*_: object) -> None:

@@ -28,10 +28,10 @@ import tyro
 
 import bridge
 from models_torch import registry
+from train_jax.language.engine import Counts, Engine, Request
+from train_jax.language.sampling import GREEDY
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.engine import Counts, Engine, Request
-from train_jax.tasks.language.sampling import GREEDY
 
 DISPATCH = 8
 _PAUSE = 0.2

@@ -27,13 +27,13 @@ from benchmarks import tables
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from benchmarks.step import SIZES, Size
 from models_torch.trm import TRMConfig
+from train_jax.puzzles.evaluation import Evaluator
+from train_jax.puzzles.format import PuzzleSet
+from train_jax.puzzles.metadata import Metadata
+from train_jax.puzzles.solving import puzzle_task
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
-from train_jax.tasks.puzzles.evaluation import Evaluator
-from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.solving import puzzle_task
+from train_jax.trainer.start import start
 
 EQR_STEPS_PER_SECOND = 3600
 """Published speed of another implementation, EqR, on one GPU."""

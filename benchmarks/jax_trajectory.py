@@ -28,11 +28,11 @@ from torch import nn  # noqa: E402
 import bridge  # noqa: E402
 from bridge.dispatch import compute as computation  # noqa: E402
 from train_jax.core.objective import Objective, sparse_tables  # noqa: E402
+from train_jax.puzzles.task import PuzzleTask  # noqa: E402
 from train_jax.run.config import from_json  # noqa: E402
 from train_jax.run.model import build_module  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
-from train_jax.start import start  # noqa: E402
-from train_jax.tasks.puzzles.task import PuzzleTask  # noqa: E402
+from train_jax.trainer.start import start  # noqa: E402
 
 
 def train(config, weights, seed, devices, snapshots):

@@ -24,9 +24,9 @@ from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.trm import TRMConfig
 from train_jax.core.objective import Batch, LossSums, Objective
 from train_jax.core.state import Arrays
+from train_jax.puzzles.metrics import halting_histogram
 from train_jax.runtime.devices import Devices
-from train_jax.start import Training, start
-from train_jax.tasks.puzzles.metrics import halting_histogram
+from train_jax.trainer.start import Training, start
 
 VARIANTS = {
     "attention": {"mlp_t": False, "pos_encodings": "rope"},

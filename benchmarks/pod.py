@@ -100,10 +100,10 @@ def _compile(options: Options) -> None:
     from benchmarks import trm_jnp, trm_tuned
     from benchmarks.bundles import read_schedules, write_schedules
     from benchmarks.overhead import VARIANTS, by_hand
-    from train_jax.pod.compile import compile_train_step, topology, training_for, use_host_backend
-    from train_jax.pod.yardsticks import yardsticks
+    from train_jax.pods.compile import compile_train_step, topology, training_for, use_host_backend
+    from train_jax.pods.yardsticks import yardsticks
+    from train_jax.puzzles.task import UnbuiltPuzzles
     from train_jax.run.presets import preset
-    from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
     (variant,), (side,), file = options.variants, options.sides, options.json
     assert file is not None

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
+from train_jax.language.chat.sudoku import solved_grids
+from train_jax.language.documents import is_test
+from train_jax.language.generation import TextModel, with_cycles
+from train_jax.language.sampling import Sampling
 from train_jax.run.restore import restore
-from train_jax.tasks.language.chat.sudoku import solved_grids
-from train_jax.tasks.language.documents import is_test
-from train_jax.tasks.language.generation import TextModel, with_cycles
-from train_jax.tasks.language.sampling import Sampling
 
 COUNT = 12_000
 """Number of different samples of a task; there are 10 000 sums."""

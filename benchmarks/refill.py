@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import tyro
 
+from train_jax.puzzles.solving import puzzle_task
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.solving import puzzle_task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ def make_round(runner: Any, dispatch: int, steps: int) -> Callable[[], float]:
     from train_jax.run.config import ComputeConfig
     from train_jax.run.presets import preset
     from train_jax.runtime.devices import Devices
-    from train_jax.start import start
+    from train_jax.trainer.start import start
 
     devices, config = Devices(runner=runner), preset("tiny")
     size = 2 * devices.count

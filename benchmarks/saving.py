@@ -26,11 +26,11 @@ import tyro
 
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.trm import TRMConfig
-from train_jax.hooks import Logging, Saving
 from train_jax.run.folder import RunFolder
 from train_jax.runtime.clock import Clock
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
+from train_jax.trainer.hooks import Logging, Saving
+from train_jax.trainer.start import start
 
 DEVICES = 8
 STEP_SECONDS = 0.13

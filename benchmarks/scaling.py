@@ -55,13 +55,13 @@ def measure(options: Options) -> dict[str, Any]:
     import jax
 
     from benchmarks.example_puzzles import ExamplePuzzles, example_run
-    from train_jax.pod.compile import memory_of
-    from train_jax.pod.flops import products
-    from train_jax.pod.hlo import Program
-    from train_jax.pod.yardsticks import yardsticks
+    from train_jax.pods.compile import memory_of
+    from train_jax.pods.flops import products
+    from train_jax.pods.hlo import Program
+    from train_jax.pods.yardsticks import yardsticks
     from train_jax.run.presets import preset
     from train_jax.runtime.devices import Devices
-    from train_jax.start import start
+    from train_jax.trainer.start import start
 
     devices, config = Devices(), preset(options.preset)
     size = options.batch_size or config.global_batch_size

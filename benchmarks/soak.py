@@ -28,7 +28,7 @@ import tyro
 from benchmarks.faults import Disturber
 from benchmarks.faults_list import LONGEST_SECONDS, Fault
 from benchmarks.faults_runs import EndedError, Run, differences
-from train_jax.pod.launch.life import Ending, ending_of
+from train_jax.pods.launch.life import Ending, ending_of
 
 SIGNALS = {"SIGKILL": "kill", "SIGSTOP": "freeze", "SIGTERM": "notice"}
 TIMES = {"restoring": 1, "compiling": 1, "training": 30, "saving": 3, "evaluating": 1}

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from models_torch.registry import build, config_class, example_batch
-from train_jax.optim.config import OptimConfig
+from train_jax.core.optim.config import OptimConfig
 
 Side = Literal["eager", "compiled", "by hand", "bridge"]
 Phase = Literal["train", "evaluate"]
@@ -138,13 +138,13 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
 
     from benchmarks.example_puzzles import ExamplePuzzles, example_run
     from benchmarks.overhead import by_hand
-    from train_jax.pod.flops import products
+    from train_jax.pods.flops import products
+    from train_jax.puzzles.scan import make_eval_step
     from train_jax.run.config import ComputeConfig
     from train_jax.run.performance import PEAK_BF16_FLOPS
     from train_jax.runtime import backend
     from train_jax.runtime.devices import Devices
-    from train_jax.start import start
-    from train_jax.tasks.puzzles.scan import make_eval_step
+    from train_jax.trainer.start import start
 
     compute = ComputeConfig(
         mlp=case.mlp if bridged else "plain", cpu_examples=case.cpu_examples, cpu_devices=case.cpu_devices

@@ -14,12 +14,12 @@ import torch
 
 import bridge
 from benchmarks.nanochat_optimizers import Muon2025, momentum, warmdown
+from train_jax.language.batches import count_rows, eval_batches
+from train_jax.language.task import figures_of
 from train_jax.run.folder import read_run
 from train_jax.run.model import build_module
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
-from train_jax.tasks.language.batches import count_rows, eval_batches
-from train_jax.tasks.language.task import figures_of
+from train_jax.trainer.start import start
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,8 @@ import torch
 
 from benchmarks import torch_optimizers
 from models_torch.registry import build, config_class
-from train_jax.optim.config import from_fields
-from train_jax.tasks.puzzles.batches import load_mixture
+from train_jax.core.optim.config import from_fields
+from train_jax.puzzles.batches import load_mixture
 
 
 def train(config, start, draws, snapshots):

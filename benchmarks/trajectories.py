@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import tyro
 
 from benchmarks.trajectory_settings import Options, Setting, Study, write_evaluations
-from train_jax.analysis.answers import estimate, shown
-from train_jax.tasks.puzzles.trajectories import STOPS, interval
+from train_jax.puzzles.trajectories import STOPS, interval
+from train_jax.research.answers import estimate, shown
 
 
 class Point(NamedTuple):

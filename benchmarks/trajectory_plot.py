@@ -8,8 +8,8 @@ import numpy as np
 from markupsafe import Markup
 
 from benchmarks.trajectory import SMOOTHED_STEPS, Curves, pairs, relative_distance, smoothed
+from train_jax.puzzles.page import card
 from train_jax.report.plots import Band, Series, plot
-from train_jax.report.puzzle_page import card
 
 WIDTH, HEIGHT, MARGIN, TITLE = 430, 230, 24, 58
 """Sizes of a panel, of the space between panels and of the space above them, in pixels."""

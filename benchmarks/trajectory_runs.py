@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from models_torch.registry import architecture, build
-from train_jax.optim.config import OptimConfig
+from train_jax.core.optim.config import OptimConfig
+from train_jax.puzzles.building import write_dataset
+from train_jax.puzzles.sudoku.data import split_arrays
+from train_jax.puzzles.sudoku.generator import Originals, generate
+from train_jax.puzzles.sudoku.grid import geometry_of_size
+from train_jax.puzzles.task import PuzzleConfig, PuzzleTask
 from train_jax.run.config import RunConfig, to_json
 from train_jax.run.model import sized
-from train_jax.tasks.puzzles.building import write_dataset
-from train_jax.tasks.puzzles.sudoku.data import split_arrays
-from train_jax.tasks.puzzles.sudoku.generator import Originals, generate
-from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
-from train_jax.tasks.puzzles.task import PuzzleConfig, PuzzleTask
 
 Side = Literal["torch", "jax"]
 ROOT = Path(__file__).parents[1]

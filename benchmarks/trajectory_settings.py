@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import tyro
 
+from train_jax.puzzles.batches import load_mixture
+from train_jax.puzzles.evaluation import PuzzleEvaluation
+from train_jax.puzzles.scan import Chooser, TrajectoryOptions
+from train_jax.puzzles.solving import puzzle_task
+from train_jax.puzzles.trajectories import TrajectoryEvaluator
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.batches import load_mixture
-from train_jax.tasks.puzzles.evaluation import PuzzleEvaluation
-from train_jax.tasks.puzzles.scan import Chooser, TrajectoryOptions
-from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluator
 
 
 @dataclasses.dataclass(frozen=True)

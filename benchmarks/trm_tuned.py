@@ -6,9 +6,9 @@ from jaxtyping import Array
 
 from benchmarks.trm_jnp import INNER, Latent, Network, Params, rotary_tables
 from models_torch.trm import TRMConfig
-from train_jax.kernels.attention import fused_mix_by_attention, mix_by_attention
-from train_jax.kernels.mix_positions import fused_mix_positions, mix_positions
-from train_jax.kernels.normed_mlp import fused_normed_mlp, normed_mlp
+from train_jax.core.kernels.attention import fused_mix_by_attention, mix_by_attention
+from train_jax.core.kernels.mix_positions import fused_mix_positions, mix_positions
+from train_jax.core.kernels.normed_mlp import fused_normed_mlp, normed_mlp
 
 
 def network(*, fused: bool) -> Network:

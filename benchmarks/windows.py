@@ -19,7 +19,7 @@ import tyro
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.trm import TRMConfig
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
+from train_jax.trainer.start import start
 
 
 @dataclasses.dataclass(frozen=True)

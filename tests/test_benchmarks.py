@@ -14,8 +14,8 @@ from benchmarks.bundles import bundles_of, read_schedules
 from benchmarks.soak import Disturbed, judge
 from benchmarks.step import Result, check_losses
 from train_jax.errors import UserError
-from train_jax.pod.hlo import Program
-from train_jax.pod.yardsticks import yardsticks
+from train_jax.pods.hlo import Program
+from train_jax.pods.yardsticks import yardsticks
 
 ROOT = Path(__file__).parents[1]
 

@@ -31,8 +31,8 @@ from benchmarks.readiness import ROWS
 from train_jax import errors
 from train_jax.command_line import run_stage
 from train_jax.plugin import entries, load_object
-from train_jax.pod.prove.parts import PARTS
-from train_jax.pod.prove.runs import RUNS
+from train_jax.pods.prove.parts import PARTS
+from train_jax.pods.prove.runs import RUNS
 
 pytestmark = pytest.mark.docs
 
@@ -117,10 +117,8 @@ def test_the_map_names_every_module_once():
             listed += [f"{folder}/{name}" for name in re.findall(r"`(.*?)`", row)]
     assert len(listed) == len(set(listed))
     assert not [name for name in listed if not (ROOT / name).exists()]
-    tasks = "train_jax/tasks/"  # only puzzles have a table of files
-    folders = tuple(name for name in listed if name.endswith("/") and name != tasks)
+    folders = tuple(name for name in listed if name.endswith("/"))
     modules = {relative(path) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    modules -= {name for name in modules if name.startswith(tasks) and not name.startswith(f"{tasks}puzzles/")}
     assert not [name for name in modules.difference(listed) if not name.startswith(folders)]
 
 
@@ -241,7 +239,7 @@ def test_every_test_of_a_row_exists(test):
 
 def test_every_part_and_row_of_a_proof_exists():
     """A row by the beginning of its name, which is written in the code of its part."""
-    pod = ROOT / "train_jax" / "pod"
+    pod = ROOT / "train_jax" / "pods"
     code = "".join(path.read_text() for path in (*pod.glob("prove/*.py"), *pod.glob("preflight/*.py")))
     parts = {part.name for part in PARTS} | {*RUNS}
     for each in [each for row in ROWS for each in row.proved_by.split("; ") if each]:

@@ -18,10 +18,10 @@ from train_jax.cli.parts import PARTS as _PARTS
 
 if TYPE_CHECKING:
     from train_jax.core.objective import LossSums
-    from train_jax.evaluation import evaluate_on
     from train_jax.plugin import Plugin
     from train_jax.run.config import RunConfig
     from train_jax.task import Task
+    from train_jax.trainer.evaluation import evaluate_on
 
 __all__ = ["LossSums", "Plugin", "Task", "evaluate_on", "load_run", "preset", "train"]
 
@@ -31,7 +31,7 @@ _WHERE = {
     "LossSums": "train_jax.core.objective",
     "Plugin": "train_jax.plugin",
     "Task": "train_jax.task",
-    "evaluate_on": "train_jax.evaluation",
+    "evaluate_on": "train_jax.trainer.evaluation",
 }
 """Modules of the public names that are imported when they are used."""
 
@@ -59,8 +59,8 @@ def train(config: RunConfig) -> dict[str, Any]:
     finished run returns its metrics at once. Raises `train_jax.errors.UserError` for a configuration or data that
     cannot be trained, before a folder is made.
     """
-    from train_jax.loop import train
     from train_jax.runtime.devices import Devices
+    from train_jax.trainer.loop import train
 
     return train(config, Devices(runner=config.compute.runner))
 
@@ -74,8 +74,8 @@ def load_run(path: str, step: str | int = "newest") -> Any:
     `step`: `newest`, `best` (of a run with `keep_best`), or the step of a checkpoint. Raises
     `train_jax.errors.UserError` if there is no run or no such checkpoint.
     """
+    from train_jax.report.commands import commands_of
     from train_jax.run.restore import restore
-    from train_jax.tasks.commands import commands_of
 
     run = restore(path, step=step)
     return commands_of(run.config.task).model(run)

@@ -1,7 +1,7 @@
 """The contract of a task: base classes with defaults. Core, loop, runtime and run know only these classes.
 
 A task turns data into batches, adds a loss head to a PyTorch module, and evaluates the model. What the commands after
-training do with its runs is in `train_jax/tasks/commands.py`. `docs/dev/architecture.md` shows how to add a task. This
+training do with its runs is in `train_jax/report/commands.py`. `docs/dev/architecture.md` shows how to add a task. This
 module imports neither JAX, PyTorch nor NumPy, so that `trm status` stays fast.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from train_jax.errors import UserError
 from train_jax.plugin import entries, find, load_object, names_object
-from train_jax.run.json_files import Kind
+from train_jax.storage.json_files import Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ class Evaluation:
 
     def save(self, folder: RunFolder, split: str) -> None:
         """Writes the metrics, and the answers if there are any, into the run folder."""
-        from train_jax.run.files import write_text
+        from train_jax.storage.files import write_text
 
         write_text(folder.evaluation(split), json.dumps(self.metrics, indent=1))
 

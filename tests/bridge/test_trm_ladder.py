@@ -17,9 +17,9 @@ import bridge
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.registry import architecture, build, example_batch
 from train_jax.core.objective import Objective, sparse_tables
-from train_jax.optim.config import OptimConfig
+from train_jax.core.optim.config import OptimConfig
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
+from train_jax.trainer.start import start
 
 VARIANTS = {
     "attention": ("trm", {"H_cycles": 3}),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from models_torch.grid_convolution import GridConvolution
 from models_torch.local_attention import LocalAttention
 from models_torch.registry import ARCHITECTURES, build
-from train_jax.tasks.puzzles.presets import MAZE_UNIQUE
+from train_jax.puzzles.presets import MAZE_UNIQUE
 
 HIDDEN, HEADS = 12, 3
 TINY = ARCHITECTURES["trm"].tiny_config

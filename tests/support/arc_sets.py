@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from support.arc_files import SUBSETS, write_files
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.arc.grid import CELLS, parse_names, sizes_of, undo
-from train_jax.tasks.puzzles.format import PuzzleSet
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.arc.grid import CELLS, parse_names, sizes_of, undo
+from train_jax.puzzles.format import PuzzleSet
 
 ALL = tuple(SUBSETS)
 TESTED = ("evaluation",)

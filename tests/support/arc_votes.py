@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from support.arc_files import write_source
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.arc.grid import Places, Puzzle, parse_names, render
-from train_jax.tasks.puzzles.arc.json import read_test_puzzles
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.metadata import read_identifiers
-from train_jax.tasks.puzzles.voting import Predictions
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.arc.grid import Places, Puzzle, parse_names, render
+from train_jax.puzzles.arc.json import read_test_puzzles
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.metadata import read_identifiers
+from train_jax.puzzles.voting import Predictions
 
 AUGMENTATIONS = 11
 

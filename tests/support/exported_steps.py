@@ -16,12 +16,12 @@ import numpy as np
 
 from support.presets import with_fields
 from train_jax.__main__ import main
-from train_jax.loop import train
 from train_jax.run.checkpoint import CARRY, STATE, by_name, like_tree
 from train_jax.run.folder import read_run
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
+from train_jax.trainer.loop import train
+from train_jax.trainer.start import start
 
 DATA_DIR, FOLDER, DEVICES = sys.argv[1], sys.argv[2], int(sys.argv[3])
 STEPS = 20

@@ -18,9 +18,9 @@ import jax
 
 from support.compilations import compilations
 from support.small_gpt import engine_of, prompts_of, requests_of, small_gpt
+from train_jax.language.sampling import Sampling
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import join_processes
-from train_jax.tasks.language.sampling import Sampling
 
 join_processes()
 SAMPLING = Sampling(temperature=0.8, top_k=20, top_p=0.9)

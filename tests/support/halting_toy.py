@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from train_jax.core.state import TrainState
+from train_jax.puzzles.evaluation import Evaluator, PuzzleEvaluation
+from train_jax.puzzles.format import PuzzleSet
+from train_jax.puzzles.metadata import Metadata
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.evaluation import Evaluator, PuzzleEvaluation
-from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.metadata import Metadata
 
 STEPS = 4
 LENGTH = 6

@@ -1,7 +1,7 @@
 """A script: hostile programs in the sandbox, started from a terminal, beside what they try to reach.
 
 Its standard input is a terminal, which becomes its own. It writes one line of JSON: what each program reached. It needs
-only the standard library and `train_jax.tasks.language.chat`, so that any user can run it.
+only the standard library and `train_jax.language.chat`, so that any user can run it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from textwrap import dedent
 
-from train_jax.tasks.language.chat.execution import FunctionTests, execute, passes
+from train_jax.language.chat.execution import FunctionTests, execute, passes
 
 SECONDS = 1
 FREE_SECONDS = 20
@@ -93,7 +93,7 @@ TRIED = {
     "the checkout": [
         "assert os.listdir({checkout!r} + '/train_jax')",
         "open({checkout!r} + '/train_jax/errors.py').read()",
-        "open({checkout!r} + '/train_jax/tasks/language/chat/sandboxed.py', 'a')",
+        "open({checkout!r} + '/train_jax/language/chat/sandboxed.py', 'a')",
     ],
     "writing": [
         *(f"open({path} + '/written', 'w').write('!')"

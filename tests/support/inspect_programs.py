@@ -21,9 +21,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 from jax._src import array  # noqa: E402
 
 from support.presets import with_fields  # noqa: E402
-from train_jax import loop, start  # noqa: E402
 from train_jax.run.presets import preset  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
+from train_jax.trainer import loop, start  # noqa: E402
 
 texts, fetches, calls = [], [], []
 inside = False

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 import bridge
 from support.halting_toy import LENGTH, STATE, STEPS, make_puzzles
+from train_jax.puzzles.batches import mixture_of
+from train_jax.puzzles.evaluation import Evaluator, PuzzleEvaluation
+from train_jax.puzzles.scan import TrajectoryOptions
+from train_jax.puzzles.trajectories import TrajectoryEvaluation, TrajectoryEvaluator
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.batches import mixture_of
-from train_jax.tasks.puzzles.evaluation import Evaluator, PuzzleEvaluation
-from train_jax.tasks.puzzles.scan import TrajectoryOptions
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluation, TrajectoryEvaluator
 
 
 @bridge.register

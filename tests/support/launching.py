@@ -43,8 +43,8 @@ TRAIN = ("train", "tiny", "--run-dir", "gs://bucket/run")
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
     """The stand-in; the working folder is a checkout whose `trm` is the script above."""
-    from train_jax.pod.launch import life, tpu
-    from train_jax.pod.launch.record import WORKER_SCRIPT
+    from train_jax.pods.launch import life, tpu
+    from train_jax.pods.launch.record import WORKER_SCRIPT
 
     repository, binaries, folder = tmp_path / "checkout", tmp_path / "bin", tmp_path / "cloud"
     for path in (repository / "bin", (repository / WORKER_SCRIPT).parent, binaries, folder, tmp_path / "shared"):
@@ -77,7 +77,7 @@ def launch(cloud, tmp_path, monkeypatch):
     """`launch(argument, …, on={line: act})`: exit status and lines; `act()` is called at the first such line."""
 
     from train_jax.__main__ import main
-    from train_jax.stages import launch as stage
+    from train_jax.pods.stages import launch as stage
 
     def run(*argv, on=None):
         lines, waiting = [], dict(on or {})

@@ -11,9 +11,9 @@ from torch import nn
 import bridge
 from models_torch.kv_cache import StaticCache
 from support.published_tests import run_published
+from train_jax.language.engine import Engine, Request
+from train_jax.language.sampling import Sampling
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.engine import Engine, Request
-from train_jax.tasks.language.sampling import Sampling
 
 
 class KVCache(StaticCache):

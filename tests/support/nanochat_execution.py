@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple
 
 from support.published_tests import run_published
-from train_jax.tasks.language.chat.execution import execute
+from train_jax.language.chat.execution import execute
 
 
 class Result(NamedTuple):

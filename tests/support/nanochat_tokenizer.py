@@ -13,8 +13,8 @@ from nanochat.tokenizer import RustBPETokenizer
 
 from support.made_conversations import made_conversations
 from support.published_tests import run_published
-from train_jax.tasks.language.chat.conversations import parse_conversation, render, render_prompt
-from train_jax.tasks.language.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN, train_tokenizer
+from train_jax.language.chat.conversations import parse_conversation, render, render_prompt
+from train_jax.language.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN, train_tokenizer
 
 
 class Adapted:

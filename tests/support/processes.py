@@ -43,9 +43,9 @@ def run_processes(commands, folders=(ROOT, ROOT), *, count=0, environments=({}, 
 
 
 def other_code(folder):
-    """Copies the code with a change of train_jax/loop.py; returns the variables of a process that runs the copy."""
+    """Copies the code with another train_jax/trainer/loop.py; returns the variables of a process that runs the copy."""
     for name in (*SOURCES, "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    with (folder / "train_jax" / "loop.py").open("a") as file:
+    with (folder / "train_jax" / "trainer" / "loop.py").open("a") as file:
         file.write("# older\n")
     return {"PYTHONPATH": f"{folder}:{folder / 'tests'}"}

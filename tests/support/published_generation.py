@@ -9,8 +9,8 @@ import numpy as np
 
 from support.published_gpt import published_gpt
 from support.small_gpt import engine_of, greedy_ties, prompts_of, requests_of, small_gpt
+from train_jax.language.sampling import GREEDY
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.sampling import GREEDY
 
 SIZES = {"vocab_size": 1024, "n_layer": 3, "n_head": 3, "n_embd": 192}
 NEW = 128

@@ -19,8 +19,8 @@ from benchmarks import nanochat_optimizers as reference
 from benchmarks.torch_optimizers import muon_in_float32
 from models_torch.gpt_2026 import GPT2026, GPT2026Config
 from support.published_gpt import published_gpt
-from train_jax.optim.chain import dense_optimizer
-from train_jax.tasks.language.presets import optimizer_2026, scaling_parameters
+from train_jax.core.optim.chain import dense_optimizer
+from train_jax.language.presets import optimizer_2026, scaling_parameters
 
 SIZES = {"vocab_size": 61, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32}
 ROWS, SEQ, WARMUP, MOMENTUM_WARMUP = 4, 140, 3, 5

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from train_jax.tasks.puzzles.batches import mixture_of
-from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.metadata import Metadata, read_recipe
+from train_jax.puzzles.batches import mixture_of
+from train_jax.puzzles.format import PuzzleSet
+from train_jax.puzzles.metadata import Metadata, read_recipe
 
 
 def puzzle_set(puzzles_in_group: np.ndarray, examples_in_puzzle: np.ndarray) -> PuzzleSet:

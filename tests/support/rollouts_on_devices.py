@@ -23,12 +23,12 @@ import optax
 from support.presets import with_fields
 from support.small_gpt import small_gpt
 from train_jax.core.state import new_state
+from train_jax.language.chat.problems import Arithmetic
 from train_jax.run.config import with_task
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import join_processes
-from train_jax.start import start
-from train_jax.tasks.language.chat.problems import Arithmetic
+from train_jax.trainer.start import start
 
 SIZES = {"seq_len": 48, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 32}
 FIELDS = {

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from train_jax.tasks.language.tokenizer import Tokenizer
+from train_jax.language.tokenizer import Tokenizer
 
 BYTES = Tokenizer({bytes([number]): number for number in range(256)})
 """A token for each byte; the special ones follow in their order."""

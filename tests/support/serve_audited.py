@@ -11,9 +11,9 @@ import sys
 from collections import Counter
 
 from support.served import listening
-from train_jax.serving.app import create_app
-from train_jax.serving.gate import Gate
-from train_jax.stages.serve import Serve, open_services
+from train_jax.serve.app import create_app
+from train_jax.serve.gate import Gate
+from train_jax.serve.stage import Serve, open_services
 
 WRONG = 1000
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

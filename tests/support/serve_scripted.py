@@ -3,10 +3,10 @@
 import time
 
 from support.served import listening, model_of
-from train_jax.serving.app import create_app
-from train_jax.serving.gate import Gate
-from train_jax.serving.limits import Limits
-from train_jax.tasks.language.chat.server import TextService
+from train_jax.serve.app import create_app
+from train_jax.serve.gate import Gate
+from train_jax.serve.language import TextService
+from train_jax.serve.limits import Limits
 
 QUEUE, CAPACITY = 24, 2048
 

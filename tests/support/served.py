@@ -12,9 +12,9 @@ from support.scripted_model import BYTES, Scripted, token_of
 from support.small_gpt import engine_of
 from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
-from train_jax.serving.connection import server_of
-from train_jax.serving.limits import Limits
-from train_jax.tasks.language.chat.server import Model
+from train_jax.serve.connection import server_of
+from train_jax.serve.language import Model
+from train_jax.serve.limits import Limits
 
 SLOTS, CAPACITY = 4, 96
 LIMITS = Limits(requests_per_minute=10**6, prompt_tokens=80)

@@ -15,9 +15,9 @@ if __name__ == "__main__":
 from support.presets import with_fields
 from support.stopped_run import save_last_state, stop_at
 from support.toy_language import toy_run
-from train_jax.loop import train
-from train_jax.optim.config import ParameterGroup
+from train_jax.core.optim.config import ParameterGroup
 from train_jax.runtime.devices import Devices
+from train_jax.trainer.loop import train
 
 STEPS = 5
 FIELDS = {

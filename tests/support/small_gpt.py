@@ -7,7 +7,7 @@ import torch
 import bridge
 from models_torch import registry
 from models_torch.kv_cache import cached_model
-from train_jax.tasks.language.engine import Engine, Request
+from train_jax.language.engine import Engine, Request
 
 VOCAB_SIZE = 61
 TIE = 1e-5

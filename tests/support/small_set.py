@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from train_jax.tasks.puzzles.metadata import Metadata
+from train_jax.puzzles.metadata import Metadata
 
 METADATA = Metadata(
     seq_len=4,

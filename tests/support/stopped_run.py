@@ -6,10 +6,10 @@ import itertools
 import jax
 import numpy as np
 
-from train_jax.loop import train
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
+from train_jax.trainer.loop import train
 
 
 class KilledError(Exception):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from train_jax.tasks.puzzles.sudoku.generator import generate
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.puzzles.sudoku.generator import generate
+from train_jax.puzzles.sudoku.grid import GEOMETRIES
 
 
 @cache

@@ -9,11 +9,11 @@ import signal
 import sys
 import time
 
-from train_jax.experiments import sweeper
-from train_jax.experiments.sweeper import SweepFiles, Work
-from train_jax.run.lease import sole_writer
-from train_jax.run.storage import path_of
+from train_jax.research import sweeper
+from train_jax.research.sweeper import SweepFiles, Work
 from train_jax.runtime import supervisor
+from train_jax.storage.lease import sole_writer
+from train_jax.storage.storage import path_of
 
 
 def sweep(root, runs, steps):

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from train_jax.experiments.jobs import Job, Options, jobs_of, select
+from train_jax.research.jobs import Job, Options, jobs_of, select
 from train_jax.run.config import to_json
 
 FACTS = {"seq_len": 16, "vocab_size": 6, "total_groups": 100, "mean_puzzle_examples": 1.0}

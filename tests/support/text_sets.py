@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from train_jax.tasks.language.text_building import TextData
+from train_jax.language.text_building import TextData
 
 
 def text_set(folder, texts, name="set", **options):

@@ -12,8 +12,8 @@ from torch import nn
 from models_torch.outside import OutsideConfig
 from support.presets import with_fields
 from train_jax.core.objective import LossSums
+from train_jax.core.optim.config import OptimConfig
 from train_jax.core.reduction import AXIS
-from train_jax.optim.config import OptimConfig
 from train_jax.run.config import RunConfig
 from train_jax.runtime.processes import process_shard
 from train_jax.task import Evaluation, Task, TaskConfig

@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks.torch_optimizers import SHAPES
 from models_torch.sparse_embedding import SparseEmbedding
-from train_jax.optim.config import OptimConfig, ParameterGroup
+from train_jax.core.optim.config import OptimConfig, ParameterGroup
 
 DEVICES, BATCH, ROWS, WIDTH, STEPS = 8, 16, 12, 4, 50
 BAD = 20
@@ -115,13 +115,13 @@ def main(out, *cases):
 
     import bridge
     from train_jax.core.objective import LossSums, Objective, sparse_tables
+    from train_jax.core.optim.chain import dense_optimizer, matrices_alike, trainable
     from train_jax.core.sharding import Replicated, Sharded
     from train_jax.core.state import new_state
     from train_jax.core.step import StepOptions, make_train_step
-    from train_jax.optim.chain import dense_optimizer, matrices_alike, trainable
+    from train_jax.puzzles.metrics import halting_histogram
     from train_jax.runtime.devices import Devices
     from train_jax.runtime.placement import Placement, ShardedState
-    from train_jax.tasks.puzzles.metrics import halting_histogram
 
     class ToyTask:
         def initial_carry(self, call, batch):

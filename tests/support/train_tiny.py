@@ -20,12 +20,12 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from support.presets import with_fields  # noqa: E402
-from train_jax.loop import train  # noqa: E402
 from train_jax.run import model  # noqa: E402
 from train_jax.run.presets import preset  # noqa: E402
 from train_jax.run.restore import restore  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
 from train_jax.runtime.processes import join_processes  # noqa: E402
+from train_jax.trainer.loop import train  # noqa: E402
 
 build_module = model.build_module
 

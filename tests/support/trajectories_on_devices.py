@@ -15,8 +15,8 @@ import numpy as np  # noqa: E402
 
 from support.halting_toy import evaluate  # noqa: E402
 from support.latent_toy import evaluate_refilled, evaluate_trajectories  # noqa: E402
+from train_jax.puzzles.scan import TrajectoryOptions  # noqa: E402
 from train_jax.runtime.devices import Devices, Runner  # noqa: E402
-from train_jax.tasks.puzzles.scan import TrajectoryOptions  # noqa: E402
 
 IDENTIFIERS = [0, 1, 2, 3, 4, 5, 6] * 3
 

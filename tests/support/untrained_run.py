@@ -6,12 +6,12 @@ from pathlib import Path
 
 from support.presets import with_fields
 from support.text_sets import text_set
+from train_jax.puzzles.presets import PRESETS
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.presets import preset
 from train_jax.run.resume import open_run
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
-from train_jax.tasks.puzzles.presets import PRESETS
+from train_jax.trainer.start import start
 
 
 def write_run(path: Path, data_dir: Path, *, act_steps: int, step: int, zero_params: bool = False, **fields) -> str:

@@ -9,14 +9,14 @@ import numpy as np
 from support.halting_toy import HALT, NO_ARRAYS, STEPS
 from support.latent_toy import Carry
 from train_jax.core.state import TrainState
+from train_jax.puzzles.batches import Mixture, mixture_of
+from train_jax.puzzles.evaluation import Evaluator, PuzzleEvaluation
+from train_jax.puzzles.format import PuzzleSet
+from train_jax.puzzles.metadata import Metadata
+from train_jax.puzzles.scan import TrajectoryOptions
+from train_jax.puzzles.trajectories import TrajectoryEvaluation, TrajectoryEvaluator
+from train_jax.puzzles.views import symmetries_of_views
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.puzzles.batches import Mixture, mixture_of
-from train_jax.tasks.puzzles.evaluation import Evaluator, PuzzleEvaluation
-from train_jax.tasks.puzzles.format import PuzzleSet
-from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.scan import TrajectoryOptions
-from train_jax.tasks.puzzles.trajectories import TrajectoryEvaluation, TrajectoryEvaluator
-from train_jax.tasks.puzzles.views import symmetries_of_views
 
 CELLS, VOCAB = 16, 6
 RIGHT_STEPS = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 1, 0], [1, 1, 1, 0], [0, 1, 0, 0], [0] * 4])

@@ -15,8 +15,8 @@ import dataclasses  # noqa: E402
 import numpy as np  # noqa: E402
 
 from support.view_toy import evaluate, states  # noqa: E402
+from train_jax.puzzles.scan import TrajectoryOptions, stack_runs  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
-from train_jax.tasks.puzzles.scan import TrajectoryOptions, stack_runs  # noqa: E402
 
 OPTIONS = TrajectoryOptions(6, 0.0, 4, views=3, runs=2)
 arrays = {}

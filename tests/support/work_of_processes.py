@@ -17,12 +17,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from train_jax.core.optim.chain import dense_optimizer
+from train_jax.core.optim.config import OptimConfig
 from train_jax.core.reduction import AXIS
 from train_jax.core.sharding import Replicated, Sharded
 from train_jax.core.state import new_state
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer
-from train_jax.optim.config import OptimConfig
 from train_jax.run.checkpoint import Checkpoints, agreed_steps, checksums, items_of
 from train_jax.run.folder import RunFolder
 from train_jax.runtime import coordination, processes

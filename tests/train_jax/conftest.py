@@ -11,12 +11,12 @@ from support.scripts import run_script
 from support.storage_emulator import Emulator
 from support.untrained_run import write_language_run
 
-from train_jax.run.files import upload_folder
-from train_jax.run.storage import path_of
-from train_jax.tasks.puzzles.building import write_dataset
-from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.sudoku.generator import generate
-from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size
+from train_jax.puzzles.building import write_dataset
+from train_jax.puzzles.metadata import Metadata
+from train_jax.puzzles.sudoku.generator import generate
+from train_jax.puzzles.sudoku.grid import geometry_of_size
+from train_jax.storage.files import upload_folder
+from train_jax.storage.storage import path_of
 
 IDENTIFIERS = 6
 STORAGES = slow_unless(lambda name: name == "disk", ["disk", "storage"])
@@ -92,8 +92,8 @@ def remote(emulator, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Requests are repeated without pauses, and only a few times."""
-    monkeypatch.setattr("train_jax.run.requests.PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr("train_jax.run.requests.FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("train_jax.storage.requests.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("train_jax.storage.requests.FIRST_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)
 
 

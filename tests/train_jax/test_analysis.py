@@ -10,11 +10,11 @@ from support.synthetic_runs import plan, write_run
 
 from models_torch.flops import language_flops_per_token
 from train_jax.__main__ import main
-from train_jax.analysis import answers as statistics
-from train_jax.analysis.answers import answer
-from train_jax.analysis.records import read_study
-from train_jax.experiments.jobs import cost_of
-from train_jax.experiments.table import puzzles_of
+from train_jax.research import answers as statistics
+from train_jax.research.answers import answer
+from train_jax.research.jobs import cost_of
+from train_jax.research.records import read_study
+from train_jax.research.table import puzzles_of
 
 
 def test_the_interval_of_a_mean_is_that_of_the_tables():

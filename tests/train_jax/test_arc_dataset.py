@@ -10,16 +10,16 @@ from support.arc_sets import ALL, TESTED, build, copied, examples_by_name, ident
 from support.puzzle_sets import record_of
 
 from benchmarks import published
+from train_jax.cli.build_data import main
 from train_jax.errors import UserError
-from train_jax.stages.build_data import main
-from train_jax.tasks.puzzles.arc import grid as arc_grid
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.arc.grid import UNKNOWN, Example, Symmetries, parse_names
-from train_jax.tasks.puzzles.arc.json import read_subset
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.metadata import FIELDS
-from train_jax.tasks.puzzles.symmetries import turned
+from train_jax.puzzles.arc import grid as arc_grid
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.arc.grid import UNKNOWN, Example, Symmetries, parse_names
+from train_jax.puzzles.arc.json import read_subset
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.inspection import inspect
+from train_jax.puzzles.metadata import FIELDS
+from train_jax.puzzles.symmetries import turned
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from support.scripts import run_script
 
 from models_torch.blocks import mix_by_attention
 from models_torch.layers import Attention, RotaryEmbedding
-from train_jax.kernels import attention
+from train_jax.core.kernels import attention
 from train_jax.run.config import ComputeConfig
 from train_jax.run.kernels import kernels
 

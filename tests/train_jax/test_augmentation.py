@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from support.puzzle_sets import puzzle_set, train_batch
 
+from train_jax.cli.build_data import main
 from train_jax.errors import UserError
+from train_jax.puzzles.batches import Mixture, load_mixture, mixture_of
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.maze.data import MazeData
+from train_jax.puzzles.metadata import Metadata
+from train_jax.puzzles.sudoku.data import SudokuData
+from train_jax.puzzles.sudoku.generator import generate
+from train_jax.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution, tokens_of
+from train_jax.puzzles.sudoku.symmetry import fingerprints
+from train_jax.puzzles.symmetries import transform_for, words_for
+from train_jax.puzzles.task import PuzzleConfig, PuzzleTask
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.stages.build_data import main
-from train_jax.tasks.puzzles.batches import Mixture, load_mixture, mixture_of
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.maze.data import MazeData
-from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
-from train_jax.tasks.puzzles.sudoku.generator import generate
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of, is_solution, tokens_of
-from train_jax.tasks.puzzles.sudoku.symmetry import fingerprints
-from train_jax.tasks.puzzles.symmetries import transform_for, words_for
-from train_jax.tasks.puzzles.task import PuzzleConfig, PuzzleTask
 
 
 def metadata_of(seq_len: int, vocab_size: int) -> Metadata:

@@ -18,8 +18,7 @@ from support.untrained_run import write_run
 from benchmarks import published
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.runtime.batch_size import check_divides, epochs_to_steps
-from train_jax.tasks.puzzles.batches import (
+from train_jax.puzzles.batches import (
     IGNORED_LABEL,
     batch_of,
     draw_examples,
@@ -29,10 +28,11 @@ from train_jax.tasks.puzzles.batches import (
     load_part,
     mixture_of,
 )
-from train_jax.tasks.puzzles.building import write_dataset
-from train_jax.tasks.puzzles.format import PuzzleSet, load_split
-from train_jax.tasks.puzzles.metadata import FIELDS
-from train_jax.tasks.puzzles.task import PuzzleConfig
+from train_jax.puzzles.building import write_dataset
+from train_jax.puzzles.format import PuzzleSet, load_split
+from train_jax.puzzles.metadata import FIELDS
+from train_jax.puzzles.task import PuzzleConfig
+from train_jax.runtime.batch_size import check_divides, epochs_to_steps
 
 GROUPS = 10
 

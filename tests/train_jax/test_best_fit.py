@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from train_jax.tasks.language.batches import (
+from train_jax.language.batches import (
     BestFit,
     MixedRows,
     ShuffledRows,
@@ -24,8 +24,8 @@ from train_jax.tasks.language.batches import (
     eval_batches,
     tokens_per_step,
 )
-from train_jax.tasks.language.text_building import TextData
-from train_jax.tasks.language.text_set import TextSet, TokenStream, shard_name
+from train_jax.language.text_building import TextData
+from train_jax.language.text_set import TextSet, TokenStream, shard_name
 
 BOS = 299
 ROWS, SEQ_LEN = 4, 32

@@ -17,17 +17,17 @@ from support.presets import with_fields
 from support.toy_language import ToyLanguage, toy_run, write_tokens
 
 from train_jax.errors import PreemptedError, UserError
-from train_jax.hooks import Evaluating, check_debugging
-from train_jax.loop import train
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.events import read_events
 from train_jax.run.folder import RunFolder, complete_steps
-from train_jax.run.lease import LostFolderError
 from train_jax.run.presets import preset
 from train_jax.run.restore import choose
 from train_jax.run.tracking import read_metrics
 from train_jax.runtime.clock import TRAINING
 from train_jax.runtime.devices import Devices
+from train_jax.storage.lease import LostFolderError
+from train_jax.trainer.hooks import Evaluating, check_debugging
+from train_jax.trainer.loop import train
 
 STEPS = 18
 TRAIN, EVAL = "train", "eval"

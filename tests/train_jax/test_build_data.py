@@ -14,21 +14,21 @@ from support.sudoku_tables import sudoku_rows, write_tables
 
 from benchmarks import published
 from train_jax.__main__ import main as trm
+from train_jax.cli.build_data import cli, main
 from train_jax.errors import UserError
-from train_jax.stages.build_data import cli, main
-from train_jax.tasks.puzzles import building
-from train_jax.tasks.puzzles.arc import data as arc_dataset
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.maze import data as maze_dataset
-from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.data import MazeData
-from train_jax.tasks.puzzles.maze.grid import search, text_of
-from train_jax.tasks.puzzles.metadata import FIELDS
-from train_jax.tasks.puzzles.sudoku import data as sudoku_dataset
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
-from train_jax.tasks.puzzles.sudoku.grid import grids_of
+from train_jax.puzzles import building
+from train_jax.puzzles.arc import data as arc_dataset
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.inspection import inspect
+from train_jax.puzzles.maze import data as maze_dataset
+from train_jax.puzzles.maze import generator as maze_generator
+from train_jax.puzzles.maze.data import MazeData
+from train_jax.puzzles.maze.grid import search, text_of
+from train_jax.puzzles.metadata import FIELDS
+from train_jax.puzzles.sudoku import data as sudoku_dataset
+from train_jax.puzzles.sudoku.data import SudokuData
+from train_jax.puzzles.sudoku.grid import grids_of
 
 SIZE = 8
 """Rows and columns of the mazes."""

@@ -13,11 +13,8 @@ from support.small_gpt import engine_of
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
-from train_jax.runtime.devices import Devices
-from train_jax.stages import chat
-from train_jax.stages.chat import Chat, Session
-from train_jax.tasks.language.chat.conversations import assistant, render, render_prompt
-from train_jax.tasks.language.chat.evaluation import (
+from train_jax.language.chat.conversations import assistant, render, render_prompt
+from train_jax.language.chat.evaluation import (
     Answering,
     Score,
     answer_requests,
@@ -26,9 +23,12 @@ from train_jax.tasks.language.chat.evaluation import (
     generative_score,
     letter_tokens,
 )
-from train_jax.tasks.language.chat.task_names import task_name
-from train_jax.tasks.language.engine import Generation
-from train_jax.tasks.language.sampling import Sampling
+from train_jax.language.chat.task_names import task_name
+from train_jax.language.engine import Generation
+from train_jax.language.sampling import Sampling
+from train_jax.language.stages import chat
+from train_jax.language.stages.chat import Chat, Session
+from train_jax.runtime.devices import Devices
 
 # ---- chat
 

@@ -23,21 +23,21 @@ import numpy as np
 import pytest
 from support.markers import slow_or_campaign
 
-from train_jax import hooks
 from train_jax.__main__ import main
 from train_jax.core.guard import new_guard
 from train_jax.core.state import TrainState
 from train_jax.errors import StorageError, UserError
-from train_jax.hooks import Saving
 from train_jax.run import checkpoint as agreed_steps
 from train_jax.run.checkpoint import Checkpoints, DamagedCheckpointError, Retention, checksum_of_json, checksums
-from train_jax.run.files import remove_folder, upload_folder
 from train_jax.run.folder import RunFolder, write_bytes
-from train_jax.run.lines import LineFile
 from train_jax.run.presets import preset
 from train_jax.run.restore import choose
-from train_jax.run.storage import is_remote, path_of
 from train_jax.runtime.devices import Devices
+from train_jax.storage.files import remove_folder, upload_folder
+from train_jax.storage.lines import LineFile
+from train_jax.storage.storage import is_remote, path_of
+from train_jax.trainer import hooks
+from train_jax.trainer.hooks import Saving
 
 ROWS, SLOW_SEEDS = 24, range(12, 140, 9)
 
@@ -273,7 +273,7 @@ def test_a_checkpoint_on_a_disk_that_fails_is_tried_again_and_not_put_aside(two,
         assert checkpoints.restore_newest(made(0)[0]).step == 2
         remove_folder(folder.checkpoints / "2" / "model")
         failure = OSError(errno.EIO, os.strerror(errno.EIO), "file")
-        monkeypatch.setattr("train_jax.run.files.local_copy", MagicMock(side_effect=failure))
+        monkeypatch.setattr("train_jax.storage.files.local_copy", MagicMock(side_effect=failure))
         with pytest.raises(StorageError, match=r"cannot be read \(Input/output error\); run the command again"):
             checkpoints.restore_newest(made(0)[0])
         assert checkpoints.steps() == [1, 2]

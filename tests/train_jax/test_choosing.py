@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from train_jax.tasks.puzzles import trajectories
-from train_jax.tasks.puzzles.trajectories import Facts, chosen, solved_at, stopped_at
+from train_jax.puzzles import trajectories
+from train_jax.puzzles.trajectories import Facts, chosen, solved_at, stopped_at
 
 
 def by_search(facts: Facts, example: int, chooser: str, keep: str, count: int, depth: int) -> tuple[int, int]:

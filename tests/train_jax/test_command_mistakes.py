@@ -11,15 +11,15 @@ import pytest
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.language.documents import Skipped, TextFile, read_documents
+from train_jax.language.task import LanguageTask
+from train_jax.puzzles.building import chunks_of
+from train_jax.puzzles.task import PuzzleTask
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
-from train_jax.run.untrusted import DamagedError, map_array, read_arrays, read_whole
-from train_jax.start import _check_keep_best
+from train_jax.storage.untrusted import DamagedError, map_array, read_arrays, read_whole
 from train_jax.task import Periodic
-from train_jax.tasks.language.documents import Skipped, TextFile, read_documents
-from train_jax.tasks.language.task import LanguageTask
-from train_jax.tasks.puzzles.building import chunks_of
-from train_jax.tasks.puzzles.task import PuzzleTask
+from train_jax.trainer.start import _check_keep_best
 
 TRAIN = "train tiny --data-dir PUZZLES --run-dir run --wandb disabled --model"
 SHARDED = f"{TRAIN} trm --compute.shard-optimizer"

@@ -16,14 +16,14 @@ from models_torch import uninitialized
 from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.experiments.runs import experiment_run
-from train_jax.experiments.table import EXPERIMENTS, data_sets
-from train_jax.pod.compile import train_step_arguments
+from train_jax.pods.compile import train_step_arguments
+from train_jax.pods.stages import compile_pod as stage
+from train_jax.puzzles.presets import PRESETS
+from train_jax.puzzles.task import UnbuiltPuzzles
+from train_jax.research.runs import experiment_run
+from train_jax.research.table import EXPERIMENTS, data_sets
 from train_jax.run.plan import plan
 from train_jax.run.presets import preset
-from train_jax.stages import compile_pod as stage
-from train_jax.tasks.puzzles.presets import PRESETS
-from train_jax.tasks.puzzles.task import UnbuiltPuzzles
 
 
 def compile_pod(tmp_path, *arguments):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from support.scripts import ENVIRONMENT, ROOT, run_script, script
 
+from train_jax.puzzles.task import Curriculum
 from train_jax.run.events import read_goodput
 from train_jax.run.folder import RunFolder
-from train_jax.tasks.puzzles.task import Curriculum
 
 FIELDS = ("halt_exploration_prob=0.5", "eval_every_steps=0")
 

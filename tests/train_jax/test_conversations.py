@@ -15,9 +15,9 @@ from support.scripts import run_script
 
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
-from train_jax.tasks.language.chat.building import ChatData, question_of
-from train_jax.tasks.language.chat.calculator import calculate, tool_of
-from train_jax.tasks.language.chat.conversations import (
+from train_jax.language.chat.building import ChatData, question_of
+from train_jax.language.chat.calculator import calculate, tool_of
+from train_jax.language.chat.conversations import (
     Part,
     assistant,
     parse_conversation,
@@ -26,9 +26,9 @@ from train_jax.tasks.language.chat.conversations import (
     to_json,
     user,
 )
-from train_jax.tasks.language.chat.task_names import task_name
-from train_jax.tasks.language.text_set import TextSet
-from train_jax.tasks.language.tokenizer import SPECIAL_TOKENS, Tokenizer
+from train_jax.language.chat.task_names import task_name
+from train_jax.language.text_set import TextSet
+from train_jax.language.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 # ---- tokens
 

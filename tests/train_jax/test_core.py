@@ -16,11 +16,11 @@ import yaml
 from models_torch.gpt import GPT, GPTConfig
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
+from train_jax.language.core_evaluation import CoreTask, DeviceScorer, ask, is_right, read_bundle, task_verdicts
+from train_jax.language.task import LanguageTask
 from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.core_evaluation import CoreTask, DeviceScorer, ask, is_right, read_bundle, task_verdicts
-from train_jax.tasks.language.task import LanguageTask
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept", "well"]
 FEWSHOT = {"multiple_choice": 2, "schema": 0, "language_modeling": 3}

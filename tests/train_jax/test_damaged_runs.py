@@ -17,17 +17,17 @@ from support.scripts import ROOT
 
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError, os_error
+from train_jax.language.text_set import sampled
 from train_jax.run.choices import read_choices
-from train_jax.run.files import append_text, check_output, local_copy, whole_file, write_text
 from train_jax.run.folder import RunFolder
-from train_jax.run.lines import LineFile
 from train_jax.run.presets import preset
 from train_jax.run.resume import decide_start
 from train_jax.run.tracking import read_metrics
-from train_jax.run.untrusted import DamagedError, map_array, read_arrays
 from train_jax.runtime.compilation import check_program
 from train_jax.runtime.feed import Batches
-from train_jax.tasks.language.text_set import sampled
+from train_jax.storage.files import append_text, check_output, local_copy, whole_file, write_text
+from train_jax.storage.lines import LineFile
+from train_jax.storage.untrusted import DamagedError, map_array, read_arrays
 
 NO_TEXT, NESTED = b"\xff{", b"[" * 100_000
 FIGURES = {"train_steps": 60, "train_seconds": 1.0, "summary": "done", "count": 8.0}
@@ -270,7 +270,7 @@ def test_a_token_out_of_the_vocabulary_is_found_before_the_run(tmp_path, languag
 def test_large_data_is_sampled(monkeypatch):
     shards = [np.arange(100_000), np.arange(70_000)]
     assert sum(map(len, sampled(shards))) == 170_000
-    monkeypatch.setattr("train_jax.tasks.language.text_set.SCANNED_BYTES", shards[0].nbytes)
+    monkeypatch.setattr("train_jax.language.text_set.SCANNED_BYTES", shards[0].nbytes)
     assert [len(part) for part in sampled(shards)] == [65_536, 65_536]
 
 

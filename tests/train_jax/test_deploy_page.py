@@ -21,11 +21,11 @@ from support.sudoku_tables import sudoku_rows, write_tables
 from test_docs import blocks_of
 
 from train_jax.__main__ import main
-from train_jax.pod.launch.record import read_record
-from train_jax.run.files import upload_folder
-from train_jax.run.storage import path_of
-from train_jax.tasks.puzzles.maze.generator import generate
-from train_jax.tasks.puzzles.maze.grid import text_of
+from train_jax.pods.launch.record import read_record
+from train_jax.puzzles.maze.generator import generate
+from train_jax.puzzles.maze.grid import text_of
+from train_jax.storage.files import upload_folder
+from train_jax.storage.storage import path_of
 
 PAGE = "docs/deploy-v4-64.md"
 BLOCKS = [block for block in blocks_of(PAGE, (ROOT / PAGE).read_text()) if not block.marked]

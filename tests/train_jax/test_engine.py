@@ -24,9 +24,9 @@ from support.small_gpt import (
 )
 
 import bridge
+from train_jax.language.engine import Request
+from train_jax.language.sampling import GREEDY, Sampling, Settings, choose_tokens, stream_key
 from train_jax.runtime.devices import Devices
-from train_jax.tasks.language.engine import Request
-from train_jax.tasks.language.sampling import GREEDY, Sampling, Settings, choose_tokens, stream_key
 
 # ---- rows
 

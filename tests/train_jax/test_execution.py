@@ -10,10 +10,10 @@ import pytest
 from support.scripts import run_script
 
 from train_jax.errors import UserError
-from train_jax.tasks.language.chat import sandbox, sandboxed, seccomp
-from train_jax.tasks.language.chat.execution import FunctionTests, check_sandbox, execute, passes
-from train_jax.tasks.language.chat.task_names import task_name
-from train_jax.tasks.language.wordnet import package_folder
+from train_jax.language.chat import sandbox, sandboxed, seccomp
+from train_jax.language.chat.execution import FunctionTests, check_sandbox, execute, passes
+from train_jax.language.chat.task_names import task_name
+from train_jax.language.wordnet import package_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces of Linux")
 

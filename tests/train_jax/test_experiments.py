@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from train_jax.__main__ import main
-from train_jax.experiments.runs import experiment_run
-from train_jax.experiments.table import EXPERIMENTS, data_sets
+from train_jax.cli import build_data
+from train_jax.research.runs import experiment_run
+from train_jax.research.table import EXPERIMENTS, data_sets
 from train_jax.run.plan import differences, plan
 from train_jax.run.presets import preset
 from train_jax.runtime.batch_size import epochs_to_steps
-from train_jax.stages import build_data
 
 
 @pytest.mark.parametrize("experiment_id", EXPERIMENTS)

@@ -11,12 +11,14 @@ from support.markers import slow_unless
 from models_torch.ranges import Range, field_rules
 from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import main
-from train_jax.optim.config import OptimConfig
+from train_jax.cli import build_data
+from train_jax.core.optim.config import OptimConfig
+from train_jax.language.stages import tokenizer
+from train_jax.language.task import LanguageConfig
 from train_jax.plugin import entries
+from train_jax.puzzles.task import PuzzleConfig
+from train_jax.research.stages import sweep
 from train_jax.run.config import ComputeConfig, RunConfig
-from train_jax.stages import build_data, sweep, tokenizer
-from train_jax.tasks.language.task import LanguageConfig
-from train_jax.tasks.puzzles.task import PuzzleConfig
 
 VALUES = ("-5", "nan", str(10**30), "")
 COMMANDS = {"build-data": build_data.commands(), "tokenizer": tokenizer.COMMANDS, "sweep": sweep.COMMANDS}
@@ -36,7 +38,7 @@ def options(config_class, prefix=""):
 
 
 def module_of(stage):
-    return importlib.import_module(f"train_jax.stages.{stage.replace('-', '_')}")
+    return importlib.import_module(entries("stages")[stage].target.partition(":")[0])
 
 
 def cases():

@@ -19,17 +19,17 @@ from support.arc_files import write_source
 from support.puzzle_sets import record_of
 from support.small_set import METADATA, RECIPE, arrays, rewrite_json, splits
 
+from train_jax.cli.build_data import Inspect, main
 from train_jax.errors import UserError
-from train_jax.run.content import remembered
-from train_jax.stages.build_data import Inspect, main
-from train_jax.tasks.new_dataset import is_built
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.building import LAYOUT, write_dataset
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.maze.data import MazeData
-from train_jax.tasks.puzzles.metadata import FIELDS, content_of
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.building import LAYOUT, write_dataset
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.inspection import inspect
+from train_jax.puzzles.maze.data import MazeData
+from train_jax.puzzles.metadata import FIELDS, content_of
+from train_jax.puzzles.sudoku.data import SudokuData
+from train_jax.storage.content import remembered
+from train_jax.storage.new_dataset import is_built
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_the_hash_of_large_files_is_computed_again_only_where_they_changed(tmp_p
     for path in files:
         path.write_text(path.name)
     assert times("onetwo", 2), "small files are read"
-    monkeypatch.setattr("train_jax.run.content.LEAST_BYTES", 1)
+    monkeypatch.setattr("train_jax.storage.content.LEAST_BYTES", 1)
     assert times("onetwo", 1) and times("onetwo", 0)
     stat = files[1].stat()
     files[1].write_text("owt")
@@ -211,7 +211,7 @@ def test_overwrite_replaces_a_data_set_and_nothing_else(data_set, tmp_path):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
-import train_jax.tasks.puzzles.building as writing
+import train_jax.puzzles.building as writing
 from support.small_set import splits
 writing.content_of = lambda splits: os.kill(os.getpid(), signal.SIGKILL)
 writing.write_dataset({place!r}, splits(), ["<blank>"], {{"maker": "killed"}}, overwrite={overwrite})

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.guides import GUIDES, generated, updated
-from train_jax.analysis.answers import AIMS
-from train_jax.experiments.table import EXPERIMENTS
+from train_jax.research.answers import AIMS
+from train_jax.research.table import EXPERIMENTS
 
 pytestmark = pytest.mark.docs
 

@@ -22,18 +22,18 @@ from support.scripts import run_script
 from train_jax.__main__ import main
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
+from train_jax.puzzles import metrics, queues
+from train_jax.puzzles.batches import IGNORED_LABEL, load_mixture, mixture_of
+from train_jax.puzzles.evaluation import Evaluator
+from train_jax.puzzles.metrics import THRESHOLDS, threshold_logit
+from train_jax.puzzles.queues import make_queue_step, queues_of, rows_of_queues
+from train_jax.puzzles.scan import TrajectoryOptions, make_eval_step
+from train_jax.puzzles.trajectories import STOPS, TrajectoryEvaluator
 from train_jax.run.config import with_model
 from train_jax.run.folder import RunFolder
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
-from train_jax.tasks.puzzles import metrics, queues
-from train_jax.tasks.puzzles.batches import IGNORED_LABEL, load_mixture, mixture_of
-from train_jax.tasks.puzzles.evaluation import Evaluator
-from train_jax.tasks.puzzles.metrics import THRESHOLDS, threshold_logit
-from train_jax.tasks.puzzles.queues import make_queue_step, queues_of, rows_of_queues
-from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_eval_step
-from train_jax.tasks.puzzles.trajectories import STOPS, TrajectoryEvaluator
+from train_jax.trainer.start import start
 
 ALL = list(range(len(HALT)))
 HALTS_AFTER = [4, 1, 2, 4, 3, 1, 4]

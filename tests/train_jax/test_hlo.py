@@ -14,18 +14,18 @@ import bridge
 from models_torch.flops import language_flops_per_token
 from models_torch.gpt import GPTConfig
 from models_torch.trm import TRMConfig
-from train_jax.pod.compile import Compiled, Memory, train_step_arguments
-from train_jax.pod.flops import Products, products
-from train_jax.pod.hlo import Array, Program
-from train_jax.pod.results import figures_of, lines_of
-from train_jax.pod.yardsticks import module_of, pass_of, yardsticks
+from train_jax.language.task import UnbuiltText
+from train_jax.pods.compile import Compiled, Memory, train_step_arguments
+from train_jax.pods.flops import Products, products
+from train_jax.pods.hlo import Array, Program
+from train_jax.pods.results import figures_of, lines_of
+from train_jax.pods.yardsticks import module_of, pass_of, yardsticks
+from train_jax.puzzles.task import UnbuiltPuzzles
 from train_jax.run.config import ComputeConfig
 from train_jax.run.performance import model_flops
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.start import assemble
-from train_jax.tasks.language.task import UnbuiltText
-from train_jax.tasks.puzzles.task import UnbuiltPuzzles
+from train_jax.trainer.start import assemble
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,19 @@ from support.scripts import ROOT
 from support.small_set import RECIPE, rewrite_json, splits
 
 from benchmarks.fuzz_data import fuzz
+from train_jax.cli.build_data import builders
 from train_jax.errors import UserError
-from train_jax.report.terminal import inspected
-from train_jax.run.untrusted import DamagedError, read_whole
-from train_jax.stages.build_data import builders
-from train_jax.tasks.new_dataset import is_built
-from train_jax.tasks.puzzles.arc import json as arc_json
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.arc.json import read_subset, read_task
-from train_jax.tasks.puzzles.building import LAYOUT, write_dataset
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.inspection import build_summary, inspect
-from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.metadata import read_identifiers, read_recipe
+from train_jax.puzzles.arc import json as arc_json
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.arc.json import read_subset, read_task
+from train_jax.puzzles.building import LAYOUT, write_dataset
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.inspection import build_summary, inspect
+from train_jax.puzzles.maze.kind import MazeKind
+from train_jax.puzzles.metadata import read_identifiers, read_recipe
+from train_jax.puzzles.terminal import inspected
+from train_jax.storage.new_dataset import is_built
+from train_jax.storage.untrusted import DamagedError, read_whole
 
 GOOD = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
 ODD_NAMES = ("../../etc/passwd", "..", "", "<blank>", "a\nb", "a\n", "a|||t0|||0123456789", "x" * 65)

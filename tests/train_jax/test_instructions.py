@@ -30,27 +30,27 @@ from models_torch.gpt import IGNORED_TARGET
 from models_torch.hrm_text import HRMText, HRMTextConfig
 from models_torch.kv_cache import CachedModel
 from train_jax.__main__ import main as trm
+from train_jax.core.optim.chain import dense_optimizer
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer
+from train_jax.language.chat.evaluation import logits_of
+from train_jax.language.chat.text_stream import TextStream, answer_stream
+from train_jax.language.core_evaluation import DeviceScorer
+from train_jax.language.generation import TextModel, with_cycles
+from train_jax.language.huggingface import write_folder
+from train_jax.language.instructions.data import InstructionSet, PackedSteps, assign, count_fitting
+from train_jax.language.instructions.presets import _optimizer
+from train_jax.language.instructions.task import BackpropSchedule, InstructionTask, response_sums
+from train_jax.language.sampling import Sampling
+from train_jax.language.stages.chat import _SHOWN_AS
+from train_jax.language.tokenizer import Tokenizer
 from train_jax.run.model import build_module
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
 from train_jax.run.resume import check_data
 from train_jax.runtime.devices import Devices
-from train_jax.serving.app import create_app
-from train_jax.serving.gate import Gate
-from train_jax.stages.chat import _SHOWN_AS
-from train_jax.stages.serve import Serve, open_services
-from train_jax.tasks.language.chat.evaluation import logits_of
-from train_jax.tasks.language.chat.text_stream import TextStream, answer_stream
-from train_jax.tasks.language.core_evaluation import DeviceScorer
-from train_jax.tasks.language.generation import TextModel, with_cycles
-from train_jax.tasks.language.huggingface import write_folder
-from train_jax.tasks.language.instructions.data import InstructionSet, PackedSteps, assign, count_fitting
-from train_jax.tasks.language.instructions.presets import _optimizer
-from train_jax.tasks.language.instructions.task import BackpropSchedule, InstructionTask, response_sums
-from train_jax.tasks.language.sampling import Sampling
-from train_jax.tasks.language.tokenizer import Tokenizer
+from train_jax.serve.app import create_app
+from train_jax.serve.gate import Gate
+from train_jax.serve.stage import Serve, open_services
 
 # ---- data and training
 

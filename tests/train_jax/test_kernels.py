@@ -10,8 +10,8 @@ from support.block_kernels import cycles, exported, text_and_gradients, values_a
 from support.markers import slow_or_campaign
 from support.scripts import run_script
 
-from train_jax.kernels.mix_positions import examples_of, fused_mix_positions, mix_positions
-from train_jax.kernels.normed_mlp import fused_normed_mlp, normed_mlp
+from train_jax.core.kernels.mix_positions import examples_of, fused_mix_positions, mix_positions
+from train_jax.core.kernels.normed_mlp import fused_normed_mlp, normed_mlp
 
 EPSILON = 1e-5
 INTERPRETED = functools.partial(fused_normed_mlp, interpret=True)

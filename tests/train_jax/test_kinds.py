@@ -9,25 +9,25 @@ from support.arc_files import write_source
 from support.puzzle_sets import record_of
 from support.small_set import RECIPE, rewrite_json, splits
 
+from train_jax.cli.build_data import main
 from train_jax.errors import UserError
 from train_jax.plugin import load_object
-from train_jax.report.terminal import samples, verdict
-from train_jax.stages.build_data import main
-from train_jax.tasks.puzzles import kinds
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.arc.kind import ArcKind
-from train_jax.tasks.puzzles.batches import load_mixture, mixture_of
-from train_jax.tasks.puzzles.building import write_dataset
-from train_jax.tasks.puzzles.evaluate import check_same_puzzles
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.inspection import inspect
-from train_jax.tasks.puzzles.kinds import MIXED, kind_of, trace_of
-from train_jax.tasks.puzzles.maze.data import MazeData
-from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.metadata import Metadata, read_metadata
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
+from train_jax.puzzles import kinds
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.arc.kind import ArcKind
+from train_jax.puzzles.batches import load_mixture, mixture_of
+from train_jax.puzzles.building import write_dataset
+from train_jax.puzzles.evaluate import check_same_puzzles
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.inspection import inspect
+from train_jax.puzzles.kinds import MIXED, kind_of, trace_of
+from train_jax.puzzles.maze.data import MazeData
+from train_jax.puzzles.maze.kind import MazeKind
+from train_jax.puzzles.metadata import Metadata, read_metadata
+from train_jax.puzzles.sudoku.data import SudokuData
+from train_jax.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.puzzles.sudoku.kind import SudokuKind
+from train_jax.puzzles.terminal import samples, verdict
 
 CLASSES = [load_object(name, "kind") for name in kinds.kinds().values()]
 ALL = [*map(SudokuKind, GEOMETRIES.values()), MazeKind(4), MazeKind(5), MazeKind(30), MazeKind(50), ArcKind()]
@@ -126,7 +126,7 @@ def test_the_kind_of_several_data_sets_is_that_of_the_largest(mazes, tmp_path):
 
 TOY = """
 from dataclasses import dataclass
-from train_jax.tasks.puzzles.kind import Checking, Drawing, Kind
+from train_jax.puzzles.kind import Checking, Drawing, Kind
 
 class Letters(Drawing):
     def character(self, value):

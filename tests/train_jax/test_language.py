@@ -17,12 +17,12 @@ from benchmarks.torch_language import Rates, train
 from models_torch.gpt import GPT
 from models_torch.outside_language import OutsideLanguageConfig
 from train_jax.errors import UserError
+from train_jax.language.task import LanguageTask, figures_of, token_sums
 from train_jax.run.config import from_json, to_json, with_model
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
-from train_jax.tasks.language.task import LanguageTask, figures_of, token_sums
+from train_jax.trainer.start import start
 
 RUNS = {"whole 1": (1,), "continued 1": (1, 10), "whole 8": (8,), "continued 8": (8, 10)}
 

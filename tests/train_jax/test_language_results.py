@@ -16,18 +16,18 @@ from models_torch.gpt_2026 import GPT2026Config
 from train_jax import load_run
 from train_jax.__main__ import main as trm
 from train_jax.errors import UserError
+from train_jax.language.chat import conversations
+from train_jax.language.chat.conversations import parse_conversation, render
+from train_jax.language.commands import ExportCheck, Sample, write_samples
+from train_jax.language.generation import read_prompts
+from train_jax.language.huggingface import write_folder
+from train_jax.language.tokenizer import Tokenizer
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.model import build_module
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
 from train_jax.run.status import read_status
-from train_jax.tasks.language.chat import conversations
-from train_jax.tasks.language.chat.conversations import parse_conversation, render
-from train_jax.tasks.language.commands import ExportCheck, Sample, write_samples
-from train_jax.tasks.language.generation import read_prompts
-from train_jax.tasks.language.huggingface import write_folder
-from train_jax.tasks.language.tokenizer import Tokenizer
 
 # ---- results
 

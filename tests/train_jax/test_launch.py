@@ -13,16 +13,16 @@ from support.scripts import ENVIRONMENT
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.pod.launch import tpu
-from train_jax.pod.launch.accelerators import check_type, worker_count
-from train_jax.pod.launch.gcloud import QUEUED, Gcloud, GcloudError, create
-from train_jax.pod.launch.record import Record, read_record, state_folder, watching, write_record
-from train_jax.pod.launch.tpu import Tpu
+from train_jax.pods.launch import tpu
+from train_jax.pods.launch.accelerators import check_type, worker_count
+from train_jax.pods.launch.gcloud import QUEUED, Gcloud, GcloudError, create
+from train_jax.pods.launch.record import Record, read_record, state_folder, watching, write_record
+from train_jax.pods.launch.tpu import Tpu
 
 LAUNCH = """
 import sys
 from train_jax.__main__ import main
-from train_jax.pod.launch import tpu
+from train_jax.pods.launch import tpu
 tpu.POLL_SECONDS = 0.02
 sys.exit(main(sys.argv[1:]))
 """

@@ -7,9 +7,9 @@ import pytest
 from scipy import ndimage
 
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles.maze import generator as maze_generator
-from train_jax.tasks.puzzles.maze.generator import boards_of, cells_of, generate
-from train_jax.tasks.puzzles.maze.grid import (
+from train_jax.puzzles.maze import generator as maze_generator
+from train_jax.puzzles.maze.generator import boards_of, cells_of, generate
+from train_jax.puzzles.maze.grid import (
     GOAL,
     OPEN,
     PATH,
@@ -24,7 +24,7 @@ from train_jax.tasks.puzzles.maze.grid import (
     text_of,
     tokens_of,
 )
-from train_jax.tasks.puzzles.symmetries import cell_orders
+from train_jax.puzzles.symmetries import cell_orders
 
 RING = """
 ######

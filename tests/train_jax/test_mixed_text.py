@@ -12,10 +12,7 @@ from support.text_sets import sums, text_set, text_set_of
 from train_jax.__main__ import main
 from train_jax.core.gradients import compute_gradients
 from train_jax.errors import UserError
-from train_jax.run.presets import preset
-from train_jax.runtime.devices import Devices
-from train_jax.start import start
-from train_jax.tasks.language.batches import (
+from train_jax.language.batches import (
     BLOCK_ROWS,
     BestFit,
     MixedRows,
@@ -24,10 +21,13 @@ from train_jax.tasks.language.batches import (
     _block,
     eval_batches,
 )
-from train_jax.tasks.language.task import LanguageConfig, LanguageTask
-from train_jax.tasks.language.text_building import write_documents
-from train_jax.tasks.language.text_set import TextSet, TokenStream, _check_hashes, shard_name
-from train_jax.tasks.language.tokenizer import Tokenizer
+from train_jax.language.task import LanguageConfig, LanguageTask
+from train_jax.language.text_building import write_documents
+from train_jax.language.text_set import TextSet, TokenStream, _check_hashes, shard_name
+from train_jax.language.tokenizer import Tokenizer
+from train_jax.run.presets import preset
+from train_jax.runtime.devices import Devices
+from train_jax.trainer.start import start
 
 SEQ_LEN = 24
 PACKINGS = {"stream": StreamRows, "shuffled": ShuffledRows, "bestfit": BestFit, "bestfit-pad": BestFit}

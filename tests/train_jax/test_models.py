@@ -14,15 +14,15 @@ from support.presets import SMALL_RUN
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.outside import OutsideConfig
 from models_torch.registry import ARCHITECTURES, config_class
-from train_jax import hooks, loop
 from train_jax.__main__ import main
+from train_jax.cli.train import cli
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import Checkpoints
 from train_jax.run.config import RunConfig, from_json, to_json
 from train_jax.run.model import build_module, sized
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
-from train_jax.stages.train import cli
+from train_jax.trainer import hooks, loop
 
 
 def train(model, data_dir, run_dir, *more) -> int:
@@ -118,7 +118,7 @@ PLAIN = "support.outside_models:CellNet"
 def parsed_run(monkeypatch):
     """The configuration that `trm train …` would train."""
     configs: list[RunConfig] = []
-    monkeypatch.setattr("train_jax.stages.train.main", configs.append)
+    monkeypatch.setattr("train_jax.cli.train.main", configs.append)
 
     def parse(*argv: str) -> RunConfig:
         cli(list(argv))

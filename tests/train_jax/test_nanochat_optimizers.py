@@ -18,11 +18,11 @@ from support.markers import slow_unless
 
 from benchmarks import nanochat_optimizers as reference
 from benchmarks.torch_optimizers import muon_in_float32
+from train_jax.core.optim.chain import dense_optimizer
+from train_jax.core.optim.config import OptimConfig
+from train_jax.core.optim.schedule import learning_rate
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer
-from train_jax.optim.config import OptimConfig
-from train_jax.optim.schedule import learning_rate
-from train_jax.tasks.language.presets import REFERENCE_TOKENS, arch_2025, arch_2026, optimizer_2025, optimizer_2026
+from train_jax.language.presets import REFERENCE_TOKENS, arch_2025, arch_2026, optimizer_2025, optimizer_2026
 
 STEPS = 60
 

@@ -11,10 +11,10 @@ import torch
 
 from benchmarks import torch_optimizers
 from benchmarks.torch_optimizers import SHAPES
+from train_jax.core.optim.chain import dense_optimizer, group_labels, trainable
+from train_jax.core.optim.config import OptimConfig, ParameterGroup, from_fields
+from train_jax.core.optim.schedule import learning_rate
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer, group_labels, trainable
-from train_jax.optim.config import OptimConfig, ParameterGroup, from_fields
-from train_jax.optim.schedule import learning_rate
 
 STEPS = 50
 BASE = OptimConfig(lr=1e-2, warmup_steps=5, lr_min_ratio=0.1, weight_decay=0.3)

@@ -12,11 +12,11 @@ from support.served import alphabet, listening, model_of
 from test_served_puzzles import write_sudokus
 
 from train_jax.run.restore import restore
-from train_jax.serving.app import create_app
-from train_jax.serving.gate import Gate
-from train_jax.serving.limits import Limits
-from train_jax.tasks.language.chat.server import TextService
-from train_jax.tasks.puzzles.server import Player, PuzzleService
+from train_jax.serve.app import create_app
+from train_jax.serve.gate import Gate
+from train_jax.serve.language import TextService
+from train_jax.serve.limits import Limits
+from train_jax.serve.puzzles import Player, PuzzleService
 
 LIBRARIES = ("marked.js", "purify.js")
 LIMITS = Limits(requests_per_minute=10**6)
@@ -38,7 +38,7 @@ FOCUSABLE = """[...document.querySelectorAll('button, input, select, textarea, s
 
 
 def test_the_libraries_are_those_that_the_list_names():
-    folder = resources.files("train_jax.serving") / "page" / "vendor"
+    folder = resources.files("train_jax.serve") / "page" / "vendor"
     listed = (folder / "README.md").read_text(encoding="utf-8")
     for name in LIBRARIES:
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() in listed

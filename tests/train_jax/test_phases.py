@@ -21,21 +21,21 @@ import train_jax
 from models_torch.gpt import IGNORED_TARGET
 from models_torch.outside import OutsideConfig
 from train_jax.__main__ import main as trm
+from train_jax.core.optim.config import OptimConfig
 from train_jax.core.state import new_state
 from train_jax.errors import UserError
-from train_jax.loop import train
-from train_jax.optim.config import OptimConfig
+from train_jax.language.chat.conversations import Part, assistant, render, user
+from train_jax.language.text_building import write_documents
+from train_jax.run.arguments import parse_run
 from train_jax.run.config import ComputeConfig, RunConfig, with_task
 from train_jax.run.folder import RunFolder
 from train_jax.run.model import build_objective
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
 from train_jax.run.tracking import read_metrics
-from train_jax.run_arguments import parse_run
-from train_jax.start import start
 from train_jax.task import Evaluation, Periodic
-from train_jax.tasks.language.chat.conversations import Part, assistant, render, user
-from train_jax.tasks.language.text_building import write_documents
+from train_jax.trainer.loop import train
+from train_jax.trainer.start import start
 
 # ---- the run of a phase
 

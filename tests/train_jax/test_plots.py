@@ -7,19 +7,19 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from train_jax.report.boards import board, board_at, caption, strip
+from train_jax.puzzles.arc.grid import canvas_of
+from train_jax.puzzles.arc.kind import ArcKind
+from train_jax.puzzles.boards import board, board_at, caption, strip
+from train_jax.puzzles.kind import Kind
+from train_jax.puzzles.kinds import Trace, trace_of
+from train_jax.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
+from train_jax.puzzles.maze.kind import MazeKind
+from train_jax.puzzles.page import chosen_steps
+from train_jax.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.puzzles.sudoku.kind import SudokuKind
+from train_jax.puzzles.terminal import as_text, grid_text
 from train_jax.report.plots import Band, Series, plot
-from train_jax.report.puzzle_page import chosen_steps
 from train_jax.report.render import CELLS, number, spelled
-from train_jax.report.terminal import as_text, grid_text
-from train_jax.tasks.puzzles.arc.grid import canvas_of
-from train_jax.tasks.puzzles.arc.kind import ArcKind
-from train_jax.tasks.puzzles.kind import Kind
-from train_jax.tasks.puzzles.kinds import Trace, trace_of
-from train_jax.tasks.puzzles.maze.grid import GOAL, OPEN, PATH, START, WALL
-from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
 
 def drawn(*series: Series, **options) -> ElementTree.Element:

@@ -13,7 +13,7 @@ import train_jax
 from train_jax import plugin
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.pod.launch.record import Source
+from train_jax.pods.launch.record import Source
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "plugins.md"

@@ -10,14 +10,14 @@ from support.presets import SMALL_RUN
 from test_checkpoint import assert_same, made
 
 from train_jax.__main__ import main
-from train_jax.hooks import Saving
+from train_jax.puzzles.format import load_split
 from train_jax.run.checkpoint import Checkpoints, Retention
-from train_jax.run.files import append_text, write_text
 from train_jax.run.folder import RunFolder, complete_steps, read_run
-from train_jax.run.lines import LineFile
 from train_jax.run.restore import restore
 from train_jax.run.tracking import read_metrics
-from train_jax.tasks.puzzles.format import load_split
+from train_jax.storage.files import append_text, write_text
+from train_jax.storage.lines import LineFile
+from train_jax.trainer.hooks import Saving
 
 
 @pytest.fixture

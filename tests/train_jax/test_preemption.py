@@ -13,9 +13,9 @@ from support.markers import slow_or_campaign
 
 from benchmarks.faults_runs import Run, differences
 from train_jax.errors import PreemptedError
-from train_jax.hooks import Preempting, Saving
 from train_jax.runtime import preemption
 from train_jax.runtime.preemption import Preemption, _Agreement
+from train_jax.trainer.hooks import Preempting, Saving
 
 
 class Network:

@@ -12,8 +12,8 @@ from support.processes import other_code, own_lines, run_processes
 from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.__main__ import main
-from train_jax.pod.preflight import hosts
-from train_jax.pod.preflight.rows import Pod
+from train_jax.pods.preflight import hosts
+from train_jax.pods.preflight.rows import Pod
 from train_jax.run.presets import preset
 from train_jax.runtime.backend import Choice
 
@@ -172,7 +172,7 @@ def planted(made_once, data_dir):
         pytest.param(on_three_devices, "matrix product", "bfloat16", id="product"),
         pytest.param(on_three_devices, "configuration trains", "16 does not divide over 3 devices", id="batch"),
         pytest.param(on_no_gpu, "run folder", "README.md/run cannot be written", id="unwritable"),
-        pytest.param(on_different_hosts, "code", "differs from most in train_jax/loop.py", id="code"),
+        pytest.param(on_different_hosts, "code", "differs from most in train_jax/trainer/loop.py", id="code"),
         pytest.param(on_different_hosts, "data", "process 1 on", id="other-data"),
         pytest.param(on_different_hosts, "clock", "process 1 on", id="clock"),
         pytest.param(on_different_hosts, "run folder", "the file that process 1 on", id="not-shared"),

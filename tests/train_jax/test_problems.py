@@ -19,11 +19,11 @@ from support.made_wordnet import MEANINGS, make_wordnet
 from support.scripted_model import BYTES
 
 from train_jax.errors import UserError
-from train_jax.tasks.language.chat.calculator import calculate, tool_of
-from train_jax.tasks.language.chat.conversations import Part, parse_conversation, render, to_json
-from train_jax.tasks.language.chat.problems import multiple_choice, words
-from train_jax.tasks.language.chat.sudoku import Sudoku, solve, solved_grids
-from train_jax.tasks.language.chat.task_names import task_name
+from train_jax.language.chat.calculator import calculate, tool_of
+from train_jax.language.chat.conversations import Part, parse_conversation, render, to_json
+from train_jax.language.chat.problems import multiple_choice, words
+from train_jax.language.chat.sudoku import Sudoku, solve, solved_grids
+from train_jax.language.chat.task_names import task_name
 
 # ---- generated
 

@@ -12,13 +12,13 @@ from support.compiled_program import PROGRAM
 from support.scripts import run_script
 
 from train_jax.__main__ import main
-from train_jax.hooks import MEMORY_AFTER, MEMORY_BEFORE, Profiling
-from train_jax.pod.hlo import Program
-from train_jax.pod.yardsticks import measured
+from train_jax.pods.hlo import Program
+from train_jax.pods.yardsticks import measured
 from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP, RunFolder
 from train_jax.run.presets import preset
 from train_jax.runtime.clock import Clock
-from train_jax.session import Session
+from train_jax.trainer.hooks import MEMORY_AFTER, MEMORY_BEFORE, Profiling
+from train_jax.trainer.session import Session
 
 
 def span(name, begin, duration, thread=0, **args):

@@ -12,13 +12,13 @@ from support.markers import slow_or_campaign
 from support.processes import run_processes
 from support.scripts import ROOT, script
 
-from train_jax.pod.prove import runs as proof_runs
-from train_jax.pod.prove import steps
-from train_jax.pod.prove.context import Context
-from train_jax.pod.prove.parts import preflight_rows
-from train_jax.pod.prove.rows import Record
-from train_jax.pod.prove.runs import Runs
-from train_jax.pod.unbuilt import task_of
+from train_jax.pods.prove import runs as proof_runs
+from train_jax.pods.prove import steps
+from train_jax.pods.prove.context import Context
+from train_jax.pods.prove.parts import preflight_rows
+from train_jax.pods.prove.rows import Record
+from train_jax.pods.prove.runs import Runs
+from train_jax.pods.unbuilt import task_of
 from train_jax.run.presets import preset
 from train_jax.runtime.compilation import ProgramKey
 from train_jax.runtime.feed import Feed
@@ -115,9 +115,9 @@ HANGS = """
 import sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from train_jax.pod.prove.parts import Part
-from train_jax.pod.prove.rows import Record, passed
-from train_jax.pod.prove.runner import work
+from train_jax.pods.prove.parts import Part
+from train_jax.pods.prove.rows import Record, passed
+from train_jax.pods.prove.runner import work
 
 parts = [Part("hangs", lambda _: time.sleep(60)), Part("rest", lambda _: [passed("rest", "right")])]
 work(SimpleNamespace(), Record(Path(sys.argv[1]), {"identity": "one"}), parts, 1.0)

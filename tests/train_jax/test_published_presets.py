@@ -17,12 +17,12 @@ import torch
 from models_torch import registry
 from models_torch.flops import language_flops_per_token
 from train_jax.__main__ import main as trm
+from train_jax.core.optim.chain import group_labels
+from train_jax.core.optim.muon import muon_labels
 from train_jax.errors import UserError
-from train_jax.optim.chain import group_labels
-from train_jax.optim.muon import muon_labels
+from train_jax.language.presets import PRESETS, derived, parameters, scaling_parameters
 from train_jax.run.config import from_json, to_json
 from train_jax.run.presets import preset
-from train_jax.tasks.language.presets import PRESETS, derived, parameters, scaling_parameters
 
 TESTS = Path(__file__).parents[1]
 GROUPS = {

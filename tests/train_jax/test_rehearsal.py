@@ -14,8 +14,8 @@ from support.markers import slow_or_campaign
 from support.scripts import ENVIRONMENT, ROOT
 
 from benchmarks.faults_runs import relative_error
-from train_jax.pod.launch import life
-from train_jax.pod.launch.life import View, ending_of, rehearsal, run_to_end
+from train_jax.pods.launch import life
+from train_jax.pods.launch.life import View, ending_of, rehearsal, run_to_end
 from train_jax.run.restore import restore
 
 FIELDS = ("--steps", "40", "--global-batch-size", "32", "--eval-every-steps", "5", "--checkpoint-every-steps", "5",

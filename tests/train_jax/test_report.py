@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from support.documents import Balanced, words
 
+from train_jax.cli.report import Report, main
 from train_jax.errors import UserError
-from train_jax.report.answers import Answers, by_act_step, first_unsolved, read_results, slowest_solved
-from train_jax.report.boards import board
+from train_jax.puzzles.answers import Answers, by_act_step, first_unsolved, read_results, slowest_solved
+from train_jax.puzzles.boards import board
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.metrics import HaltingCurve, Point
+from train_jax.puzzles.metrics import to_json as curve_to_json
+from train_jax.puzzles.page import page, picture
+from train_jax.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.puzzles.sudoku.kind import SudokuKind
 from train_jax.report.plots import Series, plot
-from train_jax.report.puzzle_page import page, picture
 from train_jax.report.run_page import read_run_files
 from train_jax.run.config import to_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.machine import write_machine
 from train_jax.run.presets import preset
-from train_jax.stages.report import Report, main
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.metrics import HaltingCurve, Point
-from train_jax.tasks.puzzles.metrics import to_json as curve_to_json
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
 PUZZLES, ACT_STEPS = 8, 4
 HOSTILE = "<script>alert('1')</script> & \"x\""
@@ -229,7 +229,7 @@ def test_the_picture_is_one_svg(run_dir, tmp_path, capsys):
 
 
 def test_a_summary_loads_nothing_that_it_does_not_need(run_dir):
-    code = "import sys; from train_jax.stages import summary as s; s.main(s.Summary(sys.argv[1])); print(*sys.modules)"
+    code = "import sys; from train_jax.cli import summary as s; s.main(s.Summary(sys.argv[1])); print(*sys.modules)"
     command = [sys.executable, "-c", code, str(run_dir)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert not {"torch", "jax", "matplotlib", "jinja2", "rich"} & set(shown.split())

@@ -23,14 +23,14 @@ from support.scripts import ENVIRONMENT
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.run.config import to_json
-from train_jax.run.files import local_copy, whole_file
 from train_jax.run.folder import RunFolder, read_run, write_text
 from train_jax.run.host_log import host_log
-from train_jax.run.lease import LostFolderError, check_writer
 from train_jax.run.presets import preset
 from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open_run, sole_writer
 from train_jax.run.tracking import Tracker, read_metrics, wandb_mode
 from train_jax.runtime.compilation import use_compile_cache
+from train_jax.storage.files import local_copy, whole_file
+from train_jax.storage.lease import LostFolderError, check_writer
 
 WANDB_MODES = ("auto", "online", "offline", "disabled")
 SECRETS = {

@@ -18,10 +18,10 @@ from support.markers import slow_or_campaign
 from support.scripts import ROOT, run_script
 
 from train_jax.errors import UserError
-from train_jax.exported_step import PLATFORMS, platforms_for
 from train_jax.run.config import ComputeConfig
 from train_jax.runtime.compilation import ProgramKey, compile_lowered, entries_apart, load_program, save_program, ship
 from train_jax.runtime.devices import Devices
+from train_jax.trainer.exported_step import PLATFORMS, platforms_for
 
 
 def lowered(scale):

@@ -13,12 +13,12 @@ from support.untrained_run import write_run
 from benchmarks import published
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.tasks.puzzles import voting
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.arc.json import read_test_puzzles
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.metadata import read_identifiers
-from train_jax.tasks.puzzles.voting import PASSES, Predictions, save_predictions, score, score_predictions
+from train_jax.puzzles import voting
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.arc.json import read_test_puzzles
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.metadata import read_identifiers
+from train_jax.puzzles.voting import PASSES, Predictions, save_predictions, score, score_predictions
 
 
 @pytest.fixture(scope="module")

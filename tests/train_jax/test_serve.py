@@ -63,7 +63,7 @@ def test_requests_are_refused_until_the_programs_are_compiled(monkeypatch, capsy
             answers[path] = answer_of(port, path, body)
         raise UserError("a model is damaged")
 
-    monkeypatch.setattr("train_jax.stages.serve.open_services", compile)
+    monkeypatch.setattr("train_jax.serve.stage.open_services", compile)
     assert trm(["serve", "run", "--port", str(port)]) == 2
     assert capsys.readouterr().err == "trm: a model is damaged\n"
     assert answers_of_live == [(200, {"status": "compiling"})], "it is alive, and not to be started again"

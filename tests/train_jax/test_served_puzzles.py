@@ -10,24 +10,24 @@ from starlette.testclient import TestClient
 from support.scripted_model import BYTES
 from support.untrained_run import write_run
 
+from train_jax.cli.build_data import main as build_data
 from train_jax.errors import UserError
+from train_jax.puzzles.batches import IGNORED_LABEL
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.scan import TrajectoryOptions, make_trajectory_step
+from train_jax.puzzles.solving import known_kind, solve
+from train_jax.puzzles.stepping import Stepper
+from train_jax.puzzles.sudoku.data import SudokuData
+from train_jax.puzzles.sudoku.grid import geometry_of_size, grids_of
+from train_jax.puzzles.sudoku.kind import SudokuKind
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
-from train_jax.serving.app import create_app
-from train_jax.serving.gate import Gate
-from train_jax.serving.limits import Limits
-from train_jax.stages.build_data import main as build_data
-from train_jax.stages.serve import Serve, open_services
-from train_jax.tasks.language.chat.protocol import read_chat
-from train_jax.tasks.puzzles.batches import IGNORED_LABEL
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.scan import TrajectoryOptions, make_trajectory_step
-from train_jax.tasks.puzzles.server import TRAJECTORIES, Player, PuzzleService, SolveFields, _cycles
-from train_jax.tasks.puzzles.solving import known_kind, solve
-from train_jax.tasks.puzzles.stepping import Stepper
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
-from train_jax.tasks.puzzles.sudoku.grid import geometry_of_size, grids_of
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
+from train_jax.serve.app import create_app
+from train_jax.serve.gate import Gate
+from train_jax.serve.limits import Limits
+from train_jax.serve.protocol import read_chat
+from train_jax.serve.puzzles import TRAJECTORIES, Player, PuzzleService, SolveFields, _cycles
+from train_jax.serve.stage import Serve, open_services
 
 STEPS = 3
 PUZZLE = "12.. ..12 2... ...."
@@ -92,11 +92,11 @@ def test_steps_are_those_of_solve_and_trajectories_have_the_noise_of_an_evaluati
 @pytest.mark.slow
 def test_a_language_model_calls_the_first_sudoku_model_of_the_size(run, monkeypatch):
     """The first one solves Sudokus of 9x9 cells."""
-    known = "train_jax.tasks.puzzles.server.known_kind"
+    known = "train_jax.serve.puzzles.known_kind"
     nine = SudokuKind(geometry_of_size(9))
     monkeypatch.setattr(known, lambda metadata, text: nine if text[0] == "a" else known_kind(metadata, text))
     monkeypatch.setattr(Player, "warm_up", lambda self: None)
-    monkeypatch.setattr("train_jax.stages.serve.restore", lambda *args, **options: run)
+    monkeypatch.setattr("train_jax.serve.stage.restore", lambda *args, **options: run)
     with pytest.raises(UserError, match="--cycles 3 is for language models"):
         open_services(Serve(("a",), cycles=3), Gate(Limits()))
     texts, puzzles = open_services(Serve(("a", "b", "c")), Gate(Limits()))
@@ -172,7 +172,7 @@ def test_puzzles_of_the_test_set(client, run, monkeypatch):
         assert response.status_code == 400 and message in response.json()["error"]["message"]
     hard = client.post("/v1/puzzles/examples", json={"hard": True}).json()
     assert hard["puzzle"] == client.post("/v1/puzzles/examples", json={"index": hard["index"]}).json()["puzzle"]
-    monkeypatch.setattr("train_jax.tasks.puzzles.server._KINDS", ("maze",))
+    monkeypatch.setattr("train_jax.serve.puzzles._KINDS", ("maze",))
     with pytest.raises(UserError, match="four was trained on 4x4 Sudokus; serve runs of Sudokus or mazes"):
         Player("four", run)
 
@@ -190,6 +190,6 @@ def test_the_h_cycles_within_a_step_are_those_of_a_model_with_fewer(run, inputs,
 def test_the_search_for_the_solution_of_a_given_puzzle_is_limited(monkeypatch):
     kind = SudokuKind(geometry_of_size(9))
     puzzle = ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4........."
-    monkeypatch.setattr("train_jax.tasks.puzzles.sudoku.kind.MOST_GUESSES", 1000)  # millions would prove that
+    monkeypatch.setattr("train_jax.puzzles.sudoku.kind.MOST_GUESSES", 1000)  # millions would prove that
     given = kind.parse(puzzle)  # it has no solution
     assert given.solution is None and given.unique

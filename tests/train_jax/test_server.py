@@ -16,10 +16,10 @@ from support.compilations import compilations
 from support.scripted_model import BYTES
 from support.served import LIMITS, SLOTS, alphabet, listening, model_of, until
 
-from train_jax.serving.app import create_app
-from train_jax.serving.gate import Gate
-from train_jax.tasks.language.chat.messages import read_messages, render_chat
-from train_jax.tasks.language.chat.server import TextService
+from train_jax.language.chat.messages import read_messages, render_chat
+from train_jax.serve.app import create_app
+from train_jax.serve.gate import Gate
+from train_jax.serve.language import TextService
 
 HERE = "http://127.0.0.1"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}

@@ -11,12 +11,12 @@ from support.scripts import run_script
 from support.toy_language import write_tokens
 from support.toy_training import BAD, BASE, SHARDED, STEPS
 
+from train_jax.core.optim.chain import matrices_alike
+from train_jax.core.optim.config import ParameterGroup
 from train_jax.core.sharding import Sharded
-from train_jax.optim.chain import matrices_alike
-from train_jax.optim.config import ParameterGroup
 from train_jax.run.presets import preset
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
+from train_jax.trainer.start import start
 
 OTHER_CASES = ("adam_atan2", "lion", "groups", "frozen head", "muon", "muon_2025", "without epsilon")
 

@@ -11,27 +11,27 @@ from support.untrained_run import write_run
 
 from train_jax import load_run
 from train_jax.__main__ import main as trm
+from train_jax.cli.build_data import main as build_data
 from train_jax.errors import UserError
-from train_jax.report.terminal import trace_text, verdict
+from train_jax.puzzles.arc.data import ArcData
+from train_jax.puzzles.arc.grid import canvas_of
+from train_jax.puzzles.arc.kind import ArcKind
+from train_jax.puzzles.evaluation import Evaluator
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.kinds import Trace
+from train_jax.puzzles.maze.data import MazeData
+from train_jax.puzzles.maze.grid import OPEN, PATH
+from train_jax.puzzles.maze.grid import parse as parse_maze
+from train_jax.puzzles.maze.kind import MazeKind
+from train_jax.puzzles.metadata import Metadata, read_identifiers
+from train_jax.puzzles.solving import known_kind, solve
+from train_jax.puzzles.stages.solve import Solve, main
+from train_jax.puzzles.sudoku.data import SudokuData
+from train_jax.puzzles.sudoku.grid import GEOMETRIES, grids_of
+from train_jax.puzzles.sudoku.kind import SudokuKind
+from train_jax.puzzles.terminal import trace_text, verdict
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
-from train_jax.stages.build_data import main as build_data
-from train_jax.stages.solve import Solve, main
-from train_jax.tasks.puzzles.arc.data import ArcData
-from train_jax.tasks.puzzles.arc.grid import canvas_of
-from train_jax.tasks.puzzles.arc.kind import ArcKind
-from train_jax.tasks.puzzles.evaluation import Evaluator
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.kinds import Trace
-from train_jax.tasks.puzzles.maze.data import MazeData
-from train_jax.tasks.puzzles.maze.grid import OPEN, PATH
-from train_jax.tasks.puzzles.maze.grid import parse as parse_maze
-from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.metadata import Metadata, read_identifiers
-from train_jax.tasks.puzzles.solving import known_kind, solve
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES, grids_of
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
 
 MAZE = """
 S.#..

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from support.scripts import ROOT
 
 from train_jax.__main__ import main as trm
+from train_jax.language.export_check import check_export
+from train_jax.report.commands import Console
 from train_jax.report.progress import progress
 from train_jax.run.folder import RunFolder
 from train_jax.run.restore import restore
-from train_jax.tasks.commands import Console
-from train_jax.tasks.language.export_check import check_export
 
 
 def commands_of(profile, tmp_path):

@@ -12,12 +12,12 @@ from support.untrained_run import write_run
 
 import bridge
 from train_jax.errors import UserError
-from train_jax.experiments.table import RECURSION
-from train_jax.loop import train
+from train_jax.research.table import RECURSION
 from train_jax.run.presets import preset
 from train_jax.run.restore import initial_weights, restore
 from train_jax.runtime.devices import Devices
-from train_jax.start import part_count, part_size, start
+from train_jax.trainer.loop import train
+from train_jax.trainer.start import part_count, part_size, start
 
 
 @pytest.fixture

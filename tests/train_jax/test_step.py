@@ -19,10 +19,10 @@ from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.registry import ARCHITECTURES
 from train_jax.core.guard import FIRST_SCALE, LARGEST_SCALE, check_finite, new_guard
 from train_jax.core.metrics import optimizer_figures, parameter_groups, window_sums
-from train_jax.optim.config import OptimConfig
+from train_jax.core.optim.config import OptimConfig
+from train_jax.puzzles.metrics import means
 from train_jax.runtime.devices import Devices
-from train_jax.start import start
-from train_jax.tasks.puzzles.metrics import means
+from train_jax.trainer.start import start
 
 DENSE = tuple(torch_optimizers.SHAPES)
 BY_DEFAULT = ("adamw", ALL_GOOD)

@@ -13,9 +13,9 @@ from google.auth.exceptions import DefaultCredentialsError
 
 from train_jax.__main__ import main
 from train_jax.errors import StorageError, UserError
-from train_jax.run import lease, storage
-from train_jax.run.cache import continued_file, upload_working_files
-from train_jax.run.files import (
+from train_jax.storage import lease, storage
+from train_jax.storage.cache import continued_file, upload_working_files
+from train_jax.storage.files import (
     append_text,
     local_copy,
     move_folder,
@@ -25,7 +25,7 @@ from train_jax.run.files import (
     write_bytes,
     write_text,
 )
-from train_jax.run.storage import path_of, read_generation, write_generation
+from train_jax.storage.storage import path_of, read_generation, write_generation
 
 
 def failing_twice(fault, requests=lambda method, path: True):
@@ -79,7 +79,7 @@ def test_large_objects_come_in_parts(remote, tmp_path):
 
 @pytest.mark.parametrize("fault", ["503", "429", "reset", "lost"])
 def test_every_request_is_repeated(remote, emulator, monkeypatch, fault):
-    monkeypatch.setattr("train_jax.run.requests.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("train_jax.storage.requests.FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)
     folder = path_of(remote)
     file = folder / "file"

@@ -13,11 +13,11 @@ from support.processes import run_processes
 from support.scripts import ENVIRONMENT, ROOT
 
 from train_jax.__main__ import main
-from train_jax.run import cache
 from train_jax.run.events import read_goodput
-from train_jax.run.files import upload_folder
 from train_jax.run.folder import RunFolder, complete_steps
-from train_jax.run.storage import path_of
+from train_jax.storage import cache
+from train_jax.storage.files import upload_folder
+from train_jax.storage.storage import path_of
 
 SMALL = [*SMALL_RUN, "--steps", "6"]
 

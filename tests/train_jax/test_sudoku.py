@@ -10,14 +10,13 @@ from support.puzzle_sets import record_of
 from support.sudoku_tables import sudoku_rows, write_tables
 
 from train_jax.__main__ import main as trm
+from train_jax.cli.build_data import main
 from train_jax.errors import UserError
-from train_jax.report.terminal import grid_text
-from train_jax.stages.build_data import main
-from train_jax.tasks.puzzles.format import load_split
-from train_jax.tasks.puzzles.sudoku import generator as sudoku_generator
-from train_jax.tasks.puzzles.sudoku.data import SudokuData
-from train_jax.tasks.puzzles.sudoku.generator import dig, generate, random_grids
-from train_jax.tasks.puzzles.sudoku.grid import (
+from train_jax.puzzles.format import load_split
+from train_jax.puzzles.sudoku import generator as sudoku_generator
+from train_jax.puzzles.sudoku.data import SudokuData
+from train_jax.puzzles.sudoku.generator import dig, generate, random_grids
+from train_jax.puzzles.sudoku.grid import (
     GEOMETRIES,
     Geometry,
     grids_of,
@@ -25,9 +24,10 @@ from train_jax.tasks.puzzles.sudoku.grid import (
     parse,
     tokens_of,
 )
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
-from train_jax.tasks.puzzles.sudoku.solver import describe_guesses, ratings, solve
-from train_jax.tasks.puzzles.sudoku.symmetry import augment, fingerprints, line_orders
+from train_jax.puzzles.sudoku.kind import SudokuKind
+from train_jax.puzzles.sudoku.solver import describe_guesses, ratings, solve
+from train_jax.puzzles.sudoku.symmetry import augment, fingerprints, line_orders
+from train_jax.puzzles.terminal import grid_text
 
 
 def made(size: int, count: int, num_empty: int, seed: int = 0):

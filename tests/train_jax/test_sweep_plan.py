@@ -20,14 +20,14 @@ from models_torch.flops import train_flops_per_example
 from models_torch.registry import ARCHITECTURES, build
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.experiments import sweeper
-from train_jax.experiments.jobs import Options, combinations, cost_of, jobs_of, select
-from train_jax.experiments.sweeper import Sweeper, SweepFiles, Work
-from train_jax.experiments.table import EXPERIMENTS
+from train_jax.research import sweeper
+from train_jax.research.jobs import Options, combinations, cost_of, jobs_of, select
+from train_jax.research.sweeper import Sweeper, SweepFiles, Work
+from train_jax.research.table import EXPERIMENTS
+from train_jax.run.arguments import parse_run
 from train_jax.run.config import to_json
-from train_jax.run.lease import sole_writer
 from train_jax.run.presets import preset
-from train_jax.run_arguments import parse_run
+from train_jax.storage.lease import sole_writer
 
 ODD = ["model=hrm,trm_singlez", "augment=true", "task_config.curriculum_start=[[1, 1]]", "arch.mlp_t=false",
        'optim.freeze=["a,b=(c)"]']  # fmt: skip

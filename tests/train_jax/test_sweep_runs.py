@@ -10,7 +10,7 @@ import time
 import pytest
 
 from train_jax.__main__ import main
-from train_jax.experiments.table import EXPERIMENTS, GROUPS, data_sets
+from train_jax.research.table import EXPERIMENTS, GROUPS, data_sets
 
 SMALL = ["--preset", "tiny", "--platform", "cpu", "--wandb", "disabled", "--continue-on-failure"]
 

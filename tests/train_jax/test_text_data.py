@@ -18,9 +18,9 @@ import pytest
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.tasks.language import text_building
-from train_jax.tasks.language.batches import StreamRows, tokens_per_step
-from train_jax.tasks.language.documents import (
+from train_jax.language import text_building
+from train_jax.language.batches import StreamRows, tokens_per_step
+from train_jax.language.documents import (
     Skipped,
     docstrings,
     is_test,
@@ -28,9 +28,9 @@ from train_jax.tasks.language.documents import (
     read_documents,
     shuffled,
 )
-from train_jax.tasks.language.text_building import TextData
-from train_jax.tasks.language.text_set import TextSet, shard_name
-from train_jax.tasks.language.tokenizer import (
+from train_jax.language.text_building import TextData
+from train_jax.language.text_set import TextSet, shard_name
+from train_jax.language.tokenizer import (
     JSON_NAME,
     RANKS_NAME,
     SPECIAL_TOKENS,

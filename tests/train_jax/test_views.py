@@ -11,16 +11,16 @@ from support.view_toy import COUNT, evaluate, expected, puzzles, states
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.puzzles.arc.kind import ArcKind
+from train_jax.puzzles.maze.kind import MazeKind
+from train_jax.puzzles.metadata import Metadata
+from train_jax.puzzles.scan import TrajectoryOptions, stack_runs
+from train_jax.puzzles.sudoku.grid import GEOMETRIES
+from train_jax.puzzles.sudoku.kind import SudokuKind
+from train_jax.puzzles.symmetries import words_for
+from train_jax.puzzles.trajectories import STOPS
+from train_jax.puzzles.views import symmetries_of_views, with_views
 from train_jax.run.folder import RunFolder
-from train_jax.tasks.puzzles.arc.kind import ArcKind
-from train_jax.tasks.puzzles.maze.kind import MazeKind
-from train_jax.tasks.puzzles.metadata import Metadata
-from train_jax.tasks.puzzles.scan import TrajectoryOptions, stack_runs
-from train_jax.tasks.puzzles.sudoku.grid import GEOMETRIES
-from train_jax.tasks.puzzles.sudoku.kind import SudokuKind
-from train_jax.tasks.puzzles.symmetries import words_for
-from train_jax.tasks.puzzles.trajectories import STOPS
-from train_jax.tasks.puzzles.views import symmetries_of_views, with_views
 
 
 def metadata_of(kind) -> Metadata:

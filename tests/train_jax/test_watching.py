@@ -13,20 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train_jax import hooks
 from train_jax.__main__ import main
+from train_jax.core.optim.config import ParameterGroup
 from train_jax.errors import PreemptedError, UserError
-from train_jax.optim.config import ParameterGroup
 from train_jax.run import performance
 from train_jax.run.events import DOWN, LOST, Events, goodput_of, read_events, read_goodput
 from train_jax.run.folder import RunFolder, write_text
-from train_jax.run.lines import LineFile, read_lines
 from train_jax.run.presets import preset
 from train_jax.run.status import find_runs, read_status
-from train_jax.run.storage import path_of
 from train_jax.runtime.clock import Clock
-from train_jax.session import Session
+from train_jax.storage.lines import LineFile, read_lines
+from train_jax.storage.storage import path_of
 from train_jax.task import OneVariant, Task
+from train_jax.trainer import hooks
+from train_jax.trainer.session import Session
 
 
 class FakeTime:

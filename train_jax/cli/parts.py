@@ -2,10 +2,10 @@
 
 PARTS = (
     "train_jax.cli.plugin:PLUGIN",
-    "train_jax.tasks.puzzles.plugin:PLUGIN",
-    "train_jax.tasks.language.plugin:PLUGIN",
-    "train_jax.experiments.plugin:PLUGIN",
-    "train_jax.pod.plugin:PLUGIN",
-    "train_jax.serving.plugin:PLUGIN",
+    "train_jax.puzzles.plugin:PLUGIN",
+    "train_jax.language.plugin:PLUGIN",
+    "train_jax.research.plugin:PLUGIN",
+    "train_jax.pods.plugin:PLUGIN",
+    "train_jax.serve.plugin:PLUGIN",
 )
 """Earlier ones are asked first for a preset, and their stages stand first in a group of `trm --help`."""

@@ -15,14 +15,14 @@ from train_jax.core.gradients import compute_gradients
 from train_jax.core.guard import check_finite, where_tree
 from train_jax.core.metrics import Metrics, norms_by_group, parameter_groups
 from train_jax.core.objective import Batch, Objective
+from train_jax.core.optim.chain import learning_rates, trainable
+from train_jax.core.optim.config import OptimConfig
+from train_jax.core.optim.rules import RowGradients, sparse_sign_sgd, sum_by_row, update_ema
+from train_jax.core.optim.schedule import learning_rate
 from train_jax.core.reduction import AXIS
 from train_jax.core.sharding import Replicated, Sharding
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
-from train_jax.optim.chain import learning_rates, trainable
-from train_jax.optim.config import OptimConfig
-from train_jax.optim.rules import RowGradients, sparse_sign_sgd, sum_by_row, update_ema
-from train_jax.optim.schedule import learning_rate
 
 TrainStep = Callable[[TrainState, Any, Batch, jax.Array], tuple[TrainState, Any, Metrics]]
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from train_jax.errors import UserError
+from train_jax.language.commands import Sample, perplexity_of, printable, read_core, read_samples
+from train_jax.report.commands import ExportCheck, commands_of
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import percent, render_document, spelled
 from train_jax.run.config import RunConfig
 from train_jax.run.events import Goodput, read_goodput
 from train_jax.run.folder import RunFolder, read_finished, read_run
-from train_jax.run.json_files import COUNT, NUMBER, OBJECT, Kind, find_object, object_of, optional
 from train_jax.run.tracking import read_metrics
-from train_jax.tasks.commands import ExportCheck, commands_of
-from train_jax.tasks.language.commands import Sample, perplexity_of, printable, read_core, read_samples
+from train_jax.storage.json_files import COUNT, NUMBER, OBJECT, Kind, find_object, object_of, optional
 
 if TYPE_CHECKING:
-    from train_jax.report.phase_scores import PhaseTable
+    from train_jax.language.phase_scores import PhaseTable
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
 """Fields of an architecture that the data set and the devices determine; their values in config.json are not used."""
@@ -181,7 +181,9 @@ class RunFiles:
     @cached_property
     def phases(self) -> PhaseTable | None:
         """The phases of a chat model, read from the files of each; None for a run that is no phase."""
-        from train_jax.report.phase_scores import phase_table  # it imports this module to read the files of other runs
+        from train_jax.language.phase_scores import (
+            phase_table,  # it imports this module to read the files of other runs
+        )
 
         return phase_table(self)
 

@@ -29,12 +29,7 @@ import orbax.checkpoint as ocp
 
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import StorageError, UserError
-from train_jax.run.cache import upload_working_files
-from train_jax.run.files import check_readable, make_folder, move_folder, remove_until_gone, sync, sync_tree
 from train_jax.run.folder import COMPLETE, RunFolder, complete_steps
-from train_jax.run.lease import check_writer
-from train_jax.run.requests import is_outage, reason, silence_abandoned_writes, silence_raised_errors
-from train_jax.run.storage import absolute, is_remote
 from train_jax.runtime.coordination import keep_orbax_off_devices
 from train_jax.runtime.processes import (
     all_or_none,
@@ -44,6 +39,11 @@ from train_jax.runtime.processes import (
     sum_over_processes,
     wait_for_all,
 )
+from train_jax.storage.cache import upload_working_files
+from train_jax.storage.files import check_readable, make_folder, move_folder, remove_until_gone, sync, sync_tree
+from train_jax.storage.lease import check_writer
+from train_jax.storage.requests import is_outage, reason, silence_abandoned_writes, silence_raised_errors
+from train_jax.storage.storage import absolute, is_remote
 
 SEEN_SECONDS = 90.0
 """Seconds that a host may take to show a folder of another host: with the defaults of NFS, up to a minute."""

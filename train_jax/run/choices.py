@@ -10,10 +10,10 @@ from typing import Any
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig, read_config
 from train_jax.run.folder import RunFolder
-from train_jax.run.json_files import TEXT, object_of, read_object
-from train_jax.run.storage import path_of
 from train_jax.runtime.coordination import exchange, place
 from train_jax.runtime.processes import of_main_process
+from train_jax.storage.json_files import TEXT, object_of, read_object
+from train_jax.storage.storage import path_of
 
 _CHOICE = r"[\w.:]+=\w+"
 _INLINE = re.compile(rf"(?P<platform>cpu|gpu|tpu)/(?P<choices>({_CHOICE}(,{_CHOICE})*)?)")

@@ -15,13 +15,13 @@ from models_torch.config import ModelConfig
 from models_torch.ranges import Range
 from train_jax import plugin
 from train_jax.command_line import HelpPage
+from train_jax.core.optim import config as optim_config
+from train_jax.core.optim.config import OptimConfig
 from train_jax.core.reduction import Reduction
 from train_jax.errors import UserError, check_fields
-from train_jax.optim import config as optim_config
-from train_jax.optim.config import OptimConfig
 from train_jax.run.folder import RUN_ID
-from train_jax.run.json_files import OBJECT, TEXT, read_object
 from train_jax.runtime.backend import Platform, cores
+from train_jax.storage.json_files import OBJECT, TEXT, read_object
 from train_jax.task import TaskConfig, task_class, task_config_class
 
 Steps = Annotated[int, Range(0, 10**12)]

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from train_jax.errors import PreemptedError, UserError
-from train_jax.run.cache import continued_file, upload_working_file
 from train_jax.run.folder import RunFolder, write_text
-from train_jax.run.json_files import COUNT, FINITE, TEXT, Kind, find_object, misfit, optional
-from train_jax.run.lease import LostFolderError, check_writer
-from train_jax.run.lines import LineFile, read_lines
-from train_jax.run.storage import is_remote
 from train_jax.runtime.clock import KINDS, Clock
+from train_jax.storage.cache import continued_file, upload_working_file
+from train_jax.storage.json_files import COUNT, FINITE, TEXT, Kind, find_object, misfit, optional
+from train_jax.storage.lease import LostFolderError, check_writer
+from train_jax.storage.lines import LineFile, read_lines
+from train_jax.storage.storage import is_remote
 
 HEARTBEAT_SECONDS = 1.0
 REMOTE_HEARTBEAT_SECONDS = 20.0

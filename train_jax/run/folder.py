@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
-from train_jax.run.files import write_bytes, write_text
-from train_jax.run.json_files import COUNT, FINITE, TEXT, Kind, find_object, optional, read_object, record_of
-from train_jax.run.storage import RemotePath, path_of
+from train_jax.storage.files import write_bytes, write_text
+from train_jax.storage.json_files import COUNT, FINITE, TEXT, Kind, find_object, optional, read_object, record_of
+from train_jax.storage.storage import RemotePath, path_of
 
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig

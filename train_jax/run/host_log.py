@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from train_jax.errors import PreemptedError, UserError
-from train_jax.run.files import cannot_be_written, check_regular
-from train_jax.run.lines import ends_in_a_torn_line
+from train_jax.storage.files import cannot_be_written, check_regular
+from train_jax.storage.lines import ends_in_a_torn_line
 
 
 class _Tee:

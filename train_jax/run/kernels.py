@@ -14,10 +14,10 @@ import bridge
 from bridge.lowerings.attention import attention_by_operations
 from bridge.lowerings.registry import METAS
 from models_torch.layers import Attention, CosSin, SwiGLU
+from train_jax.core.kernels.attention import fused_mix_by_attention, mix_by_attention
+from train_jax.core.kernels.mix_positions import fused_mix_positions, joined_mix_positions, mix_positions
+from train_jax.core.kernels.normed_mlp import fused_normed_mlp, joined_normed_mlp, normed_mlp
 from train_jax.errors import UserError
-from train_jax.kernels.attention import fused_mix_by_attention, mix_by_attention
-from train_jax.kernels.mix_positions import fused_mix_positions, joined_mix_positions, mix_positions
-from train_jax.kernels.normed_mlp import fused_normed_mlp, joined_normed_mlp, normed_mlp
 from train_jax.run.choices import choices_for
 from train_jax.run.config import ComputeConfig
 

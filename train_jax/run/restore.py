@@ -18,16 +18,16 @@ import torch
 import bridge
 from train_jax.core.guard import new_guard
 from train_jax.core.objective import Objective
+from train_jax.core.optim.chain import dense_optimizer, trainable
 from train_jax.core.state import Arrays, TrainState, new_state
 from train_jax.errors import UserError
-from train_jax.optim.chain import dense_optimizer, trainable
 from train_jax.run.checkpoint import Best, Checkpoints
 from train_jax.run.config import RunConfig
-from train_jax.run.files import local_copy
 from train_jax.run.folder import RunFolder, complete_steps, is_run, read_run
-from train_jax.run.json_files import read_object
 from train_jax.run.model import build_objective
-from train_jax.run.storage import path_of
+from train_jax.storage.files import local_copy
+from train_jax.storage.json_files import read_object
+from train_jax.storage.storage import path_of
 from train_jax.task import Task, task_class
 
 NEWEST = "newest"

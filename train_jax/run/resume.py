@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.run import lease
 from train_jax.run.config import RunConfig, read_config, to_json
-from train_jax.run.files import append_text, write_text
 from train_jax.run.folder import RunFolder, complete_steps, read_finished, read_id
-from train_jax.run.storage import absolute, path_of
 from train_jax.runtime.processes import of_main_process
+from train_jax.storage import lease
+from train_jax.storage.files import append_text, write_text
+from train_jax.storage.storage import absolute, path_of
 
 OPERATIONAL = {
     "run_dir", "data_dir", "resume", "eval_every_steps", "eval_batch_size", "eval_examples", "checkpoint_every_steps",

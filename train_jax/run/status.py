@@ -15,11 +15,11 @@ from train_jax.errors import UserError
 from train_jax.plugin import find, load_object
 from train_jax.run.events import goodput_of, read_events, read_heartbeat
 from train_jax.run.folder import RunFolder, complete_steps, read_fields
-from train_jax.run.storage import path_of
 from train_jax.run.tracking import duration, read_metrics
+from train_jax.storage.storage import path_of
 
 if TYPE_CHECKING:
-    from train_jax.tasks.commands import Metric
+    from train_jax.report.commands import Metric
 
 SILENT_SECONDS = 60.0
 """Age of the heartbeat in seconds above which a run counts as not running."""

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from train_jax.run.cache import continued_file, upload_working_files, working_folder
 from train_jax.run.folder import RunFolder, write_text
-from train_jax.run.json_files import COUNT, FINITE, NUMBER, optional, record_of
-from train_jax.run.lines import LineFile, read_lines
+from train_jax.storage.cache import continued_file, upload_working_files, working_folder
+from train_jax.storage.json_files import COUNT, FINITE, NUMBER, optional, record_of
+from train_jax.storage.lines import LineFile, read_lines
 
 if TYPE_CHECKING:  # importing it would import torch, which `trm summary` does not need
     from train_jax.run.config import RunConfig

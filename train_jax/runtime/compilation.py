@@ -24,9 +24,9 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from train_jax.errors import UserError
-from train_jax.run.storage import path_of
-from train_jax.run.untrusted import DamagedError, read_whole
 from train_jax.runtime import backend
+from train_jax.storage.storage import path_of
+from train_jax.storage.untrusted import DamagedError, read_whole
 from train_jax.version import installed_version
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"

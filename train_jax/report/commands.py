@@ -1,0 +1,133 @@
+"""The base class of the commands after training, with defaults for any task.
+
+Importing this module imports neither JAX, PyTorch nor NumPy, so that `trm status` and `trm summary` stay fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from train_jax.plugin import find, load_object
+from train_jax.storage.json_files import NUMBER, Kind, find_object
+from train_jax.task import task_class
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from train_jax.run.folder import RunFolder
+    from train_jax.runtime.devices import Devices
+
+Advance = Callable[[int, int], None]
+"""Reports progress: done, total."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Console:
+    """The console of a command: how it prints lines and shows progress."""
+
+    say: Callable[[str], None]
+    progress: Callable[[str], AbstractContextManager[Advance]]
+    """Shows the progress of work with a name, as `train_jax.puzzles.terminal.progress` does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """The metric of an evaluation that `trm status` shows."""
+
+    name: str
+    """Name in the metrics of an evaluation, such as exact_accuracy."""
+    heading: str
+    """The heading of the column in a table, such as `exact`."""
+    format: str
+    """Format for `str.format`, such as {:.2%}."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportCheck:
+    """The result of a comparison of the exported weights in PyTorch. `str` is one line about it.
+
+    A task has fields in a subclass.
+    """
+
+    @property
+    def agrees(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def details(self) -> str:
+        """Text after that line on the console, such as `; halting logits differ by at most 1e-6`."""
+        return ""
+
+
+class Commands:
+    """The commands after training for the runs of a task. The methods import what they need.
+
+    A task of your own has these defaults, or an attribute `commands` of its class with an object of a subclass.
+    """
+
+    metric: ClassVar[Metric | None] = None
+    figures: ClassVar[Mapping[str, Kind]] = {}
+    """Fields that an evaluation of the whole test set has."""
+    options: ClassVar[str] = "train_jax.report.evaluate:EvaluateOptions"
+    """Dataclass of the options of `trm evaluate`, as `package.module:Class`."""
+    check_class: ClassVar[type[ExportCheck]] = ExportCheck
+    """Class of the result of `check_export`; its fields are numbers."""
+    checks_exports: ClassVar[bool] = False
+    """True if the task implements `check_export`."""
+    draws_pictures: ClassVar[bool] = False
+    """True if the task implements `picture`."""
+
+    def model(self, run: Any) -> Any:
+        """Returns the result of `train_jax.load_run` for a `Restored` run."""
+        return run
+
+    def evaluate(self, options: Any, run: Any, devices: Devices, console: Console) -> None:
+        """Evaluates a `Restored` run with `EvaluateOptions`, prints and writes the results. Called in every process.
+
+        Raises `UserError` for options that do not fit the task.
+        """
+        from train_jax.report.evaluate import evaluate
+
+        evaluate(options, run, devices, console)
+
+    def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
+        """Returns the lines about the figures of a finished run. Imports neither JAX nor PyTorch."""
+        return str(finished.get("summary", "finished"))
+
+    def export_check(self, folder: RunFolder) -> ExportCheck | None:
+        """Returns the result of `check_export` that `trm export` wrote; None if there is none.
+
+        Raises `UserError` for a damaged file.
+        """
+        names = [field.name for field in dataclasses.fields(self.check_class)]
+        remedy = "write it again with `trm export`"
+        fields = find_object(folder.export_check, dict.fromkeys(names, NUMBER), remedy=remedy)
+        return None if fields is None else self.check_class(**{name: fields[name] for name in names})
+
+    def check_export(self, run: Any, weights: Path, console: Console) -> ExportCheck:
+        """Compares exported weights of a `Restored` run in PyTorch with JAX."""
+        raise NotImplementedError
+
+    def page(self, files: Any) -> str:
+        """Returns the HTML report of `RunFiles`."""
+        from train_jax.report.run_page import page
+
+        return page(files)
+
+    def picture(self, files: Any) -> str:
+        """Returns the SVG for a README of `RunFiles`."""
+        raise NotImplementedError
+
+
+def commands_of(task: str) -> Commands:
+    """Returns the commands after training for a task: those of its plugin, or its attribute `commands`.
+
+    Raises `UserError` for an unknown task.
+    """
+    target = find("reports", task)
+    if target is not None:
+        return load_object(target, "commands")()
+    return getattr(task_class(task), "commands", None) or Commands()

@@ -1,0 +1,128 @@
+"""Parses the arguments that name a run: a preset or an experiment, then any field of `RunConfig`."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any, get_args, get_origin
+
+import tyro
+
+from train_jax.command_line import parse
+from train_jax.core.optim.config import ParameterGroup
+from train_jax.errors import UserError
+from train_jax.plugin import entries, load_object
+from train_jax.run.config import RunConfig, with_model
+from train_jax.run.presets import listed_presets, preset, preset_names
+
+
+def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, RunConfig]:
+    """Parses `NAME [--field value …]`; returns the name and the configuration. `--help` prints it and exits.
+
+    `--preset NAME` applies the changes of an experiment to another preset; `--phase NAME` inherits the fields of the
+    run `--init-from`; `--model` and `--task` determine the fields of the architecture and of the task. Raises
+    `UserError` for invalid arguments.
+    """
+    name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
+    if name is None and not {"-h", "--help"} & set(rest):
+        raise UserError(f"{prog} needs a preset or an experiment as its first argument; presets are {listed_presets()}")
+    default = preset(name or preset_names()[0])
+    for option, function in entries("derivations").items():
+        value, rest = take_option(rest, option)
+        if value is not None:
+            default = load_object(function, option)(name or "", default, value, rest)
+    model, task = option_value(rest, "--model"), option_value(rest, "--task")
+    config = parse(
+        RunConfig,
+        rest,
+        default=with_model(default, model or default.model, task or default.task),
+        prog=f"{prog} {name or 'PRESET'}",
+        description=description,
+        registry=JSON_VALUES,
+    )
+    return name or "", config
+
+
+def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[str], list[str]]:
+    """Splits `NAME [--option …]` into the arguments of a stage and those that name the run, both with NAME.
+
+    The options of the stage are the fields of its dataclass; boolean ones have no value. Raises `UserError` without a
+    NAME.
+    """
+    if {"-h", "--help"} & set(argv):
+        return ["--help"], []
+    if not argv or argv[0].startswith("-"):
+        raise UserError(f"{prog} needs a preset or an experiment as its first argument")
+    fields = {f"--{field.name.replace('_', '-')}": field.type for field in dataclasses.fields(command)}
+    flags = {option for option, kind in fields.items() if kind in (bool, "bool")}
+    flags |= {option.replace("--", "--no-", 1) for option in flags}
+    own, rest, words = argv[:1], argv[:1], iter(argv[1:])
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in flags:
+            own.append(word)
+        elif option in fields:
+            own += [word] if "=" in word else [word, *([value] if (value := next(words, None)) is not None else [])]
+        else:
+            rest.append(word)
+    return own, rest
+
+
+def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
+    """Returns the value of an option, and the arguments without it."""
+    value, rest = option_value(argv, option), []
+    words = iter(argv)
+    for word in words:
+        if word == option:
+            next(words, None)
+        elif not word.startswith(f"{option}="):
+            rest.append(word)
+    return value, rest
+
+
+def option_value(argv: list[str], option: str) -> str | None:
+    """Returns the value of an option that determines the other options, and is therefore parsed first."""
+    values = [after for word, after in itertools.pairwise(argv) if word == option]
+    values += [word.removeprefix(f"{option}=") for word in argv if word.startswith(f"{option}=")]
+    return values[-1] if values else None
+
+
+JSON_VALUES = tyro.constructors.ConstructorRegistry()
+
+
+@JSON_VALUES.primitive_rule
+def json_value(field: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Parses `--arch.options '{"hidden": 64}'` and `--optim.groups '[{"pattern": ".*bias", "weight_decay": 0}]'`."""
+    if field.type == dict[str, Any]:
+        return _json_spec(dict, "object", "'{\"name\": value}'", lambda value: value, lambda value: value)
+    # The type of a default with groups, which a preset may have, names each of them.
+    if get_origin(field.type) is tuple and {*get_args(field.type), ...} == {ParameterGroup, ...}:
+        return _json_spec(
+            list,
+            "list of objects",
+            '\'[{"pattern": ".*bias", "weight_decay": 0}]\'',
+            lambda groups: tuple(ParameterGroup(**group) for group in groups),
+            lambda groups: [dataclasses.asdict(group) for group in groups],
+        )
+    return None
+
+
+def _json_spec(
+    kind: type, name: str, example: str, read: Callable[[Any], Any], write: Callable[[Any], Any]
+) -> tyro.constructors.PrimitiveConstructorSpec:
+    def parse_json(words: list[str]) -> Any:
+        try:
+            value = json.loads(words[0])
+            if not isinstance(value, kind):
+                raise TypeError
+            return read(value)
+        except (ValueError, TypeError):
+            raise ValueError(f"{words[0]} is not a JSON {name}; write it as {example}") from None
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=parse_json,
+        is_instance=lambda value: isinstance(value, (dict, tuple)),
+        str_from_instance=lambda value: [json.dumps(write(value))],
+    )
