@@ -8,13 +8,11 @@ module imports neither JAX, PyTorch nor NumPy, so that `trm status` stays fast.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from train_jax.errors import UserError
 from train_jax.plugin import entries, find, load_object, names_object
-from train_jax.storage.json_files import Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from train_jax.run.config import RunConfig
     from train_jax.run.folder import RunFolder
     from train_jax.runtime.devices import Devices
+    from train_jax.storage.json_files import Kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +54,7 @@ class Evaluation:
 
     def save(self, folder: RunFolder, split: str) -> None:
         """Writes the metrics, and the answers if there are any, into the run folder."""
-        from train_jax.storage.files import write_text
-
-        write_text(folder.evaluation(split), json.dumps(self.metrics, indent=1))
+        folder.write_metrics(split, self.metrics)
 
 
 class Evaluator(Protocol):

@@ -43,21 +43,3 @@ def modules(root: Path, package: str) -> dict[str, Path]:
     """Returns the files of a package in the folder `root` by their dotted names."""
     names = {path: path.relative_to(root).with_suffix("").parts for path in (root / package).rglob("*.py")}
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in names.items()}
-
-
-def chain_of_imports(paths: dict[str, Path], module: str, target: str) -> list[str]:
-    """Returns the shortest chain of imports from `module` to `target` or a submodule; empty if there is none.
-
-    `paths` has the files of the modules that are followed. An import also runs the `__init__.py` of all parents.
-    """
-    chains = {module: [module]}
-    queue = [module]
-    for current in queue:
-        if f"{current}.".startswith(f"{target}."):
-            return chains[current]
-        for name in sorted(direct_imports(paths[current])):
-            for following in [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)]:
-                if following in paths and following not in chains:
-                    chains[following] = [*chains[current], following]
-                    queue.append(following)
-    return []

@@ -8,7 +8,6 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.errors import UserError
-from train_jax.language.phase_scores import markdown_path
 from train_jax.report.commands import commands_of
 from train_jax.report.run_page import read_run_files
 from train_jax.runtime.backend import Platform
@@ -45,9 +44,9 @@ def main(config: Report) -> None:
     drawing = None if config.picture is None else commands.picture(files)
     write_text(files.folder.report, commands.page(files))
     print(f"report: {files.folder.report}")
-    if (phases := files.phases) is not None:
-        write_text(markdown_path(files), phases.markdown())
-        print(f"phases: {markdown_path(files)}")
+    for name, (path, text) in commands.tables(files).items():
+        write_text(path, text)
+        print(f"{name}: {path}")
     if config.picture is not None and drawing is not None:
         write_text(config.picture, drawing)
         print(f"picture: {config.picture}")

@@ -84,9 +84,20 @@ class LanguageCommands(Commands):
         return check_export(run, weights, console)
 
     def page(self, files: Any) -> str:
-        from train_jax.report.run_page import language_page
+        from train_jax.language.page import page
 
-        return language_page(files)
+        return page(files)
+
+    def tables(self, files: Any) -> dict[str, tuple[Path, str]]:
+        from train_jax.language.phase_scores import markdown_path, phase_table
+
+        phases = phase_table(files)
+        return {} if phases is None else {"phases": (markdown_path(files), phases.markdown())}
+
+    def decode_program(self, training: Any, rows: int, capacity: int) -> tuple[Any, Any]:
+        from train_jax.language.engine import decode_program
+
+        return decode_program(training, rows, capacity)
 
 
 def perplexity_of(loss: float) -> float:

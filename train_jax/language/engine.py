@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float
 
 import bridge
 from models_torch.cached_attention import attention_with_cache
-from models_torch.kv_cache import Buffers, cached_model, continues
+from models_torch.kv_cache import Buffers, cached_model, continues, positions_of
 from train_jax.core.objective import Objective
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import Arrays, TrainState
@@ -677,3 +677,16 @@ def _stacked(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def _prefixed(arrays: Arrays) -> Arrays:
     """Returns the arrays by the names of a module inside a `CachedModel`."""
     return {f"model.{name}": array for name, array in arrays.items()}
+
+
+def decode_program(training: Any, rows: int, capacity: int) -> tuple[Any, Any]:
+    """Returns the program that writes a token in each of `rows` rows of `capacity` positions, and its arguments.
+
+    `training`: the components of a run. Raises ValueError if the model has fewer positions.
+    """
+    objective = training.objective
+    positions = positions_of(objective.fn.module)
+    if capacity > positions:
+        raise ValueError(f"--capacity is {capacity}, the model has {positions} positions")
+    engine = Engine(objective.fn.module, training.devices, slots=rows, capacity=capacity, tokens_per_dispatch=1)
+    return engine.decode_program(objective.params, objective.buffers)

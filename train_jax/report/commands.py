@@ -117,6 +117,17 @@ class Commands:
 
         return page(files)
 
+    def tables(self, files: Any) -> dict[str, tuple[Path, str]]:
+        """Returns further files beside the report, by what they are: path and text."""
+        return {}
+
+    def decode_program(self, training: Any, rows: int, capacity: int) -> tuple[Any, Any]:
+        """Returns the program that writes a token in each of `rows` rows of `capacity` positions, and its arguments.
+
+        Raises ValueError for a model that writes no tokens, or has fewer positions.
+        """
+        raise ValueError(f"a model of task {training.config.task} writes no tokens")
+
     def picture(self, files: Any) -> str:
         """Returns the SVG for a README of `RunFiles`."""
         raise NotImplementedError

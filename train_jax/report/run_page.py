@@ -6,13 +6,11 @@ import dataclasses
 import re
 import statistics
 from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
 from train_jax.errors import UserError
-from train_jax.language.commands import Sample, perplexity_of, printable, read_core, read_samples
 from train_jax.report.commands import ExportCheck, commands_of
 from train_jax.report.plots import Series, plot
 from train_jax.report.render import percent, render_document, spelled
@@ -21,9 +19,6 @@ from train_jax.run.events import Goodput, read_goodput
 from train_jax.run.folder import RunFolder, read_finished, read_run
 from train_jax.run.tracking import read_metrics
 from train_jax.storage.json_files import COUNT, NUMBER, OBJECT, Kind, find_object, object_of, optional
-
-if TYPE_CHECKING:
-    from train_jax.language.phase_scores import PhaseTable
 
 SIZED_BY_DATA = {"batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"}
 """Fields of an architecture that the data set and the devices determine; their values in config.json are not used."""
@@ -111,48 +106,6 @@ def configuration(config: RunConfig, sized_by_data: set[str] = SIZED_BY_DATA) ->
     return groups
 
 
-# ---- language models
-
-
-def language_page(files: RunFiles) -> str:
-    """Renders the report of a run of a language model."""
-    test, core = files.held_out_by("bits_per_byte"), read_core(files.folder)
-    samples = [Sample(each.name, printable(each.prompt), printable(each.text)) for each in read_samples(files.folder)]
-    seq_len = files.config.arch.seq_len
-    return render_run(
-        "language.html.j2",
-        files,
-        (Curve("bits per byte", "bits_per_byte"), Curve("loss per token, nats", "loss")),
-        unit="tokens",
-        unit_size=seq_len,
-        groups=configuration(files.config, {"batch_size", "vocab_size"}),
-        test=test,
-        perplexity=perplexity_of(test["loss"]) if "loss" in test else None,
-        tokens_seen=files.steps * files.config.global_batch_size * seq_len,
-        compressed=_compressed(test),
-        samples=samples,
-        phases=files.phases,
-        core=core,
-        core_rows=_core_rows(core),
-        check=files.export_check,
-    )
-
-
-def _compressed(test: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the rows of bits per byte, lowest first; none if the compressors were not applied to the same text."""
-    if not test.get("compressed"):
-        return []
-    values = {"this model": test["bits_per_byte"], **test["compressed"]}
-    return [(name, f"{value:.4f}") for name, value in sorted(values.items(), key=lambda item: item[1])]
-
-
-def _core_rows(core: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
-    return [
-        (name, f"{each['items']:,}", f"{each['accuracy']:.4f}", f"{each['centered']:.4f}")
-        for name, each in (core or {"tasks": {}})["tasks"].items()
-    ]
-
-
 # ---- files
 
 FIGURE = Kind("a number", lambda value: NUMBER.fits(value) or object_of(NUMBER).fits(value))
@@ -177,15 +130,6 @@ class RunFiles:
     """The parts of the wall time; None for runs of older versions."""
     price_per_hour: float = 0.0
     """The price of the machines; 0 if costs are not shown."""
-
-    @cached_property
-    def phases(self) -> PhaseTable | None:
-        """The phases of a chat model, read from the files of each; None for a run that is no phase."""
-        from train_jax.language.phase_scores import (
-            phase_table,  # it imports this module to read the files of other runs
-        )
-
-        return phase_table(self)
 
     @property
     def title(self) -> str:

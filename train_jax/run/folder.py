@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -95,6 +96,10 @@ class RunFolder:
     def evaluation(self, name: str) -> Path:
         """Returns the path of the metrics of a split, or of an evaluation with a name."""
         return self.results / "evaluation" / f"{name}.json"
+
+    def write_metrics(self, name: str, metrics: Mapping[str, float]) -> None:
+        """Writes the metrics of a split, or of an evaluation with a name."""
+        write_text(self.evaluation(name), json.dumps(metrics, indent=1))
 
     def predictions(self, split: str) -> Path:
         return self.results / "evaluation" / f"{split}_predictions.npz"

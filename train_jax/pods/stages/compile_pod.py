@@ -9,11 +9,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from models_torch.kv_cache import positions_of
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import UserError
-from train_jax.language.engine import Engine
 from train_jax.pods.compile import (
     DEFAULT_TOPOLOGY,
     Compiled,
@@ -26,6 +24,7 @@ from train_jax.pods.compile import (
 )
 from train_jax.pods.results import figures_of, lines_of
 from train_jax.pods.unbuilt import task_of
+from train_jax.report.commands import commands_of
 from train_jax.run.arguments import parse_run, split_arguments
 from train_jax.run.choices import with_file_read
 from train_jax.run.config import RunConfig
@@ -102,14 +101,11 @@ def _compiled(options: CompilePod, training: Training) -> Compiled:
         return compile_train_step(training)
     if options.step == "evaluate":
         return compile_eval_step(training)
-    module, objective = training.objective.fn.module, training.objective
+    commands = commands_of(training.config.task)
     try:
-        if options.capacity > positions_of(module):
-            raise ValueError(f"--capacity is {options.capacity}, the model has {positions_of(module)} positions")
+        program, arguments = commands.decode_program(training, options.rows, options.capacity)
     except ValueError as error:
         raise UserError(f"--step decode: {error}") from None
-    engine = Engine(module, training.devices, slots=options.rows, capacity=options.capacity, tokens_per_dispatch=1)
-    program, arguments = engine.decode_program(objective.params, objective.buffers)
     return compile_program(program, arguments)
 
 
