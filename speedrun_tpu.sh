@@ -191,9 +191,9 @@ if [ ! -e "$run_dir/report/index.html" ]; then
     else
         step "solve one puzzle the model never saw"
         alone trm solve "$run_dir"
-        if [ "$profile" = cpu ]; then                    # the settings of docs/dev/thinking_longer.md
-            step "think longer: noisy trajectories until the halting head is sure"
-            alone trm evaluate "$run_dir" --trajectories 8 --noise 0.3 --depth 8 --halt-threshold 0.98
+        if [ "$profile" = cpu ]; then                    # the settings of docs/recipe.md
+            step "think longer: symmetric views of a puzzle until the halting head is sure"
+            alone trm evaluate "$run_dir" --views 4 --depth 6 --halt-threshold 0.98
         fi
     fi
     step "export, and the same test set in plain PyTorch"

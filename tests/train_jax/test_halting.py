@@ -408,7 +408,7 @@ def test_options_that_do_not_go_together(capsys, finished_run):
         (["--refill"], "add --halt-early or --halt-threshold"),
         (["--halt-early", "--trajectories", "2", "--choose", "vote"], "--choose vote needs all trajectories"),
         (["--halt-early", "--depth", "3", "--results", "x.json"], "--results x.json is for trajectories without"),
-        (["--results", "x.json"], "--results x.json is for --trajectories, --noise or --depth; omit it"),
+        (["--results", "x.json"], "--results x.json is for --trajectories, --views, --noise or --depth; omit it"),
         (["--trajectories", "2", "--results", "no/x.json"], "no is not a folder"),
         (["--noise", "-1"], "--noise is -1"),
         (["--depth", "0"], "--depth is 0; use at least 1"),
