@@ -21,6 +21,7 @@ from models_torch.registry import ARCHITECTURES, build
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.research import sweeper
+from train_jax.research.equal_flops import TOLERANCE, with_equal_flops
 from train_jax.research.jobs import Options, combinations, cost_of, jobs_of, select
 from train_jax.research.sweeper import Sweeper, SweepFiles, Work
 from train_jax.research.table import EXPERIMENTS
@@ -133,6 +134,22 @@ def test_the_flops_of_a_run_are_those_of_its_examples():
     assert flops == pytest.approx(train_flops_per_example("trm", arch) * length.examples)
     whole, curriculum = (cost_of(job)[1] for job in jobs_of(select(["contrib01"]), [{}], Options(preset="sudoku6")))
     assert 0.9 * whole < curriculum < whole, "its first steps have fewer cycles"
+
+
+def test_runs_of_equal_flops_have_the_steps_that_those_of_the_first_one_pay_for():
+    axes = combinations(["arch.L_cycles=6,3", "task_config.curriculum_epochs=0,5"])
+    whole = jobs_of(["baseline"], axes, Options(preset="sudoku6"))
+    jobs = with_equal_flops(whole, "sudoku6")
+    costs = [cost_of(job)[1] for job in jobs]
+    assert costs == pytest.approx([costs[0]] * 4, rel=TOLERANCE) and costs[0] == cost_of(whole[0])[1]
+    assert jobs[0].steps == whole[0].steps and jobs[0].command == whole[0].command
+    assert jobs[2].steps > 1.5 * whole[2].steps and jobs[1].steps > whole[1].steps
+    for job in jobs[1:]:
+        parsed = parse_run(list(job.command[1:]), prog="trm train", description="")[1]
+        assert parsed.steps == job.steps == job.config.steps
+    few = jobs_of(["baseline"], combinations(["steps=3", "arch.L_cycles=6,4"]), Options(preset="sudoku6"))
+    with pytest.raises(UserError, match=r"of the FLOPs of the first run with \d steps, expected at most 0.5%; train"):
+        with_equal_flops(few, "sudoku6")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

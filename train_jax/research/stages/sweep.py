@@ -12,6 +12,7 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse_subcommand
 from train_jax.errors import UserError
 from train_jax.plugin import file_options
+from train_jax.research.equal_flops import with_equal_flops
 from train_jax.research.jobs import Options, check_folders, combinations, jobs_of, select, sweep_lines
 from train_jax.research.runs import experiment_run
 from train_jax.research.sweeper import Sweeper, SweepFiles
@@ -62,6 +63,8 @@ class Sweep:
     """Size of the experiments: tiny, study, sudoku6, sudoku9; by default the full size."""
     seeds: Annotated[int, Range(1, 10_000)] = 1
     """Runs of each experiment, with the seeds 0, 1, …"""
+    equal_flops: bool = False
+    """Give every run as many steps as the FLOPs of the first one pay for, to 0.5 %: matrix products of train steps."""
     dry_run: bool = False
     """Only print the plan: order, steps, warm-up, examples, FLOPs, the state of each run, data sets."""
     continue_on_failure: bool = False
@@ -90,6 +93,8 @@ class Sweep:
         settings = {"platform": self.platform, "wandb": self.wandb}
         options = Options(files.root_text, self.data_root.rstrip("/"), self.preset, self.seeds, settings)
         jobs = jobs_of(names, combinations(self.over), options)
+        if self.equal_flops:
+            jobs = with_equal_flops(jobs, self.preset)
         check_folders(jobs)
         if self.dry_run:
             print("\n".join(sweep_lines(jobs, files)))
