@@ -22,6 +22,7 @@ from train_jax.puzzles.metrics import to_json as curve_to_json
 from train_jax.puzzles.page import page, picture
 from train_jax.puzzles.sudoku.grid import GEOMETRIES
 from train_jax.puzzles.sudoku.kind import SudokuKind
+from train_jax.puzzles.view_example import ViewExample, save_example
 from train_jax.report.plots import Series, plot
 from train_jax.report.run_page import read_run_files
 from train_jax.run.config import to_json
@@ -136,6 +137,23 @@ def test_the_section_of_early_halting(run_dir):
     folder.halting_curve("test").write_text("[]")
     with pytest.raises(UserError, match=r"halting_curve.json cannot be read \(.*; remove it"):
         read_results(read_run_files(str(run_dir)))
+
+
+def test_a_puzzle_in_several_views_side_by_side(run_dir, data_dir):
+    folder, test = RunFolder(run_dir), load_split(data_dir, "test")
+    assert "In several views" not in text_of(run_dir)
+    answers = np.stack([test.labels[3], np.roll(test.labels[3], 4)])
+    images = np.stack([test.inputs[3], test.inputs[4]])
+    example = ViewExample(np.array([3]), images, answers, np.array([-2.0, 3.0], np.float32), np.array([2, 1]))
+    save_example(folder.view_example("test"), example)
+    text = text_of(run_dir)
+    wrong = int((answers[1] != answers[0]).sum())
+    assert "In several views Test puzzle 3, which took most views" in text
+    assert "View 1, the puzzle itself" in text and "solved after ACT step 2, halt 0.12" in text
+    assert f"{wrong} wrong after ACT step 1, halt 0.95" in text
+    folder.view_example("test").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"test_views.npz cannot be read \(.*; run `trm evaluate --views` to write it"):
+        text_of(run_dir)
 
 
 def test_text_of_the_run_is_never_markup(run_dir):

@@ -14,12 +14,14 @@ from train_jax.cli.build_data import main as build_data
 from train_jax.errors import UserError
 from train_jax.puzzles.batches import IGNORED_LABEL
 from train_jax.puzzles.format import load_split
+from train_jax.puzzles.kind import Symmetries
 from train_jax.puzzles.scan import TrajectoryOptions, make_trajectory_step
 from train_jax.puzzles.solving import known_kind, solve
 from train_jax.puzzles.stepping import Stepper
 from train_jax.puzzles.sudoku.data import SudokuData
 from train_jax.puzzles.sudoku.grid import geometry_of_size, grids_of
 from train_jax.puzzles.sudoku.kind import SudokuKind
+from train_jax.puzzles.views import symmetries_of_views
 from train_jax.run.restore import restore
 from train_jax.runtime.devices import Devices
 from train_jax.serve.app import create_app
@@ -140,6 +142,22 @@ def test_a_puzzle_is_solved_step_by_step(client):
     assert step["trajectories"][0]["cycles"] == [], "the model has one H-cycle in a step"
 
 
+@pytest.mark.slow
+def test_views_of_a_puzzle_are_answered_in_its_frame(run, inputs, stepper):
+    """The answers to a view are those that the model gives to the image of the puzzle, brought back."""
+    views = TRAJECTORIES
+    answers = stacked(islice(stepper.steps(inputs[2], trajectories=views, views=views, seed=4, number=9), STEPS))
+    symmetries = symmetries_of_views(stepper.task.metadata, first=9, count=1, views=views, seed=4)
+    images = symmetries.image(np.tile(inputs[2], (1, views, 1)))[0]
+    for view, image in enumerate(images):
+        expected = solve(run, image)
+        inverse = Symmetries(*(each[0, view] for each in symmetries.inverse))
+        brought_back = [inverse.image(answer) for answer in expected.tokens[:, 0]]
+        np.testing.assert_array_equal(answers[0][:, view], brought_back)
+        np.testing.assert_allclose(answers[1][:, view], expected.q_halt_logits[:, 0], rtol=1e-4)
+    assert len({*answers[1][-1].tolist()}) == views
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -149,6 +167,7 @@ def test_a_puzzle_is_solved_step_by_step(client):
         ({"puzzle": "." * 15}, "puzzle", "the Sudoku has 15 cells, expected 16 (4x4), as in training; write '.'"),
         ({"puzzle": "123. ...4 .... ...."}, "puzzle", "has no solution; correct the givens"),
         ({"puzzle": PUZZLE, "trajectories": 9}, "trajectories", "trajectories is 9; use at most 4"),
+        ({"puzzle": PUZZLE, "views": 9}, "views", "views is 9; use at most 4"),
         ({"puzzle": PUZZLE, "act_steps": "x"}, "act_steps", "act_steps is 'x'"),
         ({"puzzle": PUZZLE, "model": "nine"}, "model", "the model 'nine' is not here; use 'four'"),
         ({"puzzle": PUZZLE, "trajectory": 3}, "trajectory", "trajectory is not supported here; leave it out"),

@@ -26,6 +26,7 @@ from train_jax.puzzles.maze.kind import MazeKind
 from train_jax.puzzles.metadata import Metadata, read_identifiers
 from train_jax.puzzles.solving import known_kind, solve
 from train_jax.puzzles.stages.solve import Solve, main
+from train_jax.puzzles.stepping import StepAnswers, choose_view
 from train_jax.puzzles.sudoku.data import SudokuData
 from train_jax.puzzles.sudoku.grid import GEOMETRIES, grids_of
 from train_jax.puzzles.sudoku.kind import SudokuKind
@@ -92,6 +93,23 @@ def test_a_puzzle_of_the_test_set_and_one_given_are_shown(made, capsys):
     given = capsys.readouterr().out
     assert given.startswith("4x4 Sudoku given; ")
     assert given.splitlines()[1:] == shown.splitlines()[1:]
+    main(Solve(run_dir, views=3))
+    in_views = capsys.readouterr().out
+    assert "averaged weights; view " in in_views and " of 3" in in_views
+    assert in_views.splitlines()[-1].startswith(("solved: ", "not solved: "))
+    with pytest.raises(UserError, match="--agree compares the answers of several views; add --views"):
+        main(Solve(run_dir, agree=True))
+
+
+def test_the_answer_of_several_views_is_the_surest_one_or_the_first_that_two_share():
+    one, two, three = (np.full(4, value) for value in (1, 2, 3))
+    answers = [
+        StepAnswers(np.stack([one, two, three, two]), np.array([0.0, 2.0, -1.0, 1.0])),
+        StepAnswers(np.stack([two, one, one, one]), np.array([1.0, 0.0, -2.0, 3.0])),
+    ]
+    assert choose_view(answers, agree=False) == (3, 1, False)
+    assert choose_view(answers, agree=True) == (1, 0, True)
+    assert choose_view([each._replace(tokens=each.tokens[2:]) for each in answers], agree=True)[2] is False
 
 
 def test_a_maze_is_shown_from_its_file(made, tmp_path, capsys):

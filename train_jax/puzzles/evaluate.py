@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+import jax
 import numpy as np
 import tyro
 
@@ -217,7 +218,8 @@ def _save(
             names = ("trajectories", "noise", "depth", "views")
             figures |= {name: getattr(options, name) for name in names} | {"agree": int(options.agree)}
         write_text(run.folder.halted_early(config.split), json.dumps(figures, indent=1))
-        if config.views > 1 and evaluation.solves is not None and len(puzzles.parts) == 1:
+        on_this_host = jax.process_count() == 1  # several processes would have to compute it together
+        if config.views > 1 and evaluation.solves is not None and len(puzzles.parts) == 1 and on_this_host:
             hardest = int(np.argmax(evaluation.solves))
             save_example(run.folder.view_example(config.split), example_of(run, puzzles, hardest, options))
     elif config.belongs_to_run:

@@ -109,6 +109,8 @@ def views_of(files: RunFiles, answers: Answers) -> dict[str, Any] | None:
     kind = kind_of(answers.data)
     if example is None or kind is None or not 0 <= example.number[0] < len(answers.labels):
         return None
+    if example.inputs.shape[1:] != answers.inputs.shape[1:]:
+        return None  # of another test set
     number = int(example.number[0])
     boards = []
     for view, (image, answer, logit, step) in enumerate(zip(*example[1:], strict=True), 1):

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Integer
 
-from train_jax.storage.files import whole_file
-from train_jax.storage.untrusted import read_arrays
+from train_jax.storage.files import local_copy, whole_file
+from train_jax.storage.untrusted import DamagedError, read_arrays
 
 LARGEST_BYTES = 2**30
 
@@ -36,4 +36,10 @@ def read_example(path: Path) -> ViewExample | None:
     """Returns the example; None if there is none. Raises `DamagedError` for a damaged file."""
     if not path.is_file():
         return None
-    return ViewExample(**read_arrays(path, ViewExample._fields, largest_bytes=LARGEST_BYTES))
+    with local_copy(path) as local:
+        example = ViewExample(**read_arrays(local, ViewExample._fields, largest_bytes=LARGEST_BYTES))
+    views = len(example.inputs)
+    sizes = {len(example.answers), len(example.q_halt_logits), len(example.steps)}
+    if example.number.shape != (1,) or sizes != {views} or example.inputs.shape != example.answers.shape:
+        raise DamagedError(f"its arrays have shapes {', '.join(str(array.shape) for array in example)}")
+    return example
