@@ -1,5 +1,7 @@
 """`python -m bridge verify|inspect package.module:factory`: check a module before anybody trains it.
 
+`python -m bridge doctor` checks the installation.
+
 The factory takes nothing and returns `(module, inputs)`, or `(module, inputs, keywords)`: `inputs` a tuple of example
 arguments, `keywords` a dict of them.
 """
@@ -20,6 +22,7 @@ import tyro
 from tyro.conf import Positional
 
 import bridge
+from bridge.doctor import doctor
 from bridge.errors import named_failure
 from bridge.parity import Environment
 from bridge.parity.sides import to_jax
@@ -49,6 +52,11 @@ class Inspect:
     factory: Positional[str]  # `package.module:function` that returns the module and example inputs.
     train: bool | None = None  # Mode of every submodule; each one's own if not given.
     seed: int = 0  # Seeds PyTorch before the factory is called.
+
+
+@dataclasses.dataclass(frozen=True)
+class Doctor:
+    """Print what is installed and which releases are tested, and compare small modules with PyTorch for a minute."""
 
 
 def verify(config: Verify) -> int:
@@ -108,12 +116,12 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
     return module, tuple(args) if isinstance(args, (tuple, list)) else (args,), kwargs
 
 
-def parse(argv: list[str] | None) -> Verify | Inspect:
+def parse(argv: list[str] | None) -> Verify | Inspect | Doctor:
     """Parses the command line. Raises a `BridgeError` of one line where tyro would print a box."""
     shown = io.StringIO()
     try:
         with contextlib.redirect_stderr(shown):
-            return tyro.cli(Verify | Inspect, args=argv, prog="python -m bridge", description=__doc__)  # pyright: ignore[reportArgumentType]
+            return tyro.cli(Verify | Inspect | Doctor, args=argv, prog="python -m bridge", description=__doc__)  # pyright: ignore[reportArgumentType]
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -124,6 +132,8 @@ def parse(argv: list[str] | None) -> Verify | Inspect:
 def main(argv: list[str] | None = None) -> int:
     try:
         command = parse(argv)
+        if isinstance(command, Doctor):
+            return doctor()
         return verify(command) if isinstance(command, Verify) else inspect(command)
     except bridge.BridgeError as error:
         print(f"bridge: {' '.join(str(error).split())}", file=sys.stderr)

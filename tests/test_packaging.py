@@ -1,10 +1,12 @@
 """`trm --version` and `trm --help` without torch or jax, errors of one line; the contents of a wheel and an sdist."""
 
+import importlib
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +14,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from train_jax import __main__, version
+from bridge.doctor import other_owners
+from train_jax import __main__, errors, version
 from train_jax.__main__ import main
 from train_jax.plugin import entries
 
@@ -44,6 +47,41 @@ def test_a_closed_pipe_is_no_traceback(argument):
     assert len(shown.splitlines()) == (argument == "nonsense")
 
 
+def test_a_missing_package_names_its_extra(monkeypatch, capsys, tmp_path):
+    for package, extra in {"optax": "train", "orbax.checkpoint": "train", "uvicorn": "serve", "yaml": "text"}.items():
+        name = package.partition(".")[0]
+        monkeypatch.setattr(__main__, "_stage", lambda _, package=package: importlib.import_module(package))
+        monkeypatch.setitem(sys.modules, package, None)
+        assert main(["status"]) == 2
+        command = f"`pip install -c constraints.txt -e '.[{extra}]'`"
+        assert capsys.readouterr().err == f"trm: this command needs the package {name}; install it with {command}\n"
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "train_jax" / "errors.py"))
+    assert errors.pip_install("train") == "`pip install 'trm-bridge[train]'`", "without a checkout"
+
+
+def test_the_extras_have_the_packages_that_errors_name():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    distributions = metadata.packages_distributions()
+    for extra, packages in errors.EXTRAS.items():
+        wanted = {re.match(r"[\w-]+", text)[0].lower().replace("_", "-") for text in project[extra]}
+        for package in packages:
+            installed = {name.lower().replace("_", "-") for name in distributions.get(package, wanted)}
+            assert package in ("google", "aiohttp") or installed & wanted, f"{package} is not in {extra}"
+
+
+def test_another_distribution_that_installs_a_package_bridge_is_named(monkeypatch, capsys):
+    error = ImportError(
+        "cannot import name 'export' from 'bridge'", name="bridge", path="/elsewhere/bridge/__init__.py"
+    )
+    monkeypatch.setattr(__main__, "_stage", lambda _: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"bridge": ["trm-bridge", "cards"]})
+    assert main(["status"]) == 2
+    assert "`bridge` in /elsewhere/bridge/__init__.py is not that of this project but of cards; install each" in (
+        capsys.readouterr().err
+    )
+    assert other_owners() == ["cards"]
+
+
 @pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, RuntimeError])
 def test_a_device_out_of_memory_is_one_line(monkeypatch, capsys, kind):
     def fail(argv):
@@ -61,9 +99,19 @@ def test_a_device_out_of_memory_is_one_line(monkeypatch, capsys, kind):
 
 def test_version_names_the_pinned_packages(capsys):
     assert main(["--version"]) == 0
-    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert list(shown) == ["trm", "commit", "python", "torch", "torchax", "jax", "jaxlib"]
+    shown = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert list(shown) == ["trm", "commit", "python", *version.COMPUTE_WITH, "tested as"]
     assert shown["torch"] == metadata.version("torch") and shown["jax"] == metadata.version("jax")
+
+
+def test_the_tested_sets_are_those_of_the_constraint_files(monkeypatch):
+    for name, versions in version.TESTED_SETS.items():
+        pins = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE))
+        assert versions == tuple(pins[package] for package in ("torch", "torchax", "jax", "jaxlib"))
+        monkeypatch.setattr(version, "installed_version", lambda package, pins=pins: f"{pins[package]}+cpu")
+        assert version.tested_set() == name
+    monkeypatch.setattr(version, "installed_version", lambda package: None)
+    assert version.tested_set() == "no tested set"
 
 
 def test_commit_outside_a_checkout(tmp_path):
@@ -117,6 +165,6 @@ def test_wheel_and_sdist_hold_the_packages_and_what_they_are_built_and_tested_wi
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = "README.md LICENSE SECURITY.md CITATION.cff CONTRIBUTING.md CHANGELOG.md pyproject.toml constraints.txt "
-    wanted += "environment.sh speedrun_tpu.sh mkdocs.yml tests/run.sh docs/bridge.md"
+    wanted += "constraints-newest.txt environment.sh speedrun_tpu.sh mkdocs.yml tests/run.sh docs/bridge.md"
     assert set(wanted.split()) <= names
     assert not [name for name in names if name.startswith(("runs/", "data/", ".venv/", ".git/"))]

@@ -76,8 +76,10 @@ def _main(argv: list[str]) -> int:
 
 def _in_one_line(error: Exception) -> tuple[int, str]:
     """Returns the exit status and the line for an error; no line for one that is not the user's to correct."""
-    from train_jax.errors import UserError, os_error, out_of_memory
+    from train_jax.errors import UserError, missing_package, os_error, out_of_memory
 
+    if isinstance(error, ImportError):
+        error = missing_package(error) or error
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         error = os_error(error) or error
     if isinstance(error, UserError):

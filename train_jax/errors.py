@@ -1,6 +1,8 @@
 """The exceptions that are one line and an exit status, never a traceback."""
 
 import errno
+from importlib import metadata
+from pathlib import Path
 from typing import Any, ClassVar
 
 from models_torch.ranges import check_ranges
@@ -115,6 +117,35 @@ def brief(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
 
 
+EXTRAS = {
+    "train": ("optax", "orbax", "wandb", "matplotlib", "jinja2", "rich", "etils", "flatbuffers"),
+    "text": ("rustbpe", "tiktoken", "pyarrow", "yaml"),
+    "chat": ("chatterbot_corpus",),
+    "serve": ("starlette", "uvicorn", "sse_starlette"),
+    "gcs": ("gcsfs", "google", "google_crc32c", "aiohttp"),
+    "reasoning": ("reasoning_gym",),
+}
+"""Extra -> the top-level packages that commands import of it."""
+
+
 def pip_install(extra: str) -> str:
     """Returns the command that installs an extra of this project, as words of an error."""
-    return f"`pip install -c constraints.txt -e '.[{extra}]'`"
+    if (Path(__file__).parents[1] / "constraints.txt").is_file():
+        return f"`pip install -c constraints.txt -e '.[{extra}]'`"
+    return f"`pip install 'trm-bridge[{extra}]'`"
+
+
+def missing_package(error: ImportError) -> UserError | None:
+    """Returns the error that names the extra with the package, or the distribution that hides our package `bridge`."""
+    package = (error.name or "").partition(".")[0]
+    if package == "bridge":
+        owners = metadata.packages_distributions().get("bridge", [])
+        others = ", ".join(sorted(set(owners) - {"trm-bridge"})) or "another folder"
+        return UserError(
+            f"the package `bridge` in {error.path} is not that of this project but of {others}; install each in an "
+            "environment of its own, or this one with `pip install --target FOLDER` and FOLDER first in PYTHONPATH"
+        )
+    for extra, packages in EXTRAS.items():
+        if package in packages:
+            return UserError(f"this command needs the package {package}; install it with {pip_install(extra)}")
+    return None

@@ -1,4 +1,4 @@
-"""The version of this package, the commit that it was built from, and the versions of its pinned dependencies.
+"""The version of this package, the commit that it was built from, and the versions of what it computes with.
 
 Reads package metadata only: neither torch nor jax is imported.
 """
@@ -9,7 +9,13 @@ from importlib import metadata
 from pathlib import Path
 
 DISTRIBUTION = "trm-bridge"
-PINNED_TOGETHER = ("torch", "torchax", "jax", "jaxlib")
+COMPUTE_WITH = ("torch", "torchax", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
+"""Packages whose version can change the result of training."""
+TESTED_SETS = {
+    "constraints.txt": ("2.13.0", "0.0.14.dev20261026", "0.10.2", "0.10.2"),
+    "constraints-newest.txt": ("2.15.0", "0.0.14.dev20261026", "0.12.0.1", "0.12.0.1"),
+}
+"""File -> its versions of torch, torchax, jax and jaxlib. The figures of the documentation are those of the first."""
 CHECKOUT = Path(__file__).parents[1]
 
 
@@ -18,8 +24,15 @@ def version_text() -> str:
     recorded = installed_version(DISTRIBUTION)
     lines = {"trm": recorded or "not installed (run from a checkout)", "commit": commit(recorded)}
     lines["python"] = platform.python_version()
-    lines |= {name: installed_version(name) or "not installed" for name in PINNED_TOGETHER}
-    return "\n".join(f"{name:<8} {value}" for name, value in lines.items())
+    lines |= {name: installed_version(name) or "not installed" for name in COMPUTE_WITH}
+    lines["tested as"] = tested_set()
+    return "\n".join(f"{name:<18} {value}" for name, value in lines.items())
+
+
+def tested_set() -> str:
+    """Returns the name of the constraints file whose torch, torchax, jax and jaxlib are installed."""
+    found = tuple((installed_version(name) or "").partition("+")[0] for name in ("torch", "torchax", "jax", "jaxlib"))
+    return next((name for name, versions in TESTED_SETS.items() if versions == found), "no tested set")
 
 
 def installed_version(distribution: str) -> str | None:

@@ -78,6 +78,11 @@ def _release(name: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", installed()[name])[: len(TESTED[name][0])])
 
 
+def is_tested(name: str) -> bool:
+    oldest, newest = TESTED[name]
+    return oldest <= _release(name) <= newest
+
+
 def tested_releases(name: str) -> str:
     """Returns the tested releases in words."""
     return " to ".join(".".join(map(str, release)) for release in TESTED[name])
@@ -192,7 +197,6 @@ torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype
 def check_releases() -> None:
     """Warns about each release that the tests have not been run with."""
     for name, version in installed().items():
-        oldest, newest = TESTED[name]
-        if not oldest <= _release(name) <= newest:
+        if not is_tested(name):
             message = f"{name} {version} is untested: the bridge is tested with {tested_releases(name)}"
             warnings.warn(BridgeWarning(message), stacklevel=2)

@@ -9,12 +9,12 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, write_text
 from train_jax.runtime.backend import cores
+from train_jax.version import COMPUTE_WITH, installed_version, tested_set
 
 SOURCES = ("bridge", "models_torch", "train_jax")
 
@@ -45,10 +45,6 @@ def _hash_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
-PACKAGES = ("torch", "torchax", "jax", "jaxlib", "optax", "orbax-checkpoint", "numpy")
-"""Packages whose version can change the result of training."""
-
-
 def write_machine(folder: RunFolder, *, devices: str, parameters: int) -> None:
     """Writes the file; `devices` is `Devices.kind`, `parameters` the number of dense ones, without the puzzle table."""
     facts = {
@@ -57,19 +53,14 @@ def write_machine(folder: RunFolder, *, devices: str, parameters: int) -> None:
         "parameters": parameters,
         "processor": processor(),
         "cores": cores(),
-        "versions": {"python": platform.python_version()} | versions_of_packages(),
+        "versions": {"python": platform.python_version()} | versions_of_packages() | {"tested as": tested_set()},
     }
     write_text(folder.machine, json.dumps(facts, indent=1))
 
 
 def versions_of_packages() -> dict[str, str]:
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
+    versions = {name: installed_version(name) for name in COMPUTE_WITH}
+    return {name: found for name, found in versions.items() if found is not None}
 
 
 def processor() -> str:

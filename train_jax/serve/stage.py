@@ -13,7 +13,7 @@ import tyro
 
 from models_torch.ranges import Range
 from train_jax.core.state import Arrays
-from train_jax.errors import UserError, pip_install
+from train_jax.errors import UserError
 from train_jax.language.engine import weights_of
 from train_jax.language.generation import TextModel, with_cycles
 from train_jax.puzzles.task import PuzzleTask
@@ -64,14 +64,10 @@ class Serve(Limits):
 def main(config: Serve) -> None:
     if not config.run_dirs:
         raise UserError("trm serve needs a run; give folders of runs of `trm train`")
-    try:
-        from train_jax.serve.app import create_app, starting
-        from train_jax.serve.connection import answering, server_of
-        from train_jax.serve.gate import Gate, is_loopback
-    except ImportError as error:
-        raise UserError(
-            f"this command needs the package {error.name}; install it with {pip_install('serve')}"
-        ) from None
+    from train_jax.serve.app import create_app, starting  # these need the extra `serve`, `--help` does not
+    from train_jax.serve.connection import answering, server_of
+    from train_jax.serve.gate import Gate, is_loopback
+
     token = os.environ.get(config.token_variable, "")
     if not token and not is_loopback(config.host):
         raise UserError(
