@@ -8,8 +8,8 @@ Knows PyTorch, torchax and JAX; knows no model and no training.
 
 from bridge._compat.torchax import check_releases
 from bridge.blocks import Blocks, export_blocks
-from bridge.dispatch.aten import register_function
 from bridge.dispatch.random import ShardedKey
+from bridge.dispatch.replacements import register_function
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.functional import Functional, Result, export
 from bridge.lowerings import LOWERINGS

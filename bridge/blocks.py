@@ -14,7 +14,9 @@ from torch import nn
 from bridge.context import refusal
 from bridge.errors import BridgeError
 from bridge.functional import Functional, export
-from bridge.module.copying import equal, independent, state_of
+from bridge.module.changes import equal
+from bridge.module.copying import independent
+from bridge.module.state import state_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

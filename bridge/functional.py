@@ -15,14 +15,15 @@ from torch import nn
 
 from bridge._compat.torch import is_composite
 from bridge.context import Options
-from bridge.dispatch.aten import check_name
-from bridge.dispatch.computation import kind_of
 from bridge.dispatch.random import RANDOM, Rng, check_key
+from bridge.dispatch.replacements import check_name
+from bridge.dispatch.schemas import kind_of
 from bridge.dispatch.values import Survey
 from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
-from bridge.module.call import Exported, Request, Result, parameters_of, refuse_gradient_hooks, run_call
-from bridge.module.copying import second_names, state_of, trained_in
+from bridge.module.arguments import parameters_of
+from bridge.module.call import Exported, Request, Result, refuse_gradient_hooks, run_call
+from bridge.module.state import second_names, state_of, trained_in
 from bridge.symbolic.ranges import Int64, check_policy, check_values, checked
 from bridge.tensor.arrays import alias_roots, array_of, check_kinds, jax_dtype, move_to_meta
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from bridge.errors import BridgeError, named_failure
 from bridge.functional import Functional
-from bridge.module.copying import state_of
+from bridge.module.state import state_of
 from bridge.tensor.arrays import alias_roots, array_of, elements, jax_dtype, storage_offsets, tensor_of
 
 _LFS_POINTER = b"version https://git-lfs"

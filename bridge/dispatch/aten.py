@@ -1,4 +1,4 @@
-"""Every torch operation of a traced call, and the modes and replaced names that pass it to the bridge.
+"""Every ATen operation of a traced call.
 
 `Dispatch` sits below PyTorch's own dispatcher, so composite functions, autocast, gradient mode and view rules are
 PyTorch's own. What arrives here are ATen operations. Each of them makes a view or writes in place (`views.py`), draws
@@ -8,53 +8,27 @@ random numbers (`random.py`), or computes a new tensor (`computation.py`).
 from __future__ import annotations
 
 import contextlib
-import functools
-import random
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 import torch
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import (
-    NO_MEMORY,
-    UNVALIDATED_DISTRIBUTIONS,
     HigherOrderOperator,
-    Replacement,
-    Replacements,
     UncompiledDispatchMode,
-    before,
-    compiler_is_loaded,
-    in_place_of_adaptive_softmax,
-    in_place_of_script_call,
     is_composite,
     is_without_memory,
     lazy_conjugates,
     schema_name,
 )
-from bridge.autograd import checkpoint, engine
-from bridge.autograd.function import OF_LIBRARIES, in_place_of_apply
 from bridge.autograd.nondifferentiable import NO_DERIVATIVE
-from bridge.context import CURRENT, RUNNING, CallState, Options
-from bridge.dispatch.computation import (
-    DEFECT_REMEDY,
-    TRACE_ERRORS,
-    LoweringError,
-    compute,
-    draws_numbers,
-    is_random,
-    kind_of,
-    with_tensors,
-    written_arguments,
-)
+from bridge.context import CallState, Options
+from bridge.dispatch.computation import DEFECT_REMEDY, TRACE_ERRORS, LoweringError, compute
 from bridge.dispatch.constants import BY_SHAPE, ConstantTable
-from bridge.dispatch.function_mode import Functions
-from bridge.dispatch.random import DEFAULT_GENERATOR, RANDOM, draw, seeded_generator
+from bridge.dispatch.random import RANDOM, draw, seeded_generator
+from bridge.dispatch.schemas import draws_numbers, is_random, kind_of, with_tensors, written_arguments
 from bridge.dispatch.values import (
     CHECKS,
     UNSUPPORTED_REMEDY,
@@ -69,8 +43,7 @@ from bridge.dispatch.values import (
     untranslated,
 )
 from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
-from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY, BridgeError
-from bridge.generators import watched_draws
+from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.symbolic.ranges import checked, note_constant
 from bridge.tensor.tensor import BridgeTensor
@@ -252,195 +225,3 @@ _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten._has_same_storage_numel.default: lambda *_: True,  # a tangent and its primal, which have no memory here
 }
 """Operations that give PyTorch's code a number, or raise an error."""
-
-
-# ---- Python functions that a call replaces by name
-
-_REPLACEMENTS: dict[str, Callable[..., Any]] = {}
-
-
-def register_function(name: str, replacement: Callable[..., Any]) -> None:
-    """Runs `replacement` where code in a traced call looks up the function `name`; calls by PyTorch run the original.
-
-    `name` is `package.module:attribute`, with further attributes after dots: of a namespace that holds the function, or
-    of a class. Code that has done `from package.module import f` looks it up in its own module: `own.module:f`. The
-    replacement gets the same arguments, runs as the code of the module does, and may write into tensors. The module
-    need not be imported yet. The last replacement for a name counts.
-
-    Raises `ValueError` for a name of another form; a call raises `BridgeError` if the module has no such function.
-    """
-    check_name(name)
-    _REPLACEMENTS[name] = replacement
-
-
-def check_name(name: str) -> None:
-    """Raises `ValueError` unless the name has the form of a function's name."""
-    module, _, path = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
-        raise ValueError(f"{name!r} names no function; use package.module:function")
-
-
-def replaced(functions: Iterable[str]) -> contextlib.ExitStack:
-    """Returns a context in which the registered functions, and these, are replaced in the modules imported so far.
-
-    Code outside of a traced call, in other threads, runs the functions themselves.
-    """
-    stack = contextlib.ExitStack()
-    for name in dict.fromkeys([*_REPLACEMENTS, *functions]):
-        if name.partition(":")[0] in sys.modules:
-            stack.enter_context(_replacement_of(name))
-    return stack
-
-
-_LOCK = threading.Lock()
-_PLACES: dict[str, tuple[Any, Replacements]] = {}
-"""The owner of each function that has been replaced so far, and its replacement."""
-
-
-def _replacement_of(name: str) -> Replacements:
-    module, _, path = name.partition(":")
-    *steps, attribute = path.split(".")
-    try:
-        owner = functools.reduce(getattr, steps, sys.modules[module])
-        getattr(owner, attribute)
-    except AttributeError as error:
-        raise BridgeError(f"the registered function {name} is not there: {error}; correct the name") from None
-
-    def make(original: Any) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def chosen(*args: Any, **kwargs: Any) -> Any:
-            call = CURRENT.call
-            if call is None:
-                return original(*args, **kwargs)
-            function = call.options.functions.get(name) or _REPLACEMENTS.get(name) or original
-            return function(*args, **kwargs)
-
-        return chosen
-
-    with _LOCK:
-        if name not in _PLACES or _PLACES[name][0] is not owner:
-            _PLACES[name] = owner, Replacements(Replacement(owner, attribute, make))
-        return _PLACES[name][1]
-
-
-# ---- the context of a traced call
-
-
-_PRECISIONS = {"highest": "highest", "high": "high", "medium": "default"}
-_PRECISIONS_OF_CUDA = {"tf32": "high", "bf16": "default"}
-
-
-def matmul_precision() -> str:
-    """Returns the precision of float32 products in a call traced now, as a setting of JAX.
-
-    This is `jax.default_matmul_precision` if the user has set it, else `torch.get_float32_matmul_precision()`, which
-    `torch.backends.cuda.matmul.allow_tf32` sets too. JAX's own default is bf16 passes on a TPU and TF32 on a GPU;
-    PyTorch's is "highest".
-    """
-    given = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    if given is not None:
-        return given
-    try:
-        return _PRECISIONS[torch.get_float32_matmul_precision()]
-    except RuntimeError:  # the newer switch has set it for CUDA alone
-        return _PRECISIONS_OF_CUDA.get(str(torch.backends.cuda.matmul.fp32_precision), "highest")
-
-
-def _turn_compiler_off(*_args: Any, **_kwargs: Any) -> None:
-    """Turns `torch.compile` off: it would find modes active, not compile the code, and not try again.
-
-    If the compiler is loaded, a call turns it off at its beginning; loading it takes seconds.
-    """
-    if CURRENT.compiler is not None:
-        CURRENT.compiler.enter_context(torch.compiler.set_stance("force_eager"))
-
-
-_MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "autocast": (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
-    "the dtype of autocast": (partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
-}
-
-
-def _put_back(modes: Mapping[str, Any]) -> list[str]:
-    """Restores the modes of PyTorch; returns the names of those that were changed."""
-    changed = []
-    for name, (get, put) in _MODES.items():
-        if get() != modes[name]:
-            changed.append(name)
-            put(modes[name])
-    return changed
-
-
-def _states() -> tuple:
-    """Returns the states of the generators of `random` and `numpy.random`, which belong to all threads."""
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), (kind, keys.tolist(), *rest)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@contextlib.contextmanager
-def tracing(dispatch: Dispatch) -> Iterator[None]:
-    """Runs the code under it through the bridge. Modes are thread-local: PyTorch in other threads is not affected.
-
-    An error of the bridge is raised at the end even if the code caught it, since what the code does afterwards differs
-    from PyTorch.
-    """
-    outer = CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator
-    modes = {name: get() for name, (get, _) in _MODES.items()}
-    default_dtype = torch.get_default_dtype()
-    states = _states()
-    compiler = contextlib.ExitStack()
-    CURRENT.call = dispatch
-    CURRENT.recording = bool(dispatch.recording)
-    CURRENT.compiler = compiler
-    CURRENT.generator = None
-    RUNNING.append(dispatch)
-    try:
-        with (
-            compiler,
-            jax.default_matmul_precision(matmul_precision()),
-            dispatch,
-            Functions(dispatch),
-            _REPLACED,
-            DEFAULT_GENERATOR,
-            replaced(dispatch.options.functions),
-        ):
-            if compiler_is_loaded():
-                _turn_compiler_off()
-            if CURRENT.watched:
-                compiler.enter_context(watched_draws())
-            yield
-            changed = _put_back(modes)
-        if changed:
-            raise dispatch.error(
-                f"the call leaves {' and '.join(changed)} changed, which later calls and other code would have",
-                "use a context manager such as torch.no_grad() or torch.autocast()",
-            )
-        CURRENT.states = None if _states() == states else states
-    except Exception as error:
-        if dispatch.failed is not None and error is not dispatch.failed:
-            raise dispatch.failed from error
-        if isinstance(error, RuntimeError) and str(error).startswith(NO_MEMORY):
-            raise dispatch.error(f"code that leaves PyTorch {WITHOUT_MEMORY}", WITHOUT_MEMORY_REMEDY, error) from error
-        raise
-    else:
-        if dispatch.failed is not None:
-            raise dispatch.failed
-    finally:
-        _put_back(modes)
-        torch.set_default_dtype(default_dtype)
-        RUNNING.remove(dispatch)
-        CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator = outer
-
-
-_REPLACED = Replacements(
-    UNVALIDATED_DISTRIBUTIONS,
-    in_place_of_apply(tracing),
-    OF_LIBRARIES,
-    *checkpoint.REPLACED,
-    *engine.REPLACED,
-    before(torch, "compile", _turn_compiler_off),
-    in_place_of_adaptive_softmax(lambda: CURRENT.call is not None),
-    in_place_of_script_call(lambda: CURRENT.call is not None),
-)
-"""The names of PyTorch that refer to other objects while a call runs."""

@@ -1,11 +1,11 @@
-"""One ATen operation: its schema gives its kind, PyTorch's meta device the shape of its result, JAX the values."""
+"""One operation that makes a new tensor: its lowering or decomposition computes the values, JAX the gradients."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,280 +13,20 @@ import jax.numpy as jnp
 import torch
 
 from bridge._compat.jax import Tracer
-from bridge._compat.torch import (
-    arguments,
-    below_dispatch,
-    leave_compiler_unloaded,
-    overload_name,
-    returns,
-    schema_name,
-    tree_map_only,
-)
 from bridge._compat.torchax import decomposition, torchax_lowering
 from bridge.context import CallState
+from bridge.dispatch.metas import metas_of
 from bridge.dispatch.random import RANDOM, REPARAMETERIZED, drawn_numbers
+from bridge.dispatch.schemas import arrays_of, takes_dimension
 from bridge.errors import BridgeError, first_line
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
-from bridge.lowerings.registry import METAS, cast
+from bridge.lowerings.registry import cast
 from bridge.symbolic.ranges import fitting, follow
-from bridge.tensor.arrays import jax_dtype, refuse_dtype
-from bridge.tensor.tensor import BridgeTensor, differentiable, empty_meta, stop_gradient, wrap
+from bridge.tensor.arrays import jax_dtype
+from bridge.tensor.tensor import BridgeTensor, differentiable, stop_gradient, wrap
 
 aten = torch.ops.aten
-
-
-@functools.cache
-def kind_of(func: Any) -> str:
-    """Returns `write`, `view` or `compute`."""
-    if written_places(func):
-        return "write"
-    if any(r.alias_info is not None for r in returns(func)):
-        return "view"
-    return "compute"
-
-
-@functools.cache
-def takes_dimension(func: Any) -> bool:
-    """True if the operation acts along dimensions given as an argument."""
-    return any(a.name in ("dim", "dims") for a in arguments(func))
-
-
-def shapes_by_data(func: Any) -> bool:
-    """True if the shape of its result depends on values."""
-    return torch.Tag.dynamic_output_shape in func.tags or func is aten.index.Tensor
-
-
-def draws_numbers(func: Any, args: tuple, kwargs: dict) -> bool:
-    """True if, with these arguments, the operation applies dropout inside."""
-    names = [a.name for a in arguments(func)]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return bool(given.get("dropout_p"))
-
-
-_RENAMED = {"normal_": "normal_functional", "bernoulli_.float": "bernoulli.p"}
-
-
-@functools.cache
-def functional_op(func: Any) -> Any:
-    """Returns the operation without write: `mul_.Tensor` -> `mul.Tensor`, `sum.IntList_out` -> `sum.dim_IntList`."""
-    name = schema_name(func).removeprefix("aten::")
-    overload = overload_name(func)
-    full = f"{name}.{overload}"
-    written = [place for place, _ in written_places(func)]
-    if len(written) > 1 or any("[]" in str(arguments(func)[place].type) for place in written):
-        raise NotImplementedError("it writes several tensors at once")
-    renamed = _RENAMED.get(full) or _RENAMED.get(name)
-    if renamed is not None:
-        name, _, overload = renamed.partition(".")
-        return getattr(getattr(aten, name), overload or "default")
-    wanted = [(a.name, str(a.type)) for i, a in enumerate(arguments(func)) if not (i in written and a.kwarg_only)]
-    if name.startswith("__i"):  # `<<=` is `__ilshift__`
-        name = f"__{name.removeprefix('__i')}"
-    else:
-        name = name.removesuffix("_")
-    packet = getattr(aten, name, None)
-    for candidate in packet.overloads() if packet is not None else ():
-        op = getattr(packet, candidate)
-        if kind_of(op) != "write" and [(a.name, str(a.type)) for a in arguments(op)] == wanted:
-            return op
-    raise NotImplementedError(f"{full} has no functional form")
-
-
-@functools.cache
-def is_random(func: Any) -> bool:
-    """True if the result may depend on a generator."""
-    return torch.Tag.nondeterministic_seeded in func.tags or any(a.name == "generator" for a in arguments(func))
-
-
-def is_draw(func: Any) -> bool:
-    """True if an ATen operation, in place or not, is one of those whose numbers `verify` records and replays."""
-    if not is_random(func):
-        return False
-    try:
-        return (functional_op(func) if kind_of(func) == "write" else func) in RANDOM
-    except NotImplementedError:
-        return False
-
-
-def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, Any, tuple, dict]:
-    """Returns (tensor written, functional op, its args, its kwargs)."""
-    functional = aten.copy.default if func is aten.copy_.default else functional_op(func)
-    if has_out(func):
-        ((_, name),) = written_places(func)
-        return kwargs[name], functional, args, {key: value for key, value in kwargs.items() if key != name}
-    return args[0], functional, args, kwargs
-
-
-@functools.cache
-def has_out(func: Any) -> bool:
-    """True if the operation writes its result into the tensor of `out=`."""
-    return any(arguments(func)[place].kwarg_only for place, _ in written_places(func))
-
-
-@functools.cache
-def written_places(func: Any) -> tuple[tuple[int, str], ...]:
-    """Returns position and name of each argument that the operation writes into."""
-    named = enumerate(arguments(func))
-    return tuple((i, a.name) for i, a in named if a.alias_info is not None and a.alias_info.is_write)
-
-
-def written_arguments(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """Returns the tensors that the operation writes into."""
-    written: list[torch.Tensor] = []
-    for place, name in written_places(func):
-        given: Any = kwargs.get(name, args[place] if place < len(args) else None)
-        if isinstance(given, torch.Tensor):
-            written.append(given)
-        elif isinstance(given, (list, tuple)):
-            written.extend(given)
-    return written
-
-
-# ---- shape, dtype and strides, from PyTorch's meta device
-
-leave_compiler_unloaded()
-
-
-def tensors_in(values: Any) -> list[torch.Tensor]:
-    """Returns every tensor among the arguments of an operation."""
-    found: list[torch.Tensor] = []
-    for value in values if type(values) in (list, tuple) else [values]:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_in([*value])
-        elif isinstance(value, dict):
-            found += tensors_in(tuple(value.values()))
-    return found
-
-
-def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns `values` with `traced(tensor)` for each tensor that is not of the bridge; itself if nothing changes.
-
-    `values`: arguments by position, or by keyword in a dict.
-    """
-    if type(values) is dict:
-        return dict(zip(values, with_tensors([*values.values()], traced), strict=True))
-    changed: list[Any] | None = None
-    for place, value in enumerate(values):
-        kind = type(value)
-        if kind is BridgeTensor:
-            continue
-        if kind is list or kind is tuple:
-            new = with_tensors(value, traced)
-        elif issubclass(kind, torch.Tensor):
-            new = traced(value)
-        else:
-            continue
-        if new is not value:
-            changed = [*values] if changed is None else changed
-            changed[place] = new
-    return values if changed is None else type(values)(changed)
-
-
-def listed(values: Any) -> tuple | list:
-    return values if isinstance(values, (tuple, list)) else (values,)
-
-
-def metas_of(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
-    """Like `meta_of`, for traced tensors, once for each kind. Raises `BridgeError` for a dtype that JAX lacks."""
-    key = func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None, torch.get_default_dtype()
-    try:
-        return context.metas[key]
-    except KeyError:
-        pass
-    except TypeError:  # an argument is not hashable
-        key = None
-    metas = meta_of(func, args, kwargs)
-    for meta in metas if isinstance(metas, (tuple, list)) else (metas,):
-        if isinstance(meta, torch.Tensor):
-            refuse_dtype(meta.dtype)
-    if key is not None:
-        context.metas[key] = metas
-    return metas
-
-
-def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Returns the result of an operation as tensors on the meta device."""
-    kwargs = (_on_meta(kwargs) if kwargs else {}) | _meta_settings(func)
-    with below_dispatch():
-        return (METAS.get(func) or func)(*_twins(args), **kwargs)
-
-
-@functools.cache
-def _meta_settings(func: Any) -> dict[str, Any]:
-    """Returns the keyword arguments with which an operation runs on the meta device."""
-    device = {"device": "meta"} if any(a.name == "device" for a in arguments(func)) else {}
-    return device | ({"generator": None} if "generator" in overload_name(func) else {})
-
-
-def meta_of_strided(
-    base: BridgeTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> torch.Tensor:
-    """Returns `as_strided` without PyTorch's check: the twin of a view of memory knows only the view's own memory."""
-    offset = base._meta.storage_offset() if storage_offset is None else storage_offset
-    return empty_meta(size, stride, base.dtype, int(offset))
-
-
-def check_write(func: Any, target: BridgeTensor, args: tuple, kwargs: dict) -> None:
-    """Raises what PyTorch raises for an in-place operation that does not fit its target in shape or dtype."""
-    if has_out(func):
-        return
-    sizes = target.shape
-    strides = target._meta.stride()
-    if 0 in strides and any(n > 1 and s == 0 for n, s in zip(sizes, strides, strict=True)):
-        # Elements that share memory are an error that the meta device does not raise.
-        args, kwargs = tree_map_only(BridgeTensor, lambda t: zeros_like(t._meta), (args, kwargs))
-        with below_dispatch():
-            func(*args, **kwargs)
-        return
-    scratch = empty_meta(sizes, strides, target.dtype)
-    kwargs = _on_meta(kwargs) if kwargs else {}
-    with below_dispatch():
-        func(scratch, *_twins(args[1:]), **kwargs)
-
-
-def _twins(values: tuple | list) -> list:
-    """Returns `values` with each tensor replaced by its twin on the meta device."""
-    twins = []
-    for value in values:
-        kind = type(value)
-        if kind is BridgeTensor:
-            value = value._meta
-        elif kind is list or kind is tuple:
-            value = kind(_twins(value))
-        twins.append(value)
-    return twins
-
-
-def zeros_like(meta: torch.Tensor) -> torch.Tensor:
-    """Returns zeros on the host to replace a twin."""
-    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).zero_()
-
-
-def _on_meta(kwargs: dict) -> dict:
-    named = zip(kwargs, _twins([*kwargs.values()]), strict=True)
-    return {k: "meta" if k == "device" else v for k, v in named if k not in ("generator", "pin_memory")}
-
-
-def _signature(values: tuple | list) -> tuple:
-    """Returns the part of the arguments that decides shape, dtype and strides; `True` and `1` differ in it."""
-    key: list[Any] = []
-    for value in values:
-        kind = type(value)
-        if kind is BridgeTensor:
-            meta = value._meta
-            key += (meta.shape, meta.stride(), meta.dtype)
-        elif kind is list or kind is tuple:
-            key.append(_signature(value))
-        else:
-            key += (kind, value)
-    return tuple(key)
-
-
-# ---- values
-
 EMBEDDED = 2**16
 """Largest number of elements of a constant that is embedded in the program; more would bloat it."""
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -356,23 +96,6 @@ def compute(context: CallState, func: Any, args: tuple, kwargs: dict, like: Brid
     results = _results(context, func, values, outs, inputs)
     follow(context, func, args, kwargs, results)
     return type(metas)(results) if several else results[0]
-
-
-def arrays_of(values: Any, seen: list[BridgeTensor], of: Callable[[BridgeTensor], jax.Array] | None = None) -> Any:
-    """Returns `values`, of a dict or a list, with arrays in place of tensors, which are appended to `seen`."""
-    if type(values) is dict:
-        return dict(zip(values, arrays_of([*values.values()], seen, of), strict=True))
-    arrays = []
-    for value in values:
-        kind = type(value)
-        if kind is BridgeTensor:
-            seen.append(value)
-            arrays.append(value.value if of is None else of(value))
-        elif kind is list or kind is tuple:
-            arrays.append(arrays_of(value, seen, of))
-        else:
-            arrays.append(value)
-    return arrays if type(values) is list else tuple(arrays)
 
 
 def _values(

@@ -17,16 +17,9 @@ import torch
 
 from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.context import CallState
-from bridge.dispatch.computation import (
-    EMBEDDED,
-    is_random,
-    kind_of,
-    listed,
-    meta_of,
-    meta_of_strided,
-    tensors_in,
-    zeros_like,
-)
+from bridge.dispatch.computation import EMBEDDED
+from bridge.dispatch.metas import meta_of, meta_of_strided, zeros_like
+from bridge.dispatch.schemas import is_random, kind_of, listed, tensors_in
 from bridge.dispatch.views import view_steps
 from bridge.tensor.arrays import array_of, elements, storage_offsets, version_of, what_is_special
 from bridge.tensor.tensor import REGION, AutogradHandle, BridgeTensor, View, as_view, empty_meta, wrap

@@ -23,15 +23,12 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, CallState
-from bridge.dispatch.computation import with_tensors
+from bridge.dispatch.schemas import with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
 from bridge.symbolic.bytecode import check_under_way
-from bridge.symbolic.selections import (
-    ROW_WISE,
-    SIZED,
-    Rows,
+from bridge.symbolic.places import (
     conditions_among,
     is_mask,
     is_prefix,
@@ -40,13 +37,9 @@ from bridge.symbolic.selections import (
     is_whole,
     is_window,
     places_of,
-    positions_of,
-    refused,
-    rows_by_length,
-    rows_by_mask,
     selected,
-    sized,
 )
+from bridge.symbolic.selections import ROW_WISE, SIZED, Rows, positions_of, refused, rows_by_length, rows_by_mask, sized
 from bridge.tensor.arrays import tensor_of
 from bridge.tensor.tensor import BridgeTensor
 

@@ -25,6 +25,7 @@ from bridge._compat.torch import (
     tree_map_only,
 )
 from bridge.context import CURRENT, CallState
+from bridge.dispatch.schemas import functional_op, is_random, kind_of
 from bridge.errors import BridgeError
 from bridge.tensor.arrays import array_of, jax_dtype
 from bridge.tensor.tensor import BridgeTensor
@@ -346,3 +347,13 @@ _OF_VALUES = _operations(
     "binomial _standard_gamma _sample_dirichlet"
 )
 """Draws whose numbers depend on the values of their tensors, not only on their shapes."""
+
+
+def is_draw(func: Any) -> bool:
+    """True if an ATen operation, in place or not, is one of those whose numbers `verify` records and replays."""
+    if not is_random(func):
+        return False
+    try:
+        return (functional_op(func) if kind_of(func) == "write" else func) in RANDOM
+    except NotImplementedError:
+        return False

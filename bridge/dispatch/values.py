@@ -19,7 +19,9 @@ import torch
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
 from bridge.context import CallState
-from bridge.dispatch.computation import LoweringError, is_random, listed, meta_of, shapes_by_data, tensors_in
+from bridge.dispatch.computation import LoweringError
+from bridge.dispatch.metas import meta_of
+from bridge.dispatch.schemas import is_random, listed, shapes_by_data, tensors_in
 from bridge.errors import BridgeError, is_framework
 from bridge.symbolic.bytecode import check_under_way, places_inside_handlers
 from bridge.symbolic.constants import as_constant

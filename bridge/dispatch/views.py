@@ -17,17 +17,9 @@ from jax import lax
 
 from bridge._compat.torch import below_autograd, below_modes, schema_name
 from bridge.context import CallState
-from bridge.dispatch.computation import (
-    arrays_of,
-    check_write,
-    compute,
-    functional_of,
-    functional_op,
-    has_out,
-    listed,
-    meta_of_strided,
-    metas_of,
-)
+from bridge.dispatch.computation import compute
+from bridge.dispatch.metas import check_write, meta_of_strided, metas_of
+from bridge.dispatch.schemas import arrays_of, functional_of, functional_op, has_out, listed
 from bridge.dispatch.values import raise_kernel_error
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import METAS, inlined

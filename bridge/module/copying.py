@@ -7,25 +7,21 @@ lost with the copy. Whatever a module holds twice, its copy holds twice.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import functools
-import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from bridge._compat.torch import base_of, below_modes
+from bridge._compat.torch import base_of
 from bridge.dispatch.random import CallGenerator
 from bridge.errors import BridgeError
-from bridge.tensor.arrays import overlap
 from bridge.tensor.pytrees import (
     ATOMS,
     attributes_of,
@@ -36,145 +32,7 @@ from bridge.tensor.pytrees import (
     put_items,
     tuple_of,
 )
-from bridge.tensor.tensor import INTERNAL, BridgeTensor, Storage
-
-Slot = tuple[nn.Module, str]
-"""A submodule, and the name of a parameter or buffer in it."""
-
-
-def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns every parameter and buffer by its first qualified name; a tied one appears once.
-
-    The functions of `nn.Module` itself find those, too, that a class hides by a `named_parameters` of its own.
-    """
-    seen: dict[int, str] = {}
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in [*nn.Module.named_parameters(module), *nn.Module.named_buffers(module)]:
-        if id(tensor) not in seen:
-            seen[id(tensor)] = name
-            state[name] = tensor
-    return state
-
-
-def trained_in(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the state that requires grad, without parameters that the module hides from optimizers."""
-    shown = {id(parameter) for _, parameter in module.named_parameters()}
-    state = state_of(module).items()
-    return {n: t for n, t in state if t.requires_grad and (id(t) in shown or not isinstance(t, nn.Parameter))}
-
-
-def second_names(module: nn.Module) -> dict[str, str]:
-    """Returns the further names of parameters and buffers that have several -> the first one."""
-    first = {id(tensor): name for name, tensor in state_of(module).items()}
-    every = [
-        *nn.Module.named_parameters(module, remove_duplicate=False),
-        *nn.Module.named_buffers(module, remove_duplicate=False),
-    ]
-    return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
-
-
-def slots_of(modules: Mapping[str, nn.Module], names: Iterable[str]) -> dict[str, Slot]:
-    """Returns the slots of the parameters and buffers with these names, given the modules by name."""
-    slots: dict[str, Slot] = {}
-    for name in names:
-        path, _, slot = name.rpartition(".")
-        slots[name] = modules[path], slot
-    return slots
-
-
-def slot_of(module: nn.Module, name: str) -> Slot:
-    """Returns the submodule and the local name for a qualified name."""
-    path, _, slot = name.rpartition(".")
-    return module.get_submodule(path), slot
-
-
-def value_in(name: str, slot: Slot) -> Any:
-    """Returns the object in the slot of a parameter or buffer. Raises `BridgeError` if a call has deleted it."""
-    owner, key = slot
-    for registry in (owner._parameters, owner._buffers):
-        if key in registry:
-            return registry[key]
-    if not hasattr(owner, key):
-        raise BridgeError(f"the call deletes {name}, which the next one would miss; write zeros to it instead")
-    return getattr(owner, key)
-
-
-class Start(NamedTuple):
-    """A parameter or buffer at the beginning of a call."""
-
-    tensor: BridgeTensor
-    memory: Storage
-    requires_grad: bool
-    version: int
-
-    def written(self, tensor: Any) -> bool:
-        """True if a call that leaves `tensor` in its place has given it other values."""
-        if tensor is not self.tensor or self.tensor._handle.storage is not self.memory:
-            return True
-        return self.memory.version != self.version
-
-
-def check_final(start: Mapping[str, Start], final: Mapping[str, Any], memory_of: Callable) -> dict[str, Any]:
-    """Returns the memory of each parameter and buffer after a call, by name.
-
-    Raises `BridgeError` where the next call cannot start from what a call leaves, each tensor as an array of its own.
-    `final`: what is in the place of each parameter and buffer after the call. `memory_of(tensor)`: what tensors that
-    share memory have in common.
-    """
-    before: dict[str, Any] = {}
-    replaced = False
-    for name, value in final.items():
-        if value is None:
-            raise BridgeError(
-                f"the call sets {name} to None, from which the next one cannot start: a buffer stays an array; keep a "
-                "flag in another buffer, or zeros in this one"
-            )
-        at = start[name]
-        before[name] = at.memory
-        replaced = replaced or value is not at.tensor or at.tensor._handle.storage is not at.memory
-    if not replaced:
-        return before
-    after = {name: memory_of(t) for name, t in final.items() if isinstance(t, torch.Tensor)}
-    _check_sharing(before, after, final)
-    return after
-
-
-def _check_sharing(before: Mapping[str, Any], after: Mapping[str, Any], final: Mapping[str, Any]) -> None:
-    """Raises for names that share memory before the call or after it, but not both.
-
-    If two share memory before the call, one array is a window on the other at each call.
-    """
-    for memory, other, what in (
-        (before, after, "share memory before the call and not after it, and would share it in the next one"),
-        (after, before, "share their memory after the call, and would be separate in the next one"),
-    ):
-        groups = dict[Any, list[str]]()
-        for name, at in memory.items():
-            for twin in groups.setdefault(at, []):
-                if not {twin, name} <= other.keys() or other[twin] == other[name]:
-                    continue
-                # Parts of one memory may have no element in common.
-                if memory is before or overlap(_laid_out(final[twin]), _laid_out(final[name])):
-                    remedy = "write in place, or register a clone" if memory is before else "assign a clone()"
-                    raise BridgeError(f"{twin} and {name} {what}; {remedy}")
-            groups[at].append(name)
-
-
-def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._meta if isinstance(tensor, BridgeTensor) else tensor
-
-
-def check_tied(names: Mapping[str, str], slots: Mapping[str, Slot], final: Mapping[str, Any]) -> None:
-    """Raises for a tensor with two names that is two tensors after the call: it has only one array."""
-    for name, first in names.items():
-        if value_in(name, slots[name]) is not final[first]:
-            raise BridgeError(
-                f"{first} and {name} are one tensor before the call and two after it, and would be one in the next "
-                "call; write in place, or register a clone"
-            )
-
-
-# ---- copies
+from bridge.tensor.tensor import INTERNAL, BridgeTensor
 
 
 def shadow(
@@ -371,175 +229,6 @@ _BY_KIND: dict[type, Callable[[_Copier, Any], Any]] = {
     **dict.fromkeys(weakref.ProxyTypes, _Copier._weak),
     RemovableHandle: _Copier._handle,
 }
-
-
-# ---- changes by a call
-
-Place = tuple[str, Any]
-"""(path of a container from the module, key or position in it)"""
-
-GONE = object()
-"""Stands for a value that is gone."""
-
-KEPT = object()
-"""Stands for the same tensor as before, which would be another one in a later call."""
-
-ORDER = "the order of the keys"
-
-_PLAIN = (dict, collections.OrderedDict)
-_TENSORS = frozenset({torch.Tensor, nn.Parameter, BridgeTensor})
-_CODE = frozenset({type, types.FunctionType, types.MethodType, types.ModuleType, *weakref.ProxyTypes})
-_ATOMS = ATOMS | {torch.Tensor, nn.Parameter} | _CODE | {np.ndarray}
-"""Types of values that hold no further state."""
-REGISTRIES = ("_parameters", "_buffers", "_modules")
-_LISTS_OF_STATE = frozenset({"_flat_weights", "_flat_weight_refs", "_non_persistent_buffers_set"})
-"""Attributes that list parameters and buffers; recurrent modules rebuild theirs at each call."""
-
-
-class _Unreadable:
-    """Stands for a value; code that asks anything of it fails."""
-
-    def _fail(self, *_: Any) -> Any:
-        raise LookupError("a value of an earlier call was read")
-
-    __bool__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __index__ = __len__ = __iter__ = __call__ = _fail
-    __getattr__ = __getitem__ = __setitem__ = __contains__ = __hash__ = _fail
-
-
-UNREADABLE = _Unreadable()
-
-
-class Snapshot:
-    """The attributes of a copied module tree, and the contents of its containers and objects, at one time."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], slots: Mapping[str, Slot], copies: Iterable[Any]):
-        """`modules`: the copies of a call, by qualified name. `slots`: the places of its parameters and buffers.
-
-        `copies`: all that was copied for the call.
-        """
-        self._modules = modules
-        self._slots = slots
-        self._held: list[tuple[Any, dict]] = []
-        """(container, its items)"""
-        for value in copies:
-            kind = type(value)
-            if kind in _PLAIN:
-                self._held.append((value, value.copy()))
-            elif kind is BridgeTensor or isinstance(value, (dict, list, set, collections.deque)):
-                self._held.append((value, _items(value)))
-            if kind.__dictoffset__ and kind not in _ATOMS and kind is not BridgeTensor:
-                self._held.append((value.__dict__, value.__dict__.copy()))
-
-    def changes(self) -> dict[Place, Any]:
-        """Returns the present value at every place that has changed since; `GONE` where there is none."""
-        changed: dict[Place, Any] = {}
-        for value, before in self._held:
-            now = value if type(value) in _PLAIN else _items(value)
-            same_keys = len(now) == len(before) and all(map(operator.is_, now, before))
-            if same_keys and all(map(operator.is_, now.values(), before.values())):
-                continue
-            if any(value is vars(m).get(name) for m in self._modules.values() for name in _LISTS_OF_STATE):
-                continue
-            places = {key: now.get(key, GONE) for key in {**before, **now} if key not in _LISTS_OF_STATE}
-            changed |= {
-                (self._path(value), key): item
-                for key, item in places.items()
-                if not self._is_slot(value, key) and not equal(before.get(key, GONE), item)
-            }
-            if not same_keys and now.keys() == before.keys():
-                changed[self._path(value), ORDER] = tuple(now)
-        return changed
-
-    def _is_slot(self, registry: Any, key: Any) -> bool:
-        """True for the place of a parameter or buffer."""
-        owners = [owner for owner, name in self._slots.values() if name == key]
-        return any(registry is owner._parameters or registry is owner._buffers for owner in owners)
-
-    def _path(self, wanted: Any) -> str:
-        """Returns the path from the module to a container."""
-        return next((path for path, held in self._walk() if held is wanted), "an object that a function encloses")
-
-    def _walk(self) -> Iterator[tuple[str, Any]]:
-        """Yields the containers, the attributes of objects and the tensors that the modules hold, with their paths."""
-        seen = set[int]()
-        todo: list[tuple[str, Any]] = [(name, module.__dict__) for name, module in self._modules.items()]
-        for path, value in todo:  # the list grows during the loop
-            container = isinstance(value, (dict, list, tuple, set, collections.deque)) or type(value) is BridgeTensor
-            held = value if container else getattr(value, "__dict__", None)
-            if held is not None and id(held) not in seen:
-                seen.add(id(held))
-                yield path, held
-                todo += [(joined(path, key), item) for key, item in _items(held).items() if type(item) not in _ATOMS]
-
-    def put(self, values: Mapping[Place, Any]) -> None:
-        """Puts values at their places; code that reads `UNREADABLE` fails."""
-        for path, held in self._walk():
-            items = vars(held) if type(held) is BridgeTensor else held
-            for (where, key), value in values.items():
-                if where == path:
-                    with contextlib.suppress(TypeError, IndexError):  # a set, or a list that is not as long yet
-                        items[key] = value
-
-    def holders(self, memory: Callable[[torch.Tensor], bool]) -> dict[Place, Any]:
-        """Returns the places where attributes and containers held tensors over some memory before and still do."""
-        return {
-            (self._path(value), key): KEPT
-            for value, before in self._held
-            for key, item in _items(value).items()
-            if item is before.get(key) and not self._is_slot(value, key)
-            if any(type(t) in _TENSORS and memory(t) for t in (item if type(item) is tuple else (item,)))
-        }
-
-
-def _items(value: Any) -> dict:
-    """Returns the items of a container by key or position, read without methods of its own class.
-
-    Those of a tensor are the attributes that the code has set.
-    """
-    if type(value) is BridgeTensor:
-        return value._attributes() if vars(value).keys() - INTERNAL else {}
-    if isinstance(value, dict):
-        return dict.copy(value)
-    if isinstance(value, set):
-        return dict(zip(value, value, strict=True))
-    kind: Any = next(kind for kind in (list, tuple, collections.deque) if isinstance(value, kind))
-    return dict(enumerate(kind.__iter__(value)))
-
-
-def joined(path: str, key: Any) -> str:
-    return f"{path}.{key}" if isinstance(key, str) else f"{path}[{_shown(key)}]"
-
-
-def _shown(key: Any) -> str:
-    return repr(key) if type(key) in _ATOMS and not isinstance(key, torch.Tensor) else type(key).__name__
-
-
-def equal(a: Any, b: Any, twins: Mapping[int, Any] | None = None) -> bool:
-    """True if code that reads the two cannot tell them apart.
-
-    Objects are equal only if they are identical; with `twins`, from the ids of modules to modules that count as equal
-    to them, also if their attributes are equal.
-    """
-    if a is b or (twins and twins.get(id(a)) is b):
-        return True
-    if type(a) is not type(b) or isinstance(a, BridgeTensor):
-        return False
-    if isinstance(a, torch.Tensor):
-        with below_modes():
-            return a.shape == b.shape and a.dtype == b.dtype and not a.is_meta and torch.equal(a, b)
-    if built_in(type(a)):
-        pairs = zip(items_of(a), items_of(b), strict=False)
-        return len(a) == len(b) and all(j == k and equal(x, y, twins) for (j, x), (k, y) in pairs)
-    if isinstance(a, np.ndarray):
-        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if twins and hasattr(a, "__func__"):
-        return a.__func__ is b.__func__ and equal(a.__self__, b.__self__, twins)
-    if twins and is_plain_class(type(a)):
-        return equal(dict(attributes_of(a)), dict(attributes_of(b)), twins)
-    return (type(a) in _ATOMS or isinstance(a, set)) and bool(a == b)
-
-
-# ---- overrides and names
 
 
 def override(module: nn.Module, copies: Iterable[Any], name: str, number: BridgeTensor) -> None:

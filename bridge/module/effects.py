@@ -27,7 +27,7 @@ from torch import nn
 from bridge._compat.jax import Tracer
 from bridge.autograd.engine import Restart
 from bridge.errors import BridgeError, BridgeWarning
-from bridge.module.copying import KEPT, ORDER, REGISTRIES, Place, joined
+from bridge.module.changes import KEPT, ORDER, REGISTRIES, Place, joined
 from bridge.tensor.pytrees import convert, is_number
 from bridge.tensor.tensor import BridgeTensor
 

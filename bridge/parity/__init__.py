@@ -15,7 +15,7 @@ from torch import nn
 
 from bridge.errors import BridgeError, BridgeWarning, named_failure
 from bridge.functional import check_method, export
-from bridge.module.copying import state_of
+from bridge.module.state import state_of
 from bridge.parity.arbiter import Arbiter
 from bridge.parity.report import Environment, ParityReport, Row, compare, proved
 from bridge.parity.sides import (

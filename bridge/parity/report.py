@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bridge.dispatch.aten import matmul_precision
+from bridge.module.modes import matmul_precision
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import convert, is_number, path_name
 

@@ -26,8 +26,8 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import bridge
-from bridge.dispatch.aten import _REPLACED
 from bridge.dispatch.random import DEFAULT_GENERATOR
+from bridge.module.modes import _REPLACED
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert
 from bridge.tensor.tensor import BridgeTensor
