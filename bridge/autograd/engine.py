@@ -26,7 +26,7 @@ from bridge._compat.torch import (
     in_transform,
 )
 from bridge.context import CallState, current
-from bridge.tensor.tensor import BridgeTensor, View, differentiable
+from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor, View
 
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
 """What PyTorch records: nothing; operations on parameters; also those on inputs, which then require grad."""
@@ -64,7 +64,7 @@ def run_engine(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     if in_transform() and not all(isinstance(t, BridgeTensor) for t in outputs):
         return func(*args, **kwargs)  # called by a transformation itself, or for values computed inside one
     inputs = _listed(kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None))
-    free = [t for t in inputs if isinstance(t, BridgeTensor) and differentiable(t.dtype)]
+    free = [t for t in inputs if isinstance(t, BridgeTensor) and t.dtype in DIFFERENTIABLE]
     missing = call.recording and not all(map(engine_requires_grad, free))
     needed = GRAPH_FROM_INPUTS if missing else max(call.recording, GRAPH)
     if needed > call.recording:

@@ -43,7 +43,7 @@ from bridge.errors import BridgeError
 from bridge.generators import refuse_draws
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import ATOMS, built_in, convert, items_of, parts_of
-from bridge.tensor.tensor import BridgeTensor, differentiable, stop_gradient, wrap
+from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor, stop_gradient, wrap
 
 Tracing = Callable[[Any], contextlib.AbstractContextManager]
 """The context in which a call runs."""
@@ -110,7 +110,7 @@ def _apply(call: CallState, function: type[Any], args: tuple, tracing: Tracing) 
     free = [
         i
         for i, t in enumerate(outputs)
-        if isinstance(t, BridgeTensor) and differentiable(t.dtype) and id(t) not in fixed
+        if isinstance(t, BridgeTensor) and t.dtype in DIFFERENTIABLE and id(t) not in fixed
     ]
     backward = _Backward(call, function, tracing)
     parts = backward.take_apart(ctx, inputs, outputs, free)

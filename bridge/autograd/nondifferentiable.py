@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from bridge._compat.torch import tree_map_only
 from bridge.context import CallState
 from bridge.errors import BridgeError
-from bridge.tensor.tensor import BridgeTensor, differentiable, wrap
+from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor, wrap
 
 aten = torch.ops.aten
 
@@ -42,7 +42,7 @@ def _refused(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     tracked = any(t.requires_grad for t in sources)
 
     def without(result: BridgeTensor) -> BridgeTensor:
-        if not differentiable(result.dtype):
+        if result.dtype not in DIFFERENTIABLE:
             return result
         value = without_derivative(result.value, values, f"{message}Remedy: detach it, or write it otherwise.")
         if any(result is a for a in args):  # the operation wrote in place

@@ -195,7 +195,7 @@ class Dispatch(UncompiledDispatchMode, CallState):
         if ours and (not lowered or draws_numbers(func, args, kwargs)):
             with self.taking_apart():
                 return DECOMPOSITIONS[func](*args, **kwargs)
-        if is_composite(func) and not lowered and func not in RANDOM:
+        if not lowered and func not in RANDOM and is_composite(func):
             # The operation occurs in a decomposition, below PyTorch's autograd layer, which would have decomposed it.
             with self.taking_apart():
                 return func.decompose(*args, **kwargs)

@@ -23,8 +23,8 @@ from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import cast
 from bridge.symbolic.ranges import fitting, follow
-from bridge.tensor.arrays import jax_dtype
-from bridge.tensor.tensor import BridgeTensor, differentiable, stop_gradient, wrap
+from bridge.tensor.arrays import COUNTERPARTS, jax_dtype
+from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor, stop_gradient, wrap
 
 aten = torch.ops.aten
 EMBEDDED = 2**16
@@ -78,7 +78,10 @@ def compute(context: CallState, func: Any, args: tuple, kwargs: dict, like: Brid
     if as_pytorch is not None:
         arrays = arrays_of(args, [], as_pytorch)
         array_kwargs = arrays_of(kwargs, [], as_pytorch)
-    arrays, array_kwargs = fitting(context, func, inputs, outs, arrays, array_kwargs)
+    for value in arrays:
+        if type(value) is int and not -(2**31) <= value < 2**31:
+            arrays = fitting(context, func, inputs, outs, arrays)
+            break
     by_layout = BY_LAYOUT.get(func)
     if by_layout is not None and lowering is LOWERINGS.get(func):
         array_kwargs = array_kwargs | by_layout(*args, **kwargs)
@@ -94,7 +97,8 @@ def compute(context: CallState, func: Any, args: tuple, kwargs: dict, like: Brid
     if len(values) != len(outs):
         raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
     results = _results(context, func, values, outs, inputs)
-    follow(context, func, args, kwargs, results)
+    if not (isinstance(outs[-1], torch.Tensor) and outs[-1].dtype in DIFFERENTIABLE):
+        follow(context, func, args, kwargs, results)
     return type(metas)(results) if several else results[0]
 
 
@@ -165,7 +169,7 @@ def _results(context: CallState, func: Any, values: Any, outs: Any, inputs: list
     for value, meta in zip(values, outs, strict=True):
         if isinstance(meta, torch.Tensor):
             value = _checked(context, func, value, meta)
-            free = enabled and differentiable(meta.dtype)
+            free = enabled and meta.dtype in DIFFERENTIABLE
             if live and not enabled:
                 value = stop_gradient(value)
             value = wrap(value, meta, tracked=tracked and free, live=live and free)
@@ -178,7 +182,7 @@ def _as_pytorch(
 ) -> Callable[[BridgeTensor], jax.Array] | None:
     """The conversion of the inputs of a pointwise operation, if JAX would convert them otherwise."""
     pointwise = torch.Tag.pointwise in func.tags
-    if pointwise and inputs and outs[0].dtype in _FLOATS and not any(differentiable(t.dtype) for t in inputs):
+    if pointwise and inputs and outs[0].dtype in _FLOATS and not any(t.dtype in DIFFERENTIABLE for t in inputs):
         dtype = jax_dtype(outs[0].dtype)  # PyTorch computes functions of integers and booleans in this dtype
         return lambda t: cast(t.value, dtype)
     place = None if pointwise else _BROADCAST.get(func)
@@ -215,9 +219,9 @@ def _narrowed(inputs: list[BridgeTensor], outs: Any) -> Any:
             kinds.add(tensor.dtype)
             if tensor.dim():
                 sizes.add(tensor.dtype)
-        elif differentiable(tensor.dtype):
+        elif tensor.dtype in DIFFERENTIABLE:
             return None
-    if not sizes or kinds == sizes or any(differentiable(t.dtype) for t in outs):
+    if not sizes or kinds == sizes or any(t.dtype in DIFFERENTIABLE for t in outs):
         return None
     return jax_dtype(functools.reduce(torch.promote_types, sizes))
 
@@ -230,9 +234,9 @@ def _checked(context: CallState, func: Any, value: Any, meta: torch.Tensor) -> j
             f"the lowering of `{func.name()}` gave shape {value.shape}, PyTorch gives {tuple(meta.shape)}",
             DEFECT_REMEDY,
         )
-    dtype = jax_dtype(meta.dtype)
-    if value.dtype != dtype:
-        value = cast(value, dtype)
+    if value.dtype != COUNTERPARTS[meta.dtype]:
+        dtype = jax_dtype(meta.dtype)
+        value = value if value.dtype == dtype else cast(value, dtype)
     wide = meta.dtype in (torch.float64, torch.complex128)
     # The dtype of a tensor of zeros is exact, and float64 where PyTorch adds a Python number.
     if wide and value.dtype.itemsize < meta.dtype.itemsize and func is not aten._efficientzerotensor.default:

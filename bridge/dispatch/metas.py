@@ -18,7 +18,7 @@ from bridge._compat.torch import (
 from bridge.context import CallState
 from bridge.dispatch.schemas import has_out
 from bridge.lowerings.registry import METAS
-from bridge.tensor.arrays import refuse_dtype
+from bridge.tensor.arrays import COUNTERPARTS, refuse_dtype
 from bridge.tensor.tensor import BridgeTensor, empty_meta
 
 leave_compiler_unloaded()
@@ -35,7 +35,7 @@ def metas_of(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
         key = None
     metas = meta_of(func, args, kwargs)
     for meta in metas if isinstance(metas, (tuple, list)) else (metas,):
-        if isinstance(meta, torch.Tensor):
+        if isinstance(meta, torch.Tensor) and meta.dtype not in COUNTERPARTS:
             refuse_dtype(meta.dtype)
     if key is not None:
         context.metas[key] = metas

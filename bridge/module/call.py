@@ -31,7 +31,7 @@ from bridge.module.effects import Shapes, Verdicts
 from bridge.module.modes import tracing
 from bridge.module.state import Start, check_final, check_tied, slot_of, slots_of, state_of, value_in
 from bridge.symbolic.ranges import check_values
-from bridge.tensor.arrays import alias_roots, array_of, has_counterpart, has_overlap, jax_dtype, torch_dtype
+from bridge.tensor.arrays import COUNTERPARTS, alias_roots, array_of, has_overlap, jax_dtype, torch_dtype
 from bridge.tensor.pytrees import (
     NO_PYTREE,
     convert,
@@ -230,7 +230,7 @@ class Call:
     def _to_torch(self, value: Any) -> Any:
         """Converts an input. No input has `requires_grad`, as in PyTorch, unless the code differentiates by it."""
         real = isinstance(value, torch.Tensor) and not isinstance(value, BridgeTensor)
-        if real and value.layout is torch.strided and has_counterpart(value.dtype):
+        if real and value.layout is torch.strided and value.dtype in COUNTERPARTS:
             value = array_of(value)  # as in a cache that the caller has made
         if not is_array(value):
             return CallGenerator() if isinstance(value, torch.Generator) else value

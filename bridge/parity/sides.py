@@ -31,7 +31,7 @@ from bridge.module.state import state_of, trained_in
 from bridge.parity.report import ARRAYS, Leaf, Leaves, leaf_of, named
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert, is_number, named_inputs
-from bridge.tensor.tensor import BridgeTensor, differentiable
+from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor
 
 Advance = Callable[[Any, tuple, dict], tuple[tuple, dict]]
 """(outputs, args, kwargs) of one step -> args and kwargs of the next; written for either side's arrays."""
@@ -92,7 +92,7 @@ def _other(tensor: torch.Tensor, step: int, generator: torch.Generator) -> torch
 
 def widened(value: Any) -> Any:
     """Returns a floating-point or complex tensor in double precision, and anything else unchanged."""
-    if not torch.is_tensor(value) or not differentiable(value.dtype):
+    if not torch.is_tensor(value) or value.dtype not in DIFFERENTIABLE:
         return value
     return value.detach().to(torch.promote_types(value.dtype, torch.float64)).requires_grad_(value.requires_grad)
 
@@ -113,7 +113,7 @@ _CASTS = (torch.Tensor.bfloat16, torch.Tensor.half, torch.Tensor.float)
 
 
 def _wide_dtype(value: Any) -> Any:
-    is_float = isinstance(value, torch.dtype) and differentiable(value)
+    is_float = isinstance(value, torch.dtype) and value in DIFFERENTIABLE
     return torch.promote_types(value, torch.float64) if is_float else value
 
 
@@ -242,7 +242,7 @@ class TorchSide:
             if not torch.is_tensor(value):
                 return value
             leaf = value.detach().clone()
-            if not (self._call.input_gradients and differentiable(leaf.dtype)):
+            if not (self._call.input_gradients and leaf.dtype in DIFFERENTIABLE):
                 return leaf
             copy = leaf.requires_grad_().clone()
             leaves[id(copy)] = leaf
@@ -393,7 +393,7 @@ class Watch(DispatchMode):
         kwargs = kwargs or {}
         out = self._run(func, args, kwargs)
         for result in out if isinstance(out, (tuple, list)) else (out,):
-            if torch.is_tensor(result) and differentiable(result.dtype):
+            if torch.is_tensor(result) and result.dtype in DIFFERENTIABLE:
                 self.epsilon = max(self.epsilon, torch.finfo(result.dtype).eps)
         if not torch.is_grad_enabled():  # as in a custom Function, too
             self.note_cut(args)
@@ -446,7 +446,7 @@ def copied(module: nn.Module, noise: float = 0.0, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(state_of(copy).items()) if noise else ():
-            if isinstance(parameter, nn.Parameter) and differentiable(parameter.dtype):
+            if isinstance(parameter, nn.Parameter) and parameter.dtype in DIFFERENTIABLE:
                 wide = torch.promote_types(parameter.dtype, torch.float64)
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=wide)
                 size = parameter.to(wide).abs().square().mean().sqrt().item() or 1.0

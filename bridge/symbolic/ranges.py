@@ -304,18 +304,11 @@ def note_constant(context: CallState, real: torch.Tensor, tensor: BridgeTensor) 
         raise context.error(f"a constant holds {_beyond(known)}", REMEDY)
 
 
-def fitting(
-    context: CallState, func: Any, inputs: Sequence[BridgeTensor], outs: Sequence[Any], args: tuple, kwargs: dict
-) -> tuple[tuple, dict]:
-    """Returns the arguments; Python integers too large for JAX become floats beside floats, and wrap otherwise.
+def fitting(context: CallState, func: Any, inputs: Sequence[BridgeTensor], outs: Sequence[Any], args: tuple) -> tuple:
+    """Returns the arguments; Python integers beyond 32 bits become floats beside floats, and wrap otherwise.
 
     Raises `BridgeError` for integers that PyTorch holds in 64 bits, as in `ids == 2**40`.
     """
-    for value in args:
-        if type(value) is int and not -(2**31) <= value < 2**31:
-            break
-    else:
-        return args, kwargs
     limit = _limit()
     dtypes = [t.dtype for t in (*inputs, *outs) if isinstance(t, torch.Tensor)]
     floating = any(d.is_floating_point or d.is_complex for d in dtypes)
@@ -327,7 +320,7 @@ def fitting(
             _refuse(context, func, Interval(value, value))
         return float(value) if floating else (value + limit) % (2 * limit) - limit
 
-    return tuple(map(fit, arguments_of(func), args)), kwargs
+    return tuple(map(fit, arguments_of(func), args))
 
 
 def _refuse(context: CallState, func: Any, known: Interval) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +18,13 @@ from bridge._compat.torchax import jax_dtype_of, torch_dtype_of
 from bridge.context import refusal
 from bridge.errors import BridgeError
 
+DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+COUNTERPARTS: dict[torch.dtype, Any] = {}
+"""Dtype of PyTorch -> that of JAX, which is stored as one of 32 bits if it has 64 and x64 is off."""
+for _dtype in DTYPES:
+    with contextlib.suppress(RuntimeError):
+        COUNTERPARTS[_dtype] = jnp.dtype(jax_dtype_of(_dtype))
+
 
 def jax_dtype(dtype: torch.dtype) -> Any:
     """Returns the dtype in which JAX stores a torch dtype: 64-bit types become 32-bit ones while x64 is off.
@@ -25,12 +32,12 @@ def jax_dtype(dtype: torch.dtype) -> Any:
     Raises `BridgeError` for one that JAX does not have.
     """
     refuse_dtype(dtype)
-    return jax.dtypes.canonicalize_dtype(jax_dtype_of(dtype))
+    return jax.dtypes.canonicalize_dtype(COUNTERPARTS[dtype])
 
 
 def refuse_dtype(dtype: torch.dtype) -> None:
     """Raises `BridgeError` for a dtype that JAX does not have."""
-    if not has_counterpart(dtype):
+    if dtype not in COUNTERPARTS:
         if dtype == torch.complex32:
             remedy = "call .float() before the operation that makes complex numbers, or .to(torch.complex64)"
             raise refusal(f"a tensor is {dtype}, which JAX does not have", remedy)
@@ -38,16 +45,6 @@ def refuse_dtype(dtype: torch.dtype) -> None:
             f"a tensor is {dtype}, which has no counterpart in the bridge",
             "convert it to another dtype, such as torch.float32",
         )
-
-
-@functools.cache
-def has_counterpart(dtype: torch.dtype) -> bool:
-    """True if JAX has the dtype, or a 32-bit type for a 64-bit one."""
-    try:
-        jax_dtype_of(dtype)
-    except RuntimeError:
-        return False
-    return True
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
@@ -99,7 +96,7 @@ def what_is_special(tensor: torch.Tensor) -> str | None:
         )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return "is sparse, quantized or nested; make it dense"
-    if not has_counterpart(tensor.dtype):
+    if tensor.dtype not in COUNTERPARTS:
         other = torch.complex64 if tensor.is_complex() else torch.float32
         return f"is {tensor.dtype}, which JAX does not have; convert it before, to {other} for instance"
     return None

@@ -48,7 +48,7 @@ from bridge._compat.torch import (
     mark_as_parameter,
 )
 from bridge.context import CURRENT, current, refusal
-from bridge.tensor.arrays import elements, storage_offsets, torch_dtype
+from bridge.tensor.arrays import DTYPES, elements, storage_offsets, torch_dtype
 
 
 @jax.custom_jvp
@@ -63,9 +63,8 @@ def _regraft_jvp(primals, tangents):
     return regraft(*primals), tangents[1]
 
 
-def differentiable(dtype: torch.dtype) -> bool:
-    """True if PyTorch lets tensors of this dtype require grad."""
-    return dtype.is_floating_point or dtype.is_complex
+DIFFERENTIABLE = frozenset(dtype for dtype in DTYPES if dtype.is_floating_point or dtype.is_complex)
+"""The dtypes of tensors that PyTorch lets require grad."""
 
 
 def has_tangents(array: jax.Array) -> bool:
@@ -394,7 +393,7 @@ class BridgeTensor(torch.Tensor):
 
     @property
     def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._handle.tracked and differentiable(self._meta.dtype)
+        return self._handle.tracked and self._meta.dtype in DIFFERENTIABLE
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
@@ -403,7 +402,7 @@ class BridgeTensor(torch.Tensor):
     @property
     def may_have_gradient(self) -> bool:
         """True if a gradient can reach it, by PyTorch or by JAX."""
-        return (self._handle.tracked or self._handle.live) and differentiable(self._meta.dtype)
+        return (self._handle.tracked or self._handle.live) and self._meta.dtype in DIFFERENTIABLE
 
     @property
     def is_leaf(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -424,7 +423,7 @@ class BridgeTensor(torch.Tensor):
             return self
         if not self.is_leaf:
             raise RuntimeError(_NO_LEAF)
-        if not differentiable(self._meta.dtype):
+        if self._meta.dtype not in DIFFERENTIABLE:
             raise RuntimeError("only Tensors of floating point dtype can require gradients")
         if requires_grad:
             self._handle = self._handle.thawed or self._handle.as_leaf(self._views)
