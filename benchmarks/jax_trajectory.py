@@ -26,7 +26,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import bridge  # noqa: E402
-from bridge.dispatch import compute as computation  # noqa: E402
+from bridge.dispatch import computation  # noqa: E402
 from train_jax.core.objective import Objective, sparse_tables  # noqa: E402
 from train_jax.puzzles.task import PuzzleTask  # noqa: E402
 from train_jax.run.config import from_json  # noqa: E402

@@ -26,7 +26,7 @@ from torch import nn
 
 import bridge
 from bridge._compat.torchax import decomposition, pytorch_decomposition
-from bridge.dispatch import compute as computation
+from bridge.dispatch import computation
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert
 from models_torch import registry

@@ -66,7 +66,9 @@ def verify(config: Verify) -> int:
     torch.manual_seed(seed)
     report = bridge.verify(module, *args, **options, module_kwargs=kwargs)
     print(report.to_json() if as_json else report)
-    return 0 if report.ok else 1
+    if report.ok:
+        return 0
+    return 1
 
 
 def inspect(config: Inspect) -> int:
@@ -108,7 +110,10 @@ def made_by(factory: str, seed: int) -> tuple[torch.nn.Module, tuple, dict[str, 
     torch.manual_seed(seed)
     with named_failure(f"{factory} failed"):
         made = function()
-    parts = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, ())
+    if isinstance(made, tuple) and len(made) in (2, 3):
+        parts = made
+    else:
+        parts = (None, ())
     module, args, kwargs = (*parts, {})[:3]
     if not isinstance(module, torch.nn.Module) or not isinstance(kwargs, dict):
         wanted = "it must return (module, inputs) or (module, inputs, keywords)"
@@ -134,7 +139,9 @@ def main(argv: list[str] | None = None) -> int:
         command = parse(argv)
         if isinstance(command, Doctor):
             return doctor()
-        return verify(command) if isinstance(command, Verify) else inspect(command)
+        if isinstance(command, Verify):
+            return verify(command)
+        return inspect(command)
     except bridge.BridgeError as error:
         print(f"bridge: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -169,4 +169,6 @@ def refusal(what: str, remedy: str) -> BridgeError:
     """
     call = current()
     errors = [each.error(what, remedy) for each in ([call] if call is not None else tuple(RUNNING))]
-    return errors[-1] if errors else BridgeError(f"{what} {where_in_module({})}. Remedy: {remedy}.")
+    if errors:
+        return errors[-1]
+    return BridgeError(f"{what} {where_in_module({})}. Remedy: {remedy}.")

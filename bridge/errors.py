@@ -71,7 +71,9 @@ def where_in_module(names: Mapping[int, str], error: BaseException | None = None
 
 def _owner(names: Mapping[int, str], frame: types.FrameType) -> torch.nn.Module | None:
     owner = frame.f_locals.get("self")
-    return owner if issubclass(type(owner), torch.nn.Module) and id(owner) in names else None
+    if issubclass(type(owner), torch.nn.Module) and id(owner) in names:
+        return owner
+    return None
 
 
 def _frames(innermost: types.FrameType, error: BaseException | None) -> Iterator[tuple[types.FrameType, int]]:

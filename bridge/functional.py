@@ -230,8 +230,11 @@ def _arrays(
     params = {}
     buffers = {}
     for name, tensor in state.items():
-        shape = jax.ShapeDtypeStruct(tensor.shape, jax_dtype(tensor.dtype))
-        (params if name in trained else buffers)[name] = shape if tensor.is_meta else array_of(tensor)
+        arrays = params if name in trained else buffers
+        if tensor.is_meta:
+            arrays[name] = jax.ShapeDtypeStruct(tensor.shape, jax_dtype(tensor.dtype))
+        else:
+            arrays[name] = array_of(tensor)
         if name not in keep:
             move_to_meta(tensor)
     return params, buffers

@@ -107,7 +107,10 @@ def into(
 
     Raises `BridgeError` with the whole list of differences when a name is missing or surplus or a shape differs.
     """
-    state = dict(weights) if isinstance(weights, Mapping) else load_weights(weights)
+    if isinstance(weights, Mapping):
+        state = dict(weights)
+    else:
+        state = load_weights(weights)
     given = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
     wanted = {name: tuple(tensor.shape) for name, tensor in _tensors_of(fn.module).items()}
     problems = [f"missing   {name} {shape}" for name, shape in wanted.items() if name not in given]
@@ -153,7 +156,10 @@ def state_dict(
         if root in params:  # it may have been updated since, and takes precedence
             shown = elements(reals[root], storage_offsets(slot))
             tensor = tensor_of(params[root]).reshape(-1)[torch.from_numpy(shown)]
-        state[name] = tensor.to(slot.dtype) if jax_dtype(slot.dtype) == array.dtype else tensor
+        if jax_dtype(slot.dtype) == array.dtype:
+            state[name] = tensor.to(slot.dtype)
+        else:
+            state[name] = tensor
     return state
 
 

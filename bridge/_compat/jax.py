@@ -69,7 +69,8 @@ def depends_on(value: Any, names: Mapping[str, Any]) -> list[str] | None:
     seen = set[int]()
     while todo:
         tracer = todo.pop()
-        tracer = tracer.full_lower() if isinstance(tracer, DynamicJaxprTracer) else tracer  # a constant of the program
+        if isinstance(tracer, DynamicJaxprTracer):  # a constant of the program
+            tracer = tracer.full_lower()
         if not isinstance(tracer, Tracer):
             continue
         if not isinstance(tracer, DynamicJaxprTracer):

@@ -175,7 +175,9 @@ def mark_as_parameter(tensor: torch.Tensor, wanted: bool) -> None:
 
 def class_of(tensor: torch.Tensor) -> type:
     """Returns the class that code sees: `nn.Parameter` for a tensor that is marked as one."""
-    return nn.Parameter if getattr(tensor, "_is_param", False) else torch.Tensor
+    if getattr(tensor, "_is_param", False):
+        return nn.Parameter
+    return torch.Tensor
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
@@ -203,7 +205,9 @@ def engine_requires_grad(tensor: torch.Tensor) -> bool:
 def engine_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns the `grad` of a leaf, set by PyTorch's engine or by the code."""
     with torch._C.DisableTorchFunction():
-        return torch._C.TensorBase.grad.__get__(tensor) if torch._C.TensorBase.is_leaf.__get__(tensor) else None  # pyright: ignore
+        if torch._C.TensorBase.is_leaf.__get__(tensor):  # pyright: ignore
+            return torch._C.TensorBase.grad.__get__(tensor)
+        return None
 
 
 def set_engine_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:

@@ -179,7 +179,9 @@ def torchax_lowering(op: Any) -> Callable | None:
 def decomposition(op: Any) -> Callable | None:
     """The decomposition of an operation by torchax or PyTorch."""
     known = _torchax()._decomps.get(op) or _torchax()._decomps.get(op.overloadpacket)
-    return known.func if known is not None else _DECOMPOSITIONS.get(op)
+    if known is not None:
+        return known.func
+    return _DECOMPOSITIONS.get(op)
 
 
 def pytorch_decomposition(op: Any) -> Callable:

@@ -79,7 +79,9 @@ def run_engine(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _listed(tensors: Any) -> Sequence[Any]:
-    return tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    if isinstance(tensors, (list, tuple)):
+        return tensors
+    return [tensors]
 
 
 def set_gradient(call: CallState, func: Any, args: tuple, kwargs: dict) -> None:

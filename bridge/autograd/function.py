@@ -120,7 +120,9 @@ def _apply(call: CallState, function: type[Any], args: tuple, tracing: Tracing) 
             outputs[i].write(value, tracked=backward.tracked, grad_enabled=True)
         else:
             outputs[i] = wrap(value, outputs[i]._meta, tracked=backward.tracked)
-    return tuple(outputs) if isinstance(results, tuple) else outputs[0]
+    if isinstance(results, tuple):
+        return tuple(outputs)
+    return outputs[0]
 
 
 def _needs_gradient(call: CallState, tensor: BridgeTensor) -> bool:
@@ -254,7 +256,8 @@ class _Backward:
             ]
             with self._nothing_lost():
                 returned = self._function.backward(ctx, *gradients)
-            returned = returned if isinstance(returned, tuple) else (returned,)
+            if not isinstance(returned, tuple):
+                returned = (returned,)
             if len(returned) < len(ctx.needs_input_grad):
                 raise BridgeError(
                     f"{self._name} gave {len(returned)} of {len(ctx.needs_input_grad)} gradients; return one for each "
@@ -344,7 +347,9 @@ class _Backward:
 
 def _conjugate(gradient: jax.Array) -> jax.Array:
     """Returns the conjugate of a complex gradient: PyTorch's gradient is the conjugate of JAX's."""
-    return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
+    if jnp.iscomplexobj(gradient):
+        return jnp.conj(gradient)
+    return gradient
 
 
 def _contents(modules: dict[str, nn.Module]) -> dict[str, tuple[Any, Any]]:

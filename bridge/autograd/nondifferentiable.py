@@ -79,7 +79,8 @@ def without_derivative(value: jax.Array, sources: Sequence[jax.Array], message: 
 
     def jvp(primals, tangents):
         path, *tangents = tangents
-        path = jnp.zeros_like(primals[0]) if isinstance(path, SymbolicZero) else path
+        if isinstance(path, SymbolicZero):
+            path = jnp.zeros_like(primals[0])
         parts = [t for t in tangents if not isinstance(t, SymbolicZero)]
         if parts:
             path = path + _missing.bind(*parts, aval=jax.typeof(primals[0]), message=message)

@@ -88,7 +88,9 @@ class Dispatch(UncompiledDispatchMode, CallState):
         return self.constants.materialize(self, real)
 
     def _traced_only(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.wrap(tensor) if self.constants.is_traced(tensor) else tensor
+        if self.constants.is_traced(tensor):
+            return self.wrap(tensor)
+        return tensor
 
     # The dispatcher.
 
@@ -122,7 +124,10 @@ class Dispatch(UncompiledDispatchMode, CallState):
                 raise self.error(what, "pass the arrays that the call with `donate_argnums` returned") from error
         defect = isinstance(error, LoweringError)
         asks = isinstance(error, _OF_ARGUMENTS) and not isinstance(error, jax.errors.JaxRuntimeError)
-        of_kernel = kernel_error(func, args, kwargs) if asks and (defect or not self._nested) else None
+        if asks and (defect or not self._nested):
+            of_kernel = kernel_error(func, args, kwargs)
+        else:
+            of_kernel = None
         if of_kernel is not None:
             of_kernel.add_note(self.where())
             raise of_kernel from None
@@ -201,11 +206,13 @@ class Dispatch(UncompiledDispatchMode, CallState):
                 return func.decompose(*args, **kwargs)
         kind = kind_of(func)
         if kind != "compute":
-            kind = "reshape" if torch.Tag.inplace_view in func.tags else kind
+            if torch.Tag.inplace_view in func.tags:
+                kind = "reshape"
             for target in written_arguments(func, args, kwargs):
                 self.materialize(target)
         args = with_tensors(args, self.wrap)
-        kwargs = with_tensors(kwargs, self.wrap) if kwargs else kwargs
+        if kwargs:
+            kwargs = with_tensors(kwargs, self.wrap)
         if kind == "compute":
             result = compute(self, func, args, kwargs)
             if kwargs.get("check_errors"):

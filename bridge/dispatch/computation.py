@@ -131,7 +131,9 @@ def _values(
         raise _defect(lowering, arrays, kwargs, first_line(error)) from error
     if along:
         several = isinstance(metas, (tuple, list))
-        return tuple(map(_as_meta, values, metas)) if several else _as_meta(values, metas)
+        if several:
+            return tuple(map(_as_meta, values, metas))
+        return _as_meta(values, metas)
     return values
 
 
@@ -150,12 +152,16 @@ def _defect(lowering: Callable, args: tuple, kwargs: dict, line: str) -> NotImpl
 
 
 def _in_one_dimension(value: Any) -> Any:
-    return jnp.reshape(value, 1) if isinstance(value, jax.Array) and not value.ndim else value
+    if isinstance(value, jax.Array) and not value.ndim:
+        return jnp.reshape(value, 1)
+    return value
 
 
 def _as_meta(value: Any, meta: Any) -> Any:
     fits = isinstance(meta, torch.Tensor) and jnp.size(value) == meta.numel()
-    return jnp.reshape(value, meta.shape) if fits else value
+    if fits:
+        return jnp.reshape(value, meta.shape)
+    return value
 
 
 def _results(context: CallState, func: Any, values: Any, outs: Any, inputs: list[BridgeTensor]) -> tuple:
@@ -236,7 +242,8 @@ def _checked(context: CallState, func: Any, value: Any, meta: torch.Tensor) -> j
         )
     if value.dtype != COUNTERPARTS[meta.dtype]:
         dtype = jax_dtype(meta.dtype)
-        value = value if value.dtype == dtype else cast(value, dtype)
+        if value.dtype != dtype:
+            value = cast(value, dtype)
     wide = meta.dtype in (torch.float64, torch.complex128)
     # The dtype of a tensor of zeros is exact, and float64 where PyTorch adds a Python number.
     if wide and value.dtype.itemsize < meta.dtype.itemsize and func is not aten._efficientzerotensor.default:

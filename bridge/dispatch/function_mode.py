@@ -86,7 +86,9 @@ class Functions(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
-        return self._plain(func, args, kwargs) if kwargs else func(*args)
+        if kwargs:
+            return self._plain(func, args, kwargs)
+        return func(*args)
 
     def _of_our_tensor(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Answers questions to which PyTorch's engine or memory would give a wrong answer of its own."""
@@ -95,12 +97,16 @@ class Functions(TorchFunctionMode):
             return _OF_OUR_TENSORS[func](*args, **kwargs)
         if func in _MAKE_TRACED and not wrapped_by_transform(tensor) and self._makes_traced(func, args, kwargs):
             twin = self._dispatch.materialize(tensor)
-            return tensor if _OF_OUR_TENSORS[func](twin, *args[1:], **kwargs) is twin else None
+            if _OF_OUR_TENSORS[func](twin, *args[1:], **kwargs) is twin:
+                return tensor
+            return None
         return func(*args, **kwargs)
 
     def _dropout(self, func: Any, args: tuple, kwargs: dict) -> Any:
         by_number = all(type(v) is not BridgeTensor for v in (*args[1:], *kwargs.values()))
-        return func(*args, **kwargs) if by_number else _dropout_by_traced_number(*args, **kwargs)
+        if by_number:
+            return func(*args, **kwargs)
+        return _dropout_by_traced_number(*args, **kwargs)
 
     def _by_other_classes(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         """The result of a class that is no tensor and has a `__torch_function__`, or PyTorch's error if none knows."""
@@ -179,7 +185,9 @@ class Functions(TorchFunctionMode):
         if tensor.shape != mask.shape:
             tensor, mask = torch.broadcast_tensors(tensor, mask)
         rows = rows_by_mask(tensor, mask, self._dispatch.where())
-        return func(*args, **kwargs) if rows is None else rows
+        if rows is None:
+            return func(*args, **kwargs)
+        return rows
 
     def _positions(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Returns `torch.where(mask)` or `mask.nonzero()`."""
@@ -208,7 +216,8 @@ class Functions(TorchFunctionMode):
                 return func(*args, **kwargs)
             view, rest = selected(self._dispatch.materialize(tensor), places, self._dispatch.error)
             return func(view, rest, value)
-        value = torch.as_tensor(value, dtype=tensor.dtype) if not isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor):
+            value = torch.as_tensor(value, dtype=tensor.dtype)
         places = [None if is_whole(i) else i for i in places]
         torch.ops.aten.index_put_(tensor, places, value.to(tensor.dtype))
 
@@ -216,7 +225,10 @@ class Functions(TorchFunctionMode):
         """Runs `x[…, condition, …] = value`, which writes the value where all conditions hold and nothing elsewhere."""
         rest = tuple(i for i in places if all(i is not condition for condition in conditions))
         value = torch.as_tensor(value, dtype=tensor.dtype)
-        before = None if any(map(is_mask, rest)) else self._get_item(torch.Tensor.__getitem__, (tensor, rest), {})
+        if any(map(is_mask, rest)):
+            before = None
+        else:
+            before = self._get_item(torch.Tensor.__getitem__, (tensor, rest), {})
         if before is None or value.dim() > before.dim():
             return func(tensor, places, value)
         all_hold = functools.reduce(torch.logical_and, conditions)
@@ -251,18 +263,24 @@ class Functions(TorchFunctionMode):
         if not any(map(_holds_traced, args)):
             return self._plain(func, args, kwargs)
         made = _constructed(func, args, kwargs)
-        return made.requires_grad_() if kwargs.get("requires_grad") else made
+        if kwargs.get("requires_grad"):
+            return made.requires_grad_()
+        return made
 
     def _sized(self, func: Any, args: tuple, kwargs: dict) -> Any:
         dispatch = self._dispatch
         made = sized(func, args, kwargs, dispatch.error, dispatch.where())
-        return self._plain(func, args, kwargs) if made is None else made
+        if made is None:
+            return self._plain(func, args, kwargs)
+        return made
 
     def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
         made = _filled(func, args, {k: v for k, v in kwargs.items() if k != "requires_grad"})
         if made is None:
             return self._plain(func, args, kwargs)
-        return made.requires_grad_() if kwargs.get("requires_grad") else made
+        if kwargs.get("requires_grad"):
+            return made.requires_grad_()
+        return made
 
     def _memory(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Returns the array or list that Python code outside of PyTorch gets for a tensor."""
@@ -279,15 +297,22 @@ class Functions(TorchFunctionMode):
     def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Returns `x.item()`; the tensor itself in a check that is assumed to pass, whose truth is asked for next."""
         tensor = args[0]
-        check = check_under_way() if isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer) else None
-        return func(*args, **kwargs) if check is None else tensor.detach().reshape(())
+        if isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer):
+            check = check_under_way()
+        else:
+            check = None
+        if check is None:
+            return func(*args, **kwargs)
+        return tensor.detach().reshape(())
 
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if wrapped_by_transform(tensor):
             return tensor
         if self._dispatch.recording and self._dispatch.constants.may_write(tensor) and engine_requires_grad(tensor):
             return tensor  # traced values were written into it, and PyTorch's graph has the real tensor
-        return self._dispatch.wrap(tensor) if self._dispatch.constants.is_traced(tensor) else tensor
+        if self._dispatch.constants.is_traced(tensor):
+            return self._dispatch.wrap(tensor)
+        return tensor
 
     def _makes_traced(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """True if a constant cannot stay one: it becomes a leaf, or gets a traced value."""
@@ -299,7 +324,9 @@ class Functions(TorchFunctionMode):
 def _under_autocast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns the argument of an operation that autocast computes in `dtype`."""
     eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(dtype) if eligible else tensor
+    if eligible:
+        return tensor.to(dtype)
+    return tensor
 
 
 def _set_requires_grad(tensor: BridgeTensor, wanted: bool) -> None:
@@ -364,7 +391,9 @@ def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = Tr
     if not training:
         return x
     kept = torch.where(torch.rand_like(x) < p, 0, x / (1 - p))  # for p = 1, `where` also discards the division by 0
-    return x.copy_(kept) if inplace else kept
+    if inplace:
+        return x.copy_(kept)
+    return kept
 
 
 # `torch.tensor`, `torch.full` and their like with traced numbers, whose values PyTorch would ask for.
@@ -398,7 +427,8 @@ def _filled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
     if not isinstance(number, BridgeTensor) or number.dim():
         return None
     zero: Any = torch.zeros((), dtype=number.dtype, requires_grad=number.requires_grad)
-    zero = zero if number.requires_grad else zero.item()  # PyTorch infers a dtype from a Python number
+    if not number.requires_grad:  # PyTorch infers a dtype from a Python number
+        zero = zero.item()
     if name:
         made = func(*args, **(kwargs | {name: zero}))
     else:

@@ -52,7 +52,10 @@ def meta_of(func: Any, args: tuple, kwargs: dict) -> Any:
 @functools.cache
 def _meta_settings(func: Any) -> dict[str, Any]:
     """Returns the keyword arguments with which an operation runs on the meta device."""
-    device = {"device": "meta"} if any(a.name == "device" for a in arguments(func)) else {}
+    if any(a.name == "device" for a in arguments(func)):
+        device = {"device": "meta"}
+    else:
+        device = {}
     return device | ({"generator": None} if "generator" in overload_name(func) else {})
 
 
@@ -60,7 +63,10 @@ def meta_of_strided(
     base: BridgeTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
     """Returns `as_strided` without PyTorch's check: the twin of a view of memory knows only the view's own memory."""
-    offset = base._meta.storage_offset() if storage_offset is None else storage_offset
+    if storage_offset is None:
+        offset = base._meta.storage_offset()
+    else:
+        offset = storage_offset
     return empty_meta(size, stride, base.dtype, int(offset))
 
 

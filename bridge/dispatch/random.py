@@ -98,7 +98,9 @@ def watched_generator() -> Iterator[WatchedGenerator]:
 def generator_of(given: torch.Generator | None) -> torch.Generator | None:
     """Returns `given`; if that is None, the default generator if the call has seeded it."""
     default = CURRENT.generator
-    return default if given is None and isinstance(default, CallGenerator) and default.seeded else given
+    if given is None and isinstance(default, CallGenerator) and default.seeded:
+        return default
+    return given
 
 
 def seeded_generator(context: CallState, func: Any, kwargs: dict) -> torch.Generator | None:

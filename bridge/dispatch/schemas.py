@@ -85,7 +85,10 @@ def is_random(func: Any) -> bool:
 
 def functional_of(func: Any, args: tuple, kwargs: dict) -> tuple[BridgeTensor, Any, tuple, dict]:
     """Returns (tensor written, functional op, its args, its kwargs)."""
-    functional = aten.copy.default if func is aten.copy_.default else functional_op(func)
+    if func is aten.copy_.default:
+        functional = aten.copy.default
+    else:
+        functional = functional_op(func)
     if has_out(func):
         ((_, name),) = written_places(func)
         return kwargs[name], functional, args, {key: value for key, value in kwargs.items() if key != name}
@@ -149,13 +152,18 @@ def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) ->
         else:
             continue
         if new is not value:
-            changed = [*values] if changed is None else changed
+            if changed is None:
+                changed = [*values]
             changed[place] = new
-    return values if changed is None else type(values)(changed)
+    if changed is None:
+        return values
+    return type(values)(changed)
 
 
 def listed(values: Any) -> tuple | list:
-    return values if isinstance(values, (tuple, list)) else (values,)
+    if isinstance(values, (tuple, list)):
+        return values
+    return (values,)
 
 
 def arrays_of(values: Any, seen: list[BridgeTensor], of: Callable[[BridgeTensor], jax.Array] | None = None) -> Any:
@@ -172,4 +180,6 @@ def arrays_of(values: Any, seen: list[BridgeTensor], of: Callable[[BridgeTensor]
             arrays.append(arrays_of(value, seen, of))
         else:
             arrays.append(value)
-    return arrays if type(values) is list else tuple(arrays)
+    if type(values) is list:
+        return arrays
+    return tuple(arrays)

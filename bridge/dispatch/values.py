@@ -115,7 +115,10 @@ def asked_inside(remedy: str) -> tuple[str, str]:
 
 def asks_values(context: CallState, func: Any, args: tuple) -> BridgeError:
     """Returns the error for an operation that needs values of its arguments."""
-    what = "makes a shape that depends on data" if shapes_by_data(func) else "needs a traced tensor's values"
+    if shapes_by_data(func):
+        what = "makes a shape that depends on data"
+    else:
+        what = "needs a traced tensor's values"
     inside, remedy = asked_inside(_UNIQUE_REMEDY if "unique" in func.name() else SHAPE_REMEDY)
     for tensor in tensors_in(args):
         if isinstance(tensor, BridgeTensor):
@@ -143,7 +146,9 @@ def _skip(context: CallState, func: Any, args: tuple, kwargs: dict, why: str) ->
     context.survey.unsupported.setdefault(func.name(), f"{why}, {context.where()}")
     metas = meta_of(func, args, kwargs)
     zeros = [wrap(jnp.zeros(m.shape, jax_dtype(m.dtype)), m) for m in listed(metas)]
-    return type(metas)(zeros) if isinstance(metas, (tuple, list)) else zeros[0]
+    if isinstance(metas, (tuple, list)):
+        return type(metas)(zeros)
+    return zeros[0]
 
 
 # ---- errors of PyTorch's kernels
@@ -173,7 +178,9 @@ def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
             except (RuntimeError, IndexError, ValueError, TypeError) as error:
                 errors.append(error)
     known = str(errors[0]) == str(errors[1]) and not any(n in str(errors[0]) for n in _NOT_ON_THE_HOST)
-    return errors[0] if known else None
+    if known:
+        return errors[0]
+    return None
 
 
 def _on_host(fill: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -246,10 +253,14 @@ def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
     """Returns the value as a Python number. Raises `BridgeError` if it is traced, unknown, and used beyond a check."""
     value = tensor.value
     if not isinstance(value, Tracer):
-        return bool(value) if func is aten.is_nonzero.default else value.item()
+        if func is aten.is_nonzero.default:
+            return bool(value)
+        return value.item()
     known = known_number(tensor)
     if known is not None:
-        return bool(known) if value.dtype == bool else known
+        if value.dtype == bool:
+            return bool(known)
+        return known
     if context.is_checking:
         return False
     passes = check_under_way()
@@ -263,7 +274,8 @@ def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
         note_check(context)
         return passes
     inside, remedy = asked_inside(VALUE_REMEDY)
-    remedy = remedy if remedy in _REMEDIES.values() else as_constant(value, remedy)
+    if remedy not in _REMEDIES.values():
+        remedy = as_constant(value, remedy)
     how = "a branch, `.item()`, `int()` or a loop bound"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
@@ -283,7 +295,9 @@ def is_equal(context: CallState, _func: Any, tensor: BridgeTensor, other: torch.
 def is_all_true(_context: CallState, func: Any, tensor: BridgeTensor) -> torch.Tensor:
     """Returns the condition of a check that raises if it is false, as in `torch.distributions`: true while tracing."""
     with below_modes():
-        return torch.tensor(True) if isinstance(tensor.value, Tracer) else func(tensor_of(tensor.value))
+        if isinstance(tensor.value, Tracer):
+            return torch.tensor(True)
+        return func(tensor_of(tensor.value))
 
 
 def check_matrix(_dispatch: Any, _func: Any, info: BridgeTensor, api_name: str, *, is_matrix: bool) -> None:

@@ -212,7 +212,10 @@ def make_view(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     base: BridgeTensor = args[0]
     strided = func is aten.as_strided.default
     detached = func is aten.detach.default
-    metas = meta_of_strided(base, *args[1:], **kwargs) if strided else metas_of(context, func, args, kwargs)
+    if strided:
+        metas = meta_of_strided(base, *args[1:], **kwargs)
+    else:
+        metas = metas_of(context, func, args, kwargs)
     outs = list(listed(metas))
     several = isinstance(metas, (tuple, list))
     if context.survey is not None:
@@ -228,9 +231,14 @@ def make_view(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     if strided:  # counts in memory, so it starts from the handle's base
         base = BridgeTensor(base._handle, base._meta)
     # The code did not call a `detach` that the autograd layer has not passed on: PyTorch's graph saves a result.
-    tracks = context.recording and not below_autograd() if detached else torch.is_grad_enabled()
+    if detached:
+        tracks = context.recording and not below_autograd()
+    else:
+        tracks = torch.is_grad_enabled()
     made = [as_view(base, o, s, differentiable=bool(tracks)) for o, s in zip(outs, steps, strict=True)]
-    return made if several else made[0]
+    if several:
+        return made
+    return made[0]
 
 
 def reshape_in_place(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -301,7 +309,10 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32, complex: to
 def _takes_wider(target: BridgeTensor, values: tuple) -> bool:
     """True if a value has a type that the target cannot hold, such as a float if the target holds integers."""
     for value in values:
-        dtype = value.dtype if isinstance(value, torch.Tensor) else _DTYPES.get(type(value), target.dtype)
+        if isinstance(value, torch.Tensor):
+            dtype = value.dtype
+        else:
+            dtype = _DTYPES.get(type(value), target.dtype)
         if not torch.can_cast(dtype, target.dtype):
             return True
     return False

@@ -28,7 +28,9 @@ FUNCTIONS[F.linear] = aten.linear.default
 def linear(x, weight, bias=None):
     """Contracts the last axis of both in one operation; PyTorch's own path adds a transpose and two reshapes."""
     out = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
-    return out if bias is None else out + broadcast(bias, out.shape)
+    if bias is None:
+        return out
+    return out + broadcast(bias, out.shape)
 
 
 def repeated(heads: jax.Array, times: int) -> jax.Array:
@@ -61,17 +63,22 @@ def attention_by_operations(
         raise NotImplementedError("attention dropout is drawn by the decomposition")
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (repeated(x, query.shape[-3] // x.shape[-3]) for x in (key, value))
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
     wide = jnp.promote_types(query.dtype, jnp.float32)
     # Where this rounds no more than the scores do, the query is scaled: XLA fuses `product * scale - top` into one
     # rounding, but not the `product * scale` that `top` is taken from, and scores of 1e8 then have weights of infinity.
     early = query.dtype == wide or math.frexp(scale)[0] == 0.5
-    query = query * jnp.asarray(scale, query.dtype) if early else query
+    if early:
+        query = query * jnp.asarray(scale, query.dtype)
     late = None if early else scale
     length = query.shape[-2]
     if is_causal and attn_mask is None and length == key.shape[-2] and length >= _LONG:
         return _long_causal(query, key, value, late)
-    allowed = jnp.tril(jnp.ones((length, key.shape[-2]), bool)) if is_causal else None
+    if is_causal:
+        allowed = jnp.tril(jnp.ones((length, key.shape[-2]), bool))
+    else:
+        allowed = None
     if attn_mask is not None and attn_mask.dtype == bool:
         allowed = attn_mask if allowed is None else allowed & attn_mask
         attn_mask = None
@@ -99,9 +106,12 @@ def _long_causal(query: jax.Array, key: jax.Array, value: jax.Array, scale: floa
 def _attended(query, key, value, scale, bias, allowed):
     """Returns softmax of the scores, times values: `scale` and `bias` are optional, and so is the mask `allowed`."""
     scores = _product("...qd,...kd->...qk", query, key)
-    scores = scores if scale is None else scores * scale
-    scores = scores if bias is None else scores + bias
-    scores = scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
+    if scale is not None:
+        scores = scores * scale
+    if bias is not None:
+        scores = scores + bias
+    if allowed is not None:
+        scores = jnp.where(allowed, scores, -jnp.inf)
     weights, total = _weights(value.dtype, scores)
     return _product("...qk,...kd->...qd", weights, value) / total
 
@@ -116,7 +126,10 @@ def _product_jvp(equation, primals, tangents):
     x, y = primals
     dx, dy = tangents
     out = _product(equation, x, y)
-    parts = [] if isinstance(dx, SymbolicZero) else [jnp.einsum(equation, dx, y)]
+    if isinstance(dx, SymbolicZero):
+        parts = []
+    else:
+        parts = [jnp.einsum(equation, dx, y)]
     parts += [] if isinstance(dy, SymbolicZero) else [jnp.einsum(equation, x, dy)]
     return out, sum(parts[1:], parts[0]).astype(out.dtype) if parts else jnp.zeros_like(out)
 
@@ -190,14 +203,18 @@ def attention_with_dropout(
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     wide = torch.promote_types(query.dtype, torch.float32)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
     scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)) * scale
     if is_causal:
         ones = torch.ones(scores.shape[-2:], dtype=torch.bool)
         scores = scores.masked_fill(~ones.tril(), float("-inf"))
     if attn_mask is not None:
         masked = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, float("-inf")) if masked else scores + attn_mask
+        if masked:
+            scores = scores.masked_fill(~attn_mask, float("-inf"))
+        else:
+            scores = scores + attn_mask
     alone = (scores == float("-inf")).all(-1, keepdim=True)  # rows that may attend to nothing yield zeros
     weights = torch.softmax(scores.masked_fill(alone, 0.0), dim=-1).masked_fill(alone, 0.0)
     weights = torch.dropout(weights, dropout_p, train=True)
@@ -227,12 +244,16 @@ def fused_attention(
     """
     fits = not dropout_p and _fits(query, key, value)
     allowed = _allowed(attn_mask, is_causal, query.shape[-2]) if fits else None
-    of_rows = _mask_of_rows(attn_mask, query.shape) if fits and allowed is None and not is_causal else None
+    if fits and allowed is None and not is_causal:
+        of_rows = _mask_of_rows(attn_mask, query.shape)
+    else:
+        of_rows = None
     if allowed is None and of_rows is None:
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if key.shape[1] != query.shape[1]:
         key, value = (repeated(each, query.shape[1] // each.shape[1]) for each in (key, value))
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
     query = (query.astype(jnp.float32) * scale).astype(query.dtype)
     if allowed is None:
         assert of_rows is not None
@@ -298,11 +319,18 @@ def _allowed(attn_mask: Any, is_causal: bool, length: int) -> np.ndarray | None:
     """Returns which keys each query attends to; None for a mask that is not a constant for all rows."""
     causal = np.tri(length, dtype=bool)
     if attn_mask is None:
-        return causal if is_causal else None
+        if is_causal:
+            return causal
+        return None
     if isinstance(attn_mask, Tracer) or attn_mask.dtype != bool or attn_mask.shape != (length, length):
         return None
-    allowed = np.asarray(attn_mask) & causal if is_causal else np.asarray(attn_mask)
-    return allowed if allowed.any(axis=-1).all() else None
+    if is_causal:
+        allowed = np.asarray(attn_mask) & causal
+    else:
+        allowed = np.asarray(attn_mask)
+    if allowed.any(axis=-1).all():
+        return allowed
+    return None
 
 
 def _kernel(allowed: np.ndarray, heads: int, interpret: bool) -> Callable[..., Any]:
@@ -312,7 +340,10 @@ def _kernel(allowed: np.ndarray, heads: int, interpret: bool) -> Callable[..., A
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     length = len(allowed)
-    mask = masks.CausalMask(allowed.shape) if (allowed == np.tri(length)).all() else masks.NumpyMask(allowed)
+    if (allowed == np.tri(length)).all():
+        mask = masks.CausalMask(allowed.shape)
+    else:
+        mask = masks.NumpyMask(allowed)
     return splash.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * heads), block_sizes=_sizes(length, 1024, 1024, 2048, 512), interpret=interpret
     )

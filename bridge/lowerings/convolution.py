@@ -47,7 +47,9 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
     out = jax.lax.conv_general_dilated(
         x, weight, stride, pads, lhs_dilation=holes, rhs_dilation=dilation, feature_group_count=groups
     )
-    return out if bias is None else out + broadcast(bias.reshape(1, -1, *(1,) * rank), out.shape)
+    if bias is None:
+        return out
+    return out + broadcast(bias.reshape(1, -1, *(1,) * rank), out.shape)
 
 
 def _gathered_max(x: jax.Array, windows: Sequence[np.ndarray]) -> tuple[jax.Array, jax.Array]:
@@ -88,7 +90,10 @@ def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
     values, indices = _gathered_max(x, windows)
     if max(dilation) == 1 and x.size:
         # The backward of this form is one fused operation; JAX has none for dilated windows.
-        lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            lowest = -np.inf
+        else:
+            lowest = jnp.iinfo(x.dtype).min
         values = _reduce_windows(x, np.asarray(lowest, x.dtype), jax.lax.max, kernel, stride, padding, ends)
     return values, indices
 
@@ -115,7 +120,10 @@ def avg_pool(x, kernel, stride=(), padding=0, ceil_mode=False, count_include_pad
         first = np.arange(_outputs(size, k, s, p, 1, ceil_mode)) * s - p
         last = np.minimum(first + k, size + p)
         ends.append(int(first[-1]) + k - size if len(first) else 0)
-        counted = last - first if count_include_pad else np.minimum(last, size) - np.maximum(first, 0)
+        if count_include_pad:
+            counted = last - first
+        else:
+            counted = np.minimum(last, size) - np.maximum(first, 0)
         divisor = divisor[..., None] * counted.astype(np.float32)
     total = _reduce_windows(widened(x), 0.0, jax.lax.add, kernel, stride, padding, ends)
     return total / (divisor if divisor_override is None else divisor_override)
@@ -163,7 +171,9 @@ def max_unpool(x, indices, output_size, stride=None, padding=None):
 
 def _each(value: int | Sequence[int], n: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
-    return values * n if len(values) == 1 else values
+    if len(values) == 1:
+        return values * n
+    return values
 
 
 def _outputs(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
@@ -204,7 +214,10 @@ def _resized_bytes(x: jax.Array, weights: np.ndarray) -> jax.Array:
 
 
 def _resized(kernel, x, output_size, align_corners, *factors) -> jax.Array:
-    factors = factors[-2:] if factors and factors[-2:] != (None,) else (None, None)
+    if factors and factors[-2:] != (None,):
+        factors = factors[-2:]
+    else:
+        factors = (None, None)
     rows, columns = (
         _weights(size, wanted, kernel, align_corners, factor)
         for size, wanted, factor in zip(x.shape[-2:], output_size, factors, strict=True)
@@ -225,7 +238,9 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 def _suggested(x: torch.Tensor) -> torch.memory_format:
     """Returns the format that PyTorch's `suggest_memory_format` gives."""
     last = _CHANNELS_LAST.get(x.dim())
-    return last if last and x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
+    if last and x.is_contiguous(memory_format=last) and not x.is_contiguous():
+        return last
+    return torch.contiguous_format
 
 
 def _plain(x: torch.Tensor) -> bool:

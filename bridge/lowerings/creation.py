@@ -30,7 +30,9 @@ def _cast(x, dtype):
 
 @lowers(aten._to_copy.default)
 def to_copy(x, *, dtype=None, **_placement):
-    return x if dtype is None else _cast(x, jax_dtype(dtype))
+    if dtype is None:
+        return x
+    return _cast(x, jax_dtype(dtype))
 
 
 @lowers(prims.convert_element_type.default)
@@ -47,7 +49,9 @@ def clone(x, **_layout):
 @lowers(aten.permute_copy.default)
 def permute_copy(x, dims):
     """A tensor without dimensions arrives with one, as for every operation with a `dim`."""
-    return jnp.transpose(x, dims) if dims else x
+    if dims:
+        return jnp.transpose(x, dims)
+    return x
 
 
 @lowers(aten.copy.default)

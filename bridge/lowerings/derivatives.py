@@ -59,7 +59,9 @@ def with_derivatives(*derivatives: Derivative) -> Callable[[Callable], Callable[
         def lowering(*arguments: Any) -> jax.Array:
             dtype = jnp.result_type(*arguments)
             arrays = jnp.broadcast_arrays(*(converted(a, dtype) for a in arguments))
-            return rule(*arrays) if jnp.issubdtype(dtype, jnp.floating) else function(*arrays)
+            if jnp.issubdtype(dtype, jnp.floating):
+                return rule(*arrays)
+            return function(*arrays)
 
         return lowering
 
@@ -109,7 +111,9 @@ def _pulled_back(backward: Any, forward: Any, gradient: torch.Tensor, *args: Any
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         out = forward(*tensors, **settings)
-        return out if isinstance(out, torch.Tensor) else out[0]
+        if isinstance(out, torch.Tensor):
+            return out
+        return out[0]
 
     gradients = _pullback(call, gradient, *primals)
     if len(gradients) == 1:

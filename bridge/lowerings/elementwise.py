@@ -80,7 +80,9 @@ def sign(x):
     if jnp.iscomplexobj(x):
         other = jnp.where(x == 0, 1, x)
         return jnp.where(x == 0, 0, other / jnp.abs(other))
-    return x if x.dtype == bool else jnp.where(x != x, 0, jnp.sign(x)).astype(x.dtype)  # for nan it is zero
+    if x.dtype == bool:
+        return x
+    return jnp.where(x != x, 0, jnp.sign(x)).astype(x.dtype)  # for nan it is zero
 
 
 @lowers(aten.angle.default)
@@ -233,7 +235,9 @@ def polygamma(n, x):
         far = jnp.where(x < -7, x, 0.5)  # is finite in the branch that is not taken, whose gradient would be nan
         near = jax.lax.polygamma(jnp.ones_like(x), jnp.where(x < -7, 1 - x, x))
         return jnp.where(x < -7, jnp.square(jnp.pi / jnp.sin(jnp.pi * (far - jnp.round(far)))) - near, near)
-    return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x)) if n else jax.lax.digamma(x)
+    if n:
+        return jnp.where(x < -7, jnp.nan, jax.lax.polygamma(jnp.full_like(x, n), x))
+    return jax.lax.digamma(x)
 
 
 def differentiated(function: Callable[..., jax.Array], *derivatives: Derivative) -> Callable[..., jax.Array]:
@@ -307,14 +311,20 @@ def observed_fake_quantize(
     if not low.numel():
         what = "an observer by channels gets the size of its buffers in its first call"
         raise refusal(what, "call the module once before export")
-    rows = x.detach().transpose(0, axis).flatten(1) if by_channel else x.detach().reshape(1, -1)
+    if by_channel:
+        rows = x.detach().transpose(0, axis).flatten(1)
+    else:
+        rows = x.detach().reshape(1, -1)
     for running, now in ((low, rows.amin(1)), (high, rows.amax(1))):
         now = now.reshape(running.shape)
         moved = torch.where(running.isinf(), now, running + rate * (now - running))
         running.copy_(torch.where(observes != 0, moved, running).reshape(running.shape))
     least = low.reshape(scale.shape)
     most = high.reshape(scale.shape)
-    middle = (least < 0) & (most > 0) if symmetric else torch.zeros_like(least, dtype=torch.bool)
+    if symmetric:
+        middle = (least < 0) & (most > 0)
+    else:
+        middle = torch.zeros_like(least, dtype=torch.bool)
     half = (qmax - qmin) // 2
     step = torch.maximum(-least / (half + 1), most / half)
     least = torch.where(middle, -step * (half + 1), least)
@@ -349,13 +359,17 @@ METAS |= dict.fromkeys(
 @lowers(aten.add.Tensor, aten.add.Scalar)
 @inlined
 def add(x, y, alpha=1):
-    return x + y if alpha == 1 else _scaled_sum(x, y, alpha)
+    if alpha == 1:
+        return x + y
+    return _scaled_sum(x, y, alpha)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 @inlined
 def subtract(x, y, alpha=1):
-    return x - y if alpha == 1 else _scaled_sum(x, y, -alpha)
+    if alpha == 1:
+        return x - y
+    return _scaled_sum(x, y, -alpha)
 
 
 def _scaled_sum(x, y, alpha):
@@ -379,18 +393,24 @@ def multiply(x, y):
 def wide_beside_numbers(x: Any, y: Any) -> tuple[Any, Any]:
     """Returns an array beside a Python number in float32: PyTorch does not round the number to a narrow dtype first."""
     beside = isinstance(x, (int, float)) or isinstance(y, (int, float))
-    return (_wide_if_floating(x), _wide_if_floating(y)) if beside else (x, y)
+    if beside:
+        return (_wide_if_floating(x), _wide_if_floating(y))
+    return (x, y)
 
 
 def _wide_if_floating(x: Any) -> Any:
-    return widened(x) if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact) else x
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact):
+        return widened(x)
+    return x
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x, low=None, high=None):
     """On a boundary the whole gradient goes to `x`; nan has no gradient."""
     if low is None or high is None:
-        return clamp_min(x, low) if high is None else clamp_max(x, high)
+        if high is None:
+            return clamp_min(x, low)
+        return clamp_max(x, high)
     return _clamped(x, low, high)
 
 
@@ -516,7 +536,9 @@ def _quotient(x, y):
 def divide(x, y):
     """JAX's derivative has the square of a divisor, which overflows long before the quotient does."""
     traced = isinstance(y, jax.Array) and jnp.issubdtype(jnp.result_type(x, y), jnp.floating)
-    return _quotient(x, y) if traced else jnp.true_divide(*wide_beside_numbers(x, y))
+    if traced:
+        return _quotient(x, y)
+    return jnp.true_divide(*wide_beside_numbers(x, y))
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -526,10 +548,14 @@ def divide_and_round(x, y, *, rounding_mode=None):
         return divide(x, y)
     if jnp.issubdtype(jnp.result_type(x, y), jnp.inexact):
         x, y = wide_beside_numbers(x, y)
-        return jnp.trunc(x / y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+        if rounding_mode == "trunc":
+            return jnp.trunc(x / y)
+        return jnp.floor_divide(x, y)
     dtype = jnp.promote_types(jnp.result_type(x, y), jnp.uint8)
     x, y = jnp.broadcast_arrays(converted(x, dtype), converted(y, dtype))
-    return jax.lax.div(x, y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+    if rounding_mode == "trunc":
+        return jax.lax.div(x, y)
+    return jnp.floor_divide(x, y)
 
 
 lowers(aten.floor_divide.default, aten.floor_divide.Scalar)(functools.partial(divide_and_round, rounding_mode="floor"))
@@ -565,18 +591,25 @@ def power_of_number(x, exponent):
     if isinstance(exponent, complex):
         return _power(x.astype(jnp.promote_types(x.dtype, jnp.complex64)), jnp.asarray(exponent))
     floating = jnp.issubdtype(x.dtype, jnp.inexact)
-    x = widened(x) if floating or isinstance(exponent, float) else x.astype(jnp.promote_types(x.dtype, jnp.int8))
+    if floating or isinstance(exponent, float):
+        x = widened(x)
+    else:
+        x = x.astype(jnp.promote_types(x.dtype, jnp.int8))
     if exponent == 0:
         return jnp.ones_like(x)
     if float(exponent).is_integer() and (floating or exponent > 0):
         return jax.lax.integer_pow(x, int(exponent))
-    return _fractional_power(x, exponent) if jnp.issubdtype(x.dtype, jnp.floating) else x**exponent
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return _fractional_power(x, exponent)
+    return x**exponent
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _fractional_power(x: jax.Array, exponent: float) -> jax.Array:
     if exponent in (0.5, -0.5):
-        return jnp.sqrt(x) if exponent > 0 else jax.lax.rsqrt(x)
+        if exponent > 0:
+            return jnp.sqrt(x)
+        return jax.lax.rsqrt(x)
     return x**exponent
 
 

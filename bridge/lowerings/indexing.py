@@ -19,7 +19,9 @@ aten = torch.ops.aten
 
 def picked(pick: Callable, x: jax.Array, index: Any) -> jax.Array:
     """Returns `pick(x, index)`, which is linear in `x`; `index` is an array, or several."""
-    return _picked_of_narrow(pick, x, index) if x.dtype in NARROW else pick(x, index)
+    if x.dtype in NARROW:
+        return _picked_of_narrow(pick, x, index)
+    return pick(x, index)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -38,7 +40,9 @@ def _picked_of_narrow_jvp(pick, primals, tangents):
 @lowers(aten.index_select.default)
 def index_select(x, dim, index):
     """An index without dimensions selects one slice and keeps the dimension."""
-    return picked(lambda x, index: jnp.take(x, jnp.reshape(index, -1), dim), x, index) if x.ndim else x
+    if x.ndim:
+        return picked(lambda x, index: jnp.take(x, jnp.reshape(index, -1), dim), x, index)
+    return x
 
 
 @lowers(aten.take.default)
@@ -58,7 +62,9 @@ def gather(x, dim, index):
 def nonzero_static(x, *, size, fill_value=-1):
     """Returns the first `size` places, a shape that does not depend on data."""
     places = jnp.nonzero(jnp.atleast_1d(x), size=size, fill_value=fill_value)[: x.ndim]
-    return jnp.stack(places, -1) if places else jnp.zeros((size, 0), int)
+    if places:
+        return jnp.stack(places, -1)
+    return jnp.zeros((size, 0), int)
 
 
 Place = tuple[Any, ...]
@@ -78,10 +84,16 @@ _METHODS = {"prod": "multiply", "amax": "max", "amin": "min"}
 def _neutral(reduce: str, dtype: Any) -> Any:
     """Returns the neutral element of the reduction."""
     if reduce not in ("amax", "amin"):
-        return 1 if reduce == "prod" else 0
+        if reduce == "prod":
+            return 1
+        return 0
     if jnp.issubdtype(dtype, jnp.floating):
-        return -jnp.inf if reduce == "amax" else jnp.inf
-    return jnp.iinfo(dtype).min if reduce == "amax" else jnp.iinfo(dtype).max
+        if reduce == "amax":
+            return -jnp.inf
+        return jnp.inf
+    if reduce == "amax":
+        return jnp.iinfo(dtype).min
+    return jnp.iinfo(dtype).max
 
 
 def _combine(x: jax.Array, at: Place, src: jax.Array, reduce: str, include_self: bool) -> jax.Array:
@@ -100,7 +112,9 @@ def _combine(x: jax.Array, at: Place, src: jax.Array, reduce: str, include_self:
     if reduce == "mean":
         total = start.at[at].add(src)
         count = jnp.maximum(int(include_self) + jnp.zeros(x.shape, x.dtype).at[at].add(1), 1)
-        return total / count if jnp.issubdtype(x.dtype, jnp.floating) else total // count
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return total / count
+        return total // count
     start, fixed, fixed_src = map(jax.lax.stop_gradient, (start, x, src))
     value = getattr(start.at[at], _METHODS[reduce])(fixed_src)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -150,7 +164,8 @@ def scatter_add(x, dim, index, src):
 
 @lowers(aten.scatter.reduce, aten.scatter.value_reduce)
 def scatter_by(x, dim, index, src, *, reduce):
-    src = src if isinstance(src, jax.Array) else jnp.full(index.shape, src, x.dtype)
+    if not isinstance(src, jax.Array):
+        src = jnp.full(index.shape, src, x.dtype)
     return scatter_reduce(x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
 
 
@@ -178,7 +193,10 @@ def _at_mask(x: jax.Array, dim: int, mask: jax.Array, values: jax.Array) -> tupl
     """
     behind = x.ndim - dim - mask.ndim
     rows = values.ndim - behind - 1
-    wide = values.shape if rows < 0 else (*values.shape[:rows], *(1,) * mask.ndim, *values.shape[rows + 1 :])
+    if rows < 0:
+        wide = values.shape
+    else:
+        wide = (*values.shape[:rows], *(1,) * mask.ndim, *values.shape[rows + 1 :])
     if any(mine not in (1, of_x) for mine, of_x in zip(wide[::-1], x.shape[::-1], strict=False)):
         raise NotImplementedError(f"values of shape {values.shape} do not fit what the mask selects of {x.shape}")
     if rows >= 0 and values.shape[rows] != 1:
@@ -196,7 +214,8 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     dim = dim % x.ndim
     at = (slice(None),) * dim + (index,)
     source = jnp.broadcast_to(jnp.reshape(source, source.shape or (1,)), x[at].shape)
-    reduce = "sum" if reduce == "add" else reduce
+    if reduce == "add":
+        reduce = "sum"
     return jnp.reshape(_combine(x, at, source, reduce, include_self), shape)
 
 
@@ -283,7 +302,10 @@ def embedding_bag(
         raise NotImplementedError("scale_grad_by_freq and the largest of each bag are not followed")
     starts = offsets[:-1] if with_end else offsets
     bag = torch.searchsorted(starts, torch.arange(indices.numel()), right=True) - 1
-    keep = indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
+    if padding_idx >= 0:
+        keep = indices != padding_idx
+    else:
+        keep = torch.ones_like(indices, dtype=torch.bool)
     rows = weight[indices].to(torch.promote_types(weight.dtype, torch.float32))
     if factors is not None:
         rows = rows * factors.unsqueeze(1)

@@ -29,7 +29,8 @@ def product_added(x, a, b, *, beta=1, alpha=1):
     if jnp.issubdtype(product.dtype, jnp.integer):
         beta = int(beta)
         alpha = int(alpha)
-    product = product if alpha == 1 else alpha * product
+    if alpha != 1:
+        product = alpha * product
     if beta == 0:
         return jnp.broadcast_to(product, jnp.broadcast_shapes(x.shape, product.shape))
     return (x if beta == 1 else beta * x) + product
@@ -184,7 +185,9 @@ def householder_product(a, tau):
 @lowers(aten.linalg_qr.default)
 def qr(a, mode="reduced"):
     """PyTorch returns an empty Q if only R is requested."""
-    return (jnp.zeros(0, a.dtype), jnp.linalg.qr(a, "r")) if mode == "r" else jnp.linalg.qr(a, mode)
+    if mode == "r":
+        return (jnp.zeros(0, a.dtype), jnp.linalg.qr(a, "r"))
+    return jnp.linalg.qr(a, mode)
 
 
 @lowers(aten._linalg_eigvals.default)
@@ -206,7 +209,10 @@ def eigh(a, uplo="L", compute_v=True):
 def pinv(a, *, atol=None, rtol=None, hermitian=False):
     if hermitian:  # PyTorch reads one triangle, with the derivative of a general matrix
         a = regraft(_from_triangle(a, False), a)
-    ratio = 0 if atol is None else atol / jnp.linalg.norm(jax.lax.stop_gradient(a), 2, (-2, -1))
+    if atol is None:
+        ratio = 0
+    else:
+        ratio = atol / jnp.linalg.norm(jax.lax.stop_gradient(a), 2, (-2, -1))
     if rtol is None:  # the default, unless `atol` is positive
         rtol = jnp.where(ratio > 0, 0, max(a.shape[-2:]) * jnp.finfo(a.dtype).eps)
     return jnp.linalg.pinv(a, jnp.maximum(rtol, ratio))

@@ -91,7 +91,9 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_in
 
 
 def _array(lengths: Sequence[int] | jax.Array) -> np.ndarray | jax.Array:
-    return lengths.reshape(-1) if isinstance(lengths, jax.Array) else np.asarray(lengths)
+    if isinstance(lengths, jax.Array):
+        return lengths.reshape(-1)
+    return np.asarray(lengths)
 
 
 def _rows(targets: jax.Array, lengths: Sequence[int] | jax.Array) -> jax.Array:
@@ -100,13 +102,18 @@ def _rows(targets: jax.Array, lengths: Sequence[int] | jax.Array) -> jax.Array:
     if targets.ndim == 2:
         return targets[:, :widest]
     counts = _array(lengths)
-    first = np.cumsum(counts) - counts if isinstance(counts, np.ndarray) else jnp.cumsum(counts) - counts
+    if isinstance(counts, np.ndarray):
+        first = np.cumsum(counts) - counts
+    else:
+        first = jnp.cumsum(counts) - counts
     return targets[jnp.minimum(first[:, None] + np.arange(widest), max(targets.shape[0] - 1, 0))]
 
 
 def _widest(targets: jax.Array | torch.Tensor, lengths: Sequence[int] | jax.Array | torch.Tensor) -> int:
     """Returns the largest number of labels of a sequence, or its upper bound if the lengths are traced."""
-    return max(lengths, default=0) if isinstance(lengths, Sequence) else targets.shape[-1]
+    if isinstance(lengths, Sequence):
+        return max(lengths, default=0)
+    return targets.shape[-1]
 
 
 def _meta(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
@@ -125,7 +132,11 @@ def _huber(x, y, beta):
 
 
 def _reduced(loss, reduction):
-    return loss if reduction == 0 else jnp.mean(loss) if reduction == _MEAN else jnp.sum(loss)
+    if reduction == 0:
+        return loss
+    if reduction == _MEAN:
+        return jnp.mean(loss)
+    return jnp.sum(loss)
 
 
 @lowers(aten.smooth_l1_loss.default)

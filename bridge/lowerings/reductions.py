@@ -64,7 +64,9 @@ def _reduced(x, dim=(), keepdim=False, *, reduce, nan=False):
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return reduce(x, axes, keepdims=keepdim)
     out = extreme(x, reduce, axes, nan)
-    return out if keepdim else jnp.squeeze(out, axes)
+    if keepdim:
+        return out
+    return jnp.squeeze(out, axes)
 
 
 lowers(aten.amax.default)(functools.partial(_reduced, reduce=jnp.max))
@@ -75,7 +77,9 @@ lowers(aten.min.default)(functools.partial(_reduced, reduce=jnp.min, nan=True))
 
 def _picked(x: jax.Array, index: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     values = jnp.take_along_axis(x, index, dim)
-    return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
+    if keepdim:
+        return (values, index)
+    return (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
 
 
 def _extreme_along(x, dim, keepdim=False, *, place):
@@ -92,7 +96,10 @@ def _middle(x: jax.Array, dim: int, skip_nan: bool) -> jax.Array:
     order = jnp.argsort(x, dim, stable=True)
     size = x.shape[dim]
     count = jnp.sum(~jnp.isnan(x), dim, keepdims=True)  # nan is sorted last
-    middle = jnp.maximum(count - 1, 0) // 2 if skip_nan else jnp.where(count < size, count, (size - 1) // 2)
+    if skip_nan:
+        middle = jnp.maximum(count - 1, 0) // 2
+    else:
+        middle = jnp.where(count < size, count, (size - 1) // 2)
     return jnp.take_along_axis(order, middle, dim)
 
 
@@ -169,7 +176,8 @@ lowers(aten.cummin.default)(functools.partial(_running, scan=jax.lax.cummin))
 
 def _accumulated(x, dim, *, dtype=None, scan):
     """Computes in float32, since the roundings of all steps add up in a narrow dtype."""
-    x = x if dtype is None else x.astype(jax_dtype(dtype))
+    if dtype is not None:
+        x = x.astype(jax_dtype(dtype))
     if not x.ndim:
         return x
     return scan(widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax_dtype(torch.int64)), dim)
@@ -186,7 +194,8 @@ def total(x, dim=None, keepdim=False, *, dtype=None):
 
 @lowers(aten.mean.default, aten.mean.dim)
 def mean(x, dim=None, keepdim=False, *, dtype=None):
-    x = x if dtype is None else x.astype(jax_dtype(dtype))
+    if dtype is not None:
+        x = x.astype(jax_dtype(dtype))
     return jnp.mean(x, tuple(dim) if dim and x.ndim else None, keepdims=keepdim)
 
 
@@ -234,12 +243,21 @@ def _square_root(x: jax.Array) -> jax.Array:
 def _spread(x, dim=None, *, correction=None, keepdim=False, root, with_mean):
     """Returns variance or deviation, with zero gradient where all entries are equal; and the mean, if asked."""
     x = widened(x)
-    axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(d % x.ndim for d in dim)
+    if dim is None or dim == [] or not x.ndim:
+        axes = tuple(range(x.ndim))
+    else:
+        axes = tuple(d % x.ndim for d in dim)
     ddof = 1 if correction is None else correction
-    var = jnp.var(x, axes, ddof=ddof, keepdims=True) if jnp.iscomplexobj(x) else _variance(x, axes, ddof)
+    if jnp.iscomplexobj(x):
+        var = jnp.var(x, axes, ddof=ddof, keepdims=True)
+    else:
+        var = _variance(x, axes, ddof)
     out = _square_root(var) if root else var
-    out = out if keepdim else jnp.squeeze(out, axes)
-    return (out, jnp.mean(x, axes, keepdims=keepdim)) if with_mean else out
+    if not keepdim:
+        out = jnp.squeeze(out, axes)
+    if with_mean:
+        return (out, jnp.mean(x, axes, keepdims=keepdim))
+    return out
 
 
 for _packet, _root, _with_mean in (
@@ -255,9 +273,15 @@ for _packet, _root, _with_mean in (
 def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     """Its gradient at zero is zero, PyTorch's choice among the subgradients; `jnp.linalg.norm` gives NaN."""
     x = widened(x if dtype is None else x.astype(jax_dtype(dtype)))
-    axes = tuple(range(x.ndim)) if dim is None or dim == [] or not x.ndim else tuple(dim)
+    if dim is None or dim == [] or not x.ndim:
+        axes = tuple(range(x.ndim))
+    else:
+        axes = tuple(dim)
     if ord == 2:  # not from absolute values, whose derivative at zero is constant
-        squares = jnp.square(x.real) + jnp.square(x.imag) if jnp.iscomplexobj(x) else jnp.square(x)
+        if jnp.iscomplexobj(x):
+            squares = jnp.square(x.real) + jnp.square(x.imag)
+        else:
+            squares = jnp.square(x)
         return _square_root(jnp.sum(squares, axes, keepdims=keepdim))
     x = absolute(x)
     if abs(ord) == float("inf"):

@@ -93,7 +93,9 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
                 traced = traced or isinstance(leaf, Tracer)
             else:  # zeros of different signs are different arguments, and so are 1, 1.0 and True
                 key.append((kind, repr(leaf) if kind is float else leaf))
-        return staged(tree, *key)(*arrays) if traced else function(*args, **kwargs)
+        if traced:
+            return staged(tree, *key)(*arrays)
+        return function(*args, **kwargs)
 
     return call
 

@@ -28,7 +28,9 @@ def is_traced(tensor: Any) -> bool:
 
 def known(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the numbers on the host; JAX refuses those of a traced array."""
-    return tensor_of(tensor.value).to(tensor.dtype) if isinstance(tensor, BridgeTensor) else tensor
+    if isinstance(tensor, BridgeTensor):
+        return tensor_of(tensor.value).to(tensor.dtype)
+    return tensor
 
 
 def _constant(tensor: torch.Tensor) -> BridgeTensor:

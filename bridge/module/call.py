@@ -224,8 +224,11 @@ class Call:
 
     def _memory_of(self, tensor: torch.Tensor) -> Any:
         """Returns an object that tensors over one memory have in common."""
-        tensor = self._dispatch.wrap(tensor) if self._dispatch.constants.is_traced(tensor) else tensor
-        return tensor._handle.storage if isinstance(tensor, BridgeTensor) else storage_id(tensor)
+        if self._dispatch.constants.is_traced(tensor):
+            tensor = self._dispatch.wrap(tensor)
+        if isinstance(tensor, BridgeTensor):
+            return tensor._handle.storage
+        return storage_id(tensor)
 
     def _to_torch(self, value: Any) -> Any:
         """Converts an input. No input has `requires_grad`, as in PyTorch, unless the code differentiates by it."""
@@ -233,7 +236,9 @@ class Call:
         if real and value.layout is torch.strided and value.dtype in COUNTERPARTS:
             value = array_of(value)  # as in a cache that the caller has made
         if not is_array(value):
-            return CallGenerator() if isinstance(value, torch.Generator) else value
+            if isinstance(value, torch.Generator):
+                return CallGenerator()
+            return value
         if self._dispatch.checks_int64 and isinstance(value, (np.ndarray, np.generic)):
             check_values("an input", value)
         array = jnp.asarray(value) if isinstance(value, jax.Array) else _known(value)
@@ -249,7 +254,9 @@ class Call:
         meta = empty_meta(array.shape, None, dtype)
         tensor = wrap(array, meta, tracked=self.recording == GRAPH_FROM_INPUTS, leaf=True)
         self._dispatch.inputs.append(tensor)
-        return start_graph(tensor, self.recording) if self.recording else tensor
+        if self.recording:
+            return start_graph(tensor, self.recording)
+        return tensor
 
     def _bound_state(self, reals: Mapping[str, torch.Tensor], request: Request) -> dict[str, BridgeTensor]:
         """Returns the traced tensor of each parameter and buffer."""
@@ -259,7 +266,10 @@ class Call:
             real = reals[name]
             trained = name in self._fn.params
             array = jnp.asarray(request.params[name] if trained else request.buffers[name])
-            dtype = real.dtype if array.dtype == jax_dtype(real.dtype) else torch_dtype(array.dtype)
+            if array.dtype == jax_dtype(real.dtype):
+                dtype = real.dtype
+            else:
+                dtype = torch_dtype(array.dtype)
             if name in windows:  # is written into the memory that it views, as `load_state_dict` does
                 tensor = alias_of(state[windows[name]], real, differentiable=is_view_of(real, reals[windows[name]]))
                 if windows[name] not in self._fn.params:  # a parameter may have been updated since, and decides
@@ -309,7 +319,10 @@ def run_call(fn: Exported, request: Request) -> tuple[Result, list[str]]:
     if call.changes and request.survey is None:
         numbers = _Numbers(request)
         # In eval mode the parameters are the same in the next call, so a table computed from them remains valid.
-        training = any(m.training for m in fn.module.modules()) if request.train is None else request.train
+        if request.train is None:
+            training = any(m.training for m in fn.module.modules())
+        else:
+            training = request.train
 
         def next_call(first: list, last: list, calls: int = 2, hidden: Place | None = None) -> tuple:
             one = numbers.put(first)
@@ -382,7 +395,9 @@ class _Numbers:
 
 def method_of(module: nn.Module, name: str) -> Callable[..., Any]:
     """Returns the function that a call runs: for `forward` the module itself, with its hooks and its own `__call__`."""
-    return module if name == "forward" else getattr(module, name)
+    if name == "forward":
+        return module
+    return getattr(module, name)
 
 
 def refuse_gradient_hooks(module: nn.Module) -> None:

@@ -143,7 +143,9 @@ def _items(value: Any) -> dict:
     Those of a tensor are the attributes that the code has set.
     """
     if type(value) is BridgeTensor:
-        return value._attributes() if vars(value).keys() - INTERNAL else {}
+        if vars(value).keys() - INTERNAL:
+            return value._attributes()
+        return {}
     if isinstance(value, dict):
         return dict.copy(value)
     if isinstance(value, set):
@@ -153,11 +155,15 @@ def _items(value: Any) -> dict:
 
 
 def joined(path: str, key: Any) -> str:
-    return f"{path}.{key}" if isinstance(key, str) else f"{path}[{_shown(key)}]"
+    if isinstance(key, str):
+        return f"{path}.{key}"
+    return f"{path}[{_shown(key)}]"
 
 
 def _shown(key: Any) -> str:
-    return repr(key) if type(key) in _ATOMS and not isinstance(key, torch.Tensor) else type(key).__name__
+    if type(key) in _ATOMS and not isinstance(key, torch.Tensor):
+        return repr(key)
+    return type(key).__name__
 
 
 def equal(a: Any, b: Any, twins: Mapping[int, Any] | None = None) -> bool:

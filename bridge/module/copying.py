@@ -147,16 +147,23 @@ class _Copier:
         return new
 
     def _fixed(self, value: Any) -> Any:
-        items = [item for _, item in items_of(value)] if isinstance(value, tuple) else list(value)
+        if isinstance(value, tuple):
+            items = [item for _, item in items_of(value)]
+        else:
+            items = list(value)
         new = [self.visit(item) for item in items]
         if _same(items, new):
             return value
-        return self._fill(tuple_of(type(value), new), value) if isinstance(value, tuple) else type(value)(new)
+        if isinstance(value, tuple):
+            return self._fill(tuple_of(type(value), new), value)
+        return type(value)(new)
 
     def _method(self, value: types.MethodType) -> types.MethodType:
         old = value.__func__, value.__self__
         new = self.visit(old[0]), self.visit(old[1])
-        return value if _same(old, new) else types.MethodType(*new)
+        if _same(old, new):
+            return value
+        return types.MethodType(*new)
 
     def _partial(self, value: functools.partial) -> functools.partial:
         old = [value.func, *value.args, *value.keywords.values()]
@@ -202,8 +209,13 @@ class _Copier:
             target = value.__init__.__self__ if is_proxy else value()
         except ReferenceError:
             return value
-        new = self.visit(target) if isinstance(target, (nn.Module, torch.Tensor)) else target
-        return value if new is target else (weakref.proxy if is_proxy else weakref.ref)(new)
+        if isinstance(target, (nn.Module, torch.Tensor)):
+            new = self.visit(target)
+        else:
+            new = target
+        if new is target:
+            return value
+        return (weakref.proxy if is_proxy else weakref.ref)(new)
 
     def _weak_dict(self, value: Any) -> Any:
         self.copies[id(value)] = new = type(value)()
@@ -250,7 +262,10 @@ def override(module: nn.Module, copies: Iterable[Any], name: str, number: Bridge
 
 
 def _no_number(name: str, place: str, owner: Any, step: str) -> str:
-    found = f"is {getattr(owner, step)!r}" if hasattr(owner, step) else "is not there"
+    if hasattr(owner, step):
+        found = f"is {getattr(owner, step)!r}"
+    else:
+        found = "is not there"
     numbers = sorted(k for k, v in attributes_of(owner).items() if type(v) in (int, float) and not k.startswith("_"))
     return (
         f"the override {name} names no number: {step} {found} in {place or 'the module'} ({type(owner).__name__}); "

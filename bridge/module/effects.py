@@ -101,7 +101,10 @@ def judge(
             f"and buffers only; {_remedy(made or [*changes], changes)}"
         ), []
     counts = {p: (changes[p], v) for p, (v, _) in again.items() if _counts(v) and type(v) is type(changes.get(p))}
-    number = _other_call(counts, later_call, shapes) if counts and later_call else 0
+    if counts and later_call:
+        number = _other_call(counts, later_call, shapes)
+    else:
+        number = 0
     if number:
         return (
             f"the call changes {_listed(counts)}, and call {number:,} would do something else, but a call keeps "
@@ -251,7 +254,9 @@ def value_numbers(closed: Any) -> list[Value]:
         known[variable] = value(("input", i))._replace(inputs=frozenset({i}), paths=frozenset({i}))
 
     def of(atom: Any) -> Value:
-        return value((str(atom.aval), _comparable(atom.val))) if isinstance(atom, Literal) else known[atom]
+        if isinstance(atom, Literal):
+            return value((str(atom.aval), _comparable(atom.val)))
+        return known[atom]
 
     for equation in closed.jaxpr.eqns:
         operands = [*map(of, equation.invars)]
@@ -278,7 +283,9 @@ def _unchanged(equation: Any, operands: list[Value]) -> Value | None:
     if inner is not None and not inner.eqns and inner.outvars == inner.invars[:1]:  # `regraft`
         return operands[0]._replace(paths=operands[1].paths)
     whole = name == "slice" and equation.outvars[0].aval.shape == equation.invars[0].aval.shape
-    return operands[0] if whole else None
+    if whole:
+        return operands[0]
+    return None
 
 
 def _moved(equation: Any, constants: list[Any]) -> Any:
@@ -333,7 +340,9 @@ def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:
 
 def _name(place: Place) -> str:
     path = ".".join(part for part in place[0].split(".") if part and part not in REGISTRIES)
-    return path if place[1] is ORDER else joined(path, place[1]).lstrip(".")
+    if place[1] is ORDER:
+        return path
+    return joined(path, place[1]).lstrip(".")
 
 
 def _listed(places: Iterable[Place]) -> str:

@@ -129,13 +129,18 @@ def _check_sharing(before: Mapping[str, Any], after: Mapping[str, Any], final: M
                     continue
                 # Parts of one memory may have no element in common.
                 if memory is before or overlap(_laid_out(final[twin]), _laid_out(final[name])):
-                    remedy = "write in place, or register a clone" if memory is before else "assign a clone()"
+                    if memory is before:
+                        remedy = "write in place, or register a clone"
+                    else:
+                        remedy = "assign a clone()"
                     raise BridgeError(f"{twin} and {name} {what}; {remedy}")
             groups[at].append(name)
 
 
 def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._meta if isinstance(tensor, BridgeTensor) else tensor
+    if isinstance(tensor, BridgeTensor):
+        return tensor._meta
+    return tensor
 
 
 def check_tied(names: Mapping[str, str], slots: Mapping[str, Slot], final: Mapping[str, Any]) -> None:

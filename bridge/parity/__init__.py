@@ -171,7 +171,9 @@ def _remedy(call: Call, step: int) -> str:
         other = "; a further call gets other numbers of the same shapes: if the module cannot take them, "
         return f"{other}steps=1 compares one call, and `advance` makes the inputs of the next one"
     # The reason may be that the inputs require grad here: a kept cache is written twice, say.
-    return "; input_gradients=False lets the inputs require none" if call.input_gradients else ""
+    if call.input_gradients:
+        return "; input_gradients=False lets the inputs require none"
+    return ""
 
 
 _ROUNDING = 1e-3
@@ -179,7 +181,9 @@ _ROUNDING = 1e-3
 
 
 def _in_double(module: nn.Module, double: nn.Module | None, method: str) -> nn.Module:
-    return in_double(module, method) if double is None else copied(double)
+    if double is None:
+        return in_double(module, method)
+    return copied(double)
 
 
 def _check(tolerance: float, steps: int, jitter: float, known_inputs: str) -> None:

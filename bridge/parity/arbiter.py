@@ -137,13 +137,18 @@ class Arbiter:
     def _decision(self, row: Row, wide: list[list[Leaves]], moves: Moves) -> str:
         narrow = [leaves[row.kind][row.name].values for leaves in self.leaves[row.step]]
         gap = narrow[1] - narrow[0]
-        decision, text = self._by_float64(row, wide, gap / np.linalg.norm(gap), narrow) if wide else ("undecided", "")
+        decision = "undecided"
+        text = ""
+        if wide:
+            decision, text = self._by_float64(row, wide, gap / np.linalg.norm(gap), narrow)
         moved = moves[row.step][row.kind, row.name]
         if decision == "undecided" and moved >= _NEAR * np.abs(gap).max():
             noise = f"noise of {self._noise:.2g} in the parameters moves PyTorch's by {moved:.2g}"
             decision = "rounding"
             text = "; ".join(filter(None, (noise, text)))
-        return f"{decision}: {text}" if text else ""
+        if text:
+            return f"{decision}: {text}"
+        return ""
 
     def _by_float64(self, row: Row, wide: list, direction: np.ndarray, narrow: list[np.ndarray]) -> tuple[str, str]:
         """Returns the decision, and the numbers of both sides and the judge along the direction."""

@@ -48,7 +48,9 @@ class Row:
     def verdict(self) -> Verdict:
         if not self.error <= self.tolerance:
             return "beyond tolerance"
-        return "unproved" if self.zero else "equal"
+        if self.zero:
+            return "unproved"
+        return "equal"
 
     def __str__(self) -> str:
         numbers = f"{self.error:9.1e}{_MARKS[self.verdict]} {self.tolerance:9.1e}  {self.scale:9.1e}  {self.step:4d}"
@@ -126,7 +128,10 @@ class ParityReport:
 
     def __str__(self) -> str:
         shown = len(self.rows) - max(self.count("equal") - 20, 0)
-        more = [f"… {len(self.rows) - shown} more, equal"] if shown < len(self.rows) else []
+        if shown < len(self.rows):
+            more = [f"… {len(self.rows) - shown} more, equal"]
+        else:
+            more = []
         remark = [UNPROVED] if self.count("unproved") else []
         lines = [*map(str, self.rows[:shown]), *more, *remark, *self.granted, self.summary]
         return "\n".join([str(self.environment), _COLUMNS, *lines])
@@ -181,13 +186,19 @@ def leaf_of(value: Any, reason: str = "") -> Leaf:
     dtype = str(value.dtype) if isinstance(value, ARRAYS) else ""
     if torch.is_tensor(value):
         dtype = str(jnp.dtype(jax_dtype(value.dtype)))
-        value = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+        if value.layout is torch.strided:
+            value = value.detach()
+        else:
+            value = value.detach().to_dense()
         value = value.double() if value.is_floating_point() else value.resolve_conj()
         value = value.resolve_neg().numpy()
     array = np.asarray(value)
     wide: Any = np.int64
     if jnp.issubdtype(array.dtype, jnp.inexact):  # NumPy has no bfloat16 of its own
-        wide = np.complex128 if jnp.issubdtype(array.dtype, jnp.complexfloating) else np.float64
+        if jnp.issubdtype(array.dtype, jnp.complexfloating):
+            wide = np.complex128
+        else:
+            wide = np.float64
     return Leaf(array.astype(wide), dtype, reason)
 
 

@@ -84,8 +84,11 @@ def _other(tensor: torch.Tensor, step: int, generator: torch.Generator) -> torch
     low, high = wide.aminmax()
     if not tensor.is_floating_point() or (low < high and (wide == wide.round()).all()) or not wide.isfinite().all():
         axes = [axis for axis, size in enumerate(tensor.shape) if size > 1]
-        return tensor.roll(step, axes[0]) if axes else tensor.clone()
-    low = low / 2 if low == high else low
+        if axes:
+            return tensor.roll(step, axes[0])
+        return tensor.clone()
+    if low == high:
+        low = low / 2
     drawn = low + (high - low) * torch.rand(wide.shape, dtype=wide.dtype, generator=generator)
     return tensor.clone().copy_(drawn)
 
@@ -114,7 +117,9 @@ _CASTS = (torch.Tensor.bfloat16, torch.Tensor.half, torch.Tensor.float)
 
 def _wide_dtype(value: Any) -> Any:
     is_float = isinstance(value, torch.dtype) and value in DIFFERENTIABLE
-    return torch.promote_types(value, torch.float64) if is_float else value
+    if is_float:
+        return torch.promote_types(value, torch.float64)
+    return value
 
 
 def in_double(module: nn.Module, method: str) -> nn.Module:
@@ -143,7 +148,9 @@ def in_float64() -> Iterator[None]:
 
 
 def to_jax(value: Any) -> Any:
-    return array_of(value) if torch.is_tensor(value) else value
+    if torch.is_tensor(value):
+        return array_of(value)
+    return value
 
 
 def inputs_of(call: Call, convert_leaf: Callable[[Any], Any]) -> Generator[tuple[tuple, dict], Any, None]:
@@ -196,7 +203,10 @@ class TorchSide:
         given = self._inputs.send(self._outputs)
         args, kwargs, inputs = self._copies(*given)
         for (kind, name), shift in (shifts or {}).items():
-            leaf = self.trained[name] if kind == "gradient" else named_inputs(args, kwargs)[0][name]
+            if kind == "gradient":
+                leaf = self.trained[name]
+            else:
+                leaf = named_inputs(args, kwargs)[0][name]
             leaf.data += shift
         asked = {name for name, t in named_inputs(*given)[0].items() if torch.is_tensor(t) and t.requires_grad}
         with watching(draws) as watch:
@@ -333,7 +343,9 @@ class JaxSide:
             return jnp.asarray(call.loss(result.outputs), jnp.result_type(float)), result._replace(outputs=numbers)
 
         gradient = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
-        return jax.jit(gradient) if self._jit else gradient
+        if self._jit:
+            return jax.jit(gradient)
+        return gradient
 
 
 @contextlib.contextmanager

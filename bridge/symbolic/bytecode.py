@@ -33,7 +33,9 @@ def check_under_way() -> bool | str | None:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
-    return None if frame is None else _check_at(frame.f_code, frame.f_lasti)
+    if frame is None:
+        return None
+    return _check_at(frame.f_code, frame.f_lasti)
 
 
 def places_inside_handlers() -> tuple:
@@ -52,7 +54,9 @@ def places_inside_handlers() -> tuple:
             entries: Any = dis.Bytecode(code).exception_entries  # pyright: ignore[reportAttributeAccessIssue]
             inside = inside or any(entry.start <= offset < entry.end for entry in entries)
         frame = frame.f_back
-    return tuple(places) if inside else ()
+    if inside:
+        return tuple(places)
+    return ()
 
 
 @functools.lru_cache(1024)
@@ -77,7 +81,9 @@ def _check_at(code: types.CodeType, offset: int) -> bool | str | None:
     if_taken = jump.opname.endswith("IF_TRUE")
     for side, truth in ((i + 1, if_taken), (places[jump.argval], not if_taken)):
         if _raises(instructions, places, side):
-            return COMPUTED if computed else truth == passes
+            if computed:
+                return COMPUTED
+            return truth == passes
     return None
 
 
@@ -109,7 +115,10 @@ def only_writes(frame: types.FrameType, rows: Any) -> bool:
     start = places[frame.f_lasti]
     end = places.get(code[start].argval, 0)
     of = code[start - 2]  # a name, or a call such as `mask.nonzero()`
-    over_rows = of.argval == 0 if of.opname == "CALL" else frame.f_locals.get(of.argval) is rows
+    if of.opname == "CALL":
+        over_rows = of.argval == 0
+    else:
+        over_rows = frame.f_locals.get(of.argval) is rows
     if code[start].opname != "FOR_ITER" or "JUMP" not in code[end - 1].opname or not over_rows:
         return False
     body = code[start + 1 : end]

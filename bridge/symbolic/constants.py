@@ -25,7 +25,9 @@ def as_constant(value: Any, otherwise: str) -> str:
         whole = {name: v for name, v in inputs if is_array(v) and not jnp.issubdtype(v.dtype, jnp.inexact)}
         names = [name for name in depends_on(value, {**call.buffers, **whole}) or () if name in whole]
         known = _KNOWN_REMEDY.format(" and ".join(names), "|".join(names))
-        return f"{known}; otherwise {otherwise}" if names else otherwise
+        if names:
+            return f"{known}; otherwise {otherwise}"
+        return otherwise
     patterns = dict.fromkeys(re.sub(r"\b\d+\b", r"\\d+", name.replace(".", r"\.")) for name in buffers)  # all layers
     option = f'bridge.export(module, static=r"{"|".join(patterns)}")'
     return (

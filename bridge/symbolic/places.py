@@ -63,7 +63,9 @@ def conditions_among(places: tuple) -> list[BridgeTensor]:
 
 
 def places_of(index: Any) -> tuple:
-    return index if type(index) is tuple else (index,)
+    if type(index) is tuple:
+        return index
+    return (index,)
 
 
 def selected(tensor: BridgeTensor, places: tuple, error: Error) -> tuple[BridgeTensor, tuple]:
@@ -76,7 +78,10 @@ def selected(tensor: BridgeTensor, places: tuple, error: Error) -> tuple[BridgeT
     if skipped < 0:
         raise IndexError(f"too many indices for tensor of dimension {tensor.dim()}")
     rest = [*places]
-    dim = tensor.dim() if any(place is Ellipsis for place in places) else sum(taken)
+    if any(place is Ellipsis for place in places):
+        dim = tensor.dim()
+    else:
+        dim = sum(taken)
     for i, place in reversed([*enumerate(places)]):
         dim -= skipped if place is Ellipsis else taken[i]
         if is_traced_place(place):
@@ -94,7 +99,9 @@ def selected(tensor: BridgeTensor, places: tuple, error: Error) -> tuple[BridgeT
 def dimensions_of(place: Any) -> int:
     if place is None or place is Ellipsis or isinstance(place, bool):
         return 0
-    return place.dim() if isinstance(place, torch.Tensor) and place.dtype == torch.bool else 1
+    if isinstance(place, torch.Tensor) and place.dtype == torch.bool:
+        return place.dim()
+    return 1
 
 
 def check_within(number: BridgeTensor, name: str, most: int, what: str, error: Error) -> None:

@@ -52,12 +52,17 @@ def range_of(value: Any) -> Interval:
     if not isinstance(value, BridgeTensor):
         if not isinstance(value, (int, float)) or not abs(value) < _HUGE:
             return UNKNOWN
-        return Interval(value, value, _ZERO, value) if isinstance(value, int) else Interval(floor(value), ceil(value))
+        if isinstance(value, int):
+            return Interval(value, value, _ZERO, value)
+        return Interval(floor(value), ceil(value))
     storage = value._handle.storage
     dtype = value.dtype
     known = storage.bounds
     if known is None or (storage.layout is not None and storage.layout.dtype != dtype):
-        known = UNKNOWN if dtype in (torch.int32, torch.int64) else _ENDS.get(dtype, UNKNOWN)
+        if dtype in (torch.int32, torch.int64):
+            known = UNKNOWN
+        else:
+            known = _ENDS.get(dtype, UNKNOWN)
     if known.root is None and dtype in _INTEGERS and not value.dim():
         return Interval(known.low, known.high, value.value)
     return known
@@ -66,7 +71,9 @@ def range_of(value: Any) -> Interval:
 def known_number(tensor: BridgeTensor) -> int | None:
     """Returns the only possible value of a traced number, for instance of a decided comparison; None if several are."""
     low, high = range_of(tensor)[:2]
-    return int(low) if low == high else None
+    if low == high:
+        return int(low)
+    return None
 
 
 def distance(a: BridgeTensor | int, b: BridgeTensor | int) -> int | None:
@@ -76,7 +83,9 @@ def distance(a: BridgeTensor | int, b: BridgeTensor | int) -> int | None:
 
 def _apart(a: Interval, b: Interval) -> int | None:
     known = a.root is not None and b.root is not None and same_values(a.root, b.root)
-    return a.offset - b.offset if known else None
+    if known:
+        return a.offset - b.offset
+    return None
 
 
 def after_write(target: BridgeTensor, source: BridgeTensor) -> Interval | None:
@@ -84,7 +93,9 @@ def after_write(target: BridgeTensor, source: BridgeTensor) -> Interval | None:
     known = source._handle.storage.bounds
     if known is None or source.dtype != target.dtype:
         return None
-    return union(range_of(target), known) if target._views else known
+    if target._views:
+        return union(range_of(target), known)
+    return known
 
 
 def union(*ranges: Interval) -> Interval:
@@ -116,7 +127,9 @@ class Call(NamedTuple):
         """Returns the number of elements along `dim`, or of all if the call names none."""
         x = self.args[0]
         dim = self.named.get("dim")
-        return x.shape[dim] if isinstance(dim, int) and x.dim() else x.numel()
+        if isinstance(dim, int) and x.dim():
+            return x.shape[dim]
+        return x.numel()
 
 
 def _product(a: Interval, b: Interval) -> Interval:
@@ -139,7 +152,8 @@ def _sum(call: Call, sign: int = 1) -> Interval:
     a = call.a
     b = call.b
     scale = sign * call.named.get("alpha", 1)
-    b = b if scale == 1 else times(b, range_of(scale))
+    if scale != 1:
+        b = times(b, range_of(scale))
     return Interval(a.low + b.low, a.high + b.high, a.root if b.root is _ZERO else None, a.offset + b.offset)
 
 
@@ -169,7 +183,10 @@ def _compared(holds: Callable[[float, float], bool], call: Call) -> Interval:
     a = call.a
     b = call.b
     apart = _apart(call.a, call.b)
-    low, high = (a.low - b.high, a.high - b.low) if apart is None else (apart, apart)
+    if apart is None:
+        low, high = (a.low - b.high, a.high - b.low)
+    else:
+        low, high = (apart, apart)
     answers = [holds(difference, 0) for difference in (low, high, min(max(low, 0), high))]
     return Interval(min(answers), max(answers))
 
@@ -219,7 +236,9 @@ RULES = {name: rule for names, rule in _RULES.items() for name in names.split()}
 def rule_of(func: Any) -> tuple[Rule, tuple[str, ...]] | None:
     """Returns the rule of an operation and its arguments' names; None if any number may result."""
     name = schema_name(func).removeprefix("aten::").strip("_")
-    return (RULES[name], tuple(a.name for a in arguments_of(func))) if name in RULES else None
+    if name in RULES:
+        return (RULES[name], tuple(a.name for a in arguments_of(func)))
+    return None
 
 
 def follow(context: CallState, func: Any, args: tuple, kwargs: dict, results: Sequence[Any]) -> None:
@@ -318,7 +337,9 @@ def fitting(context: CallState, func: Any, inputs: Sequence[BridgeTensor], outs:
             return value
         if context.checks_int64 and not floating and torch.int64 in dtypes:
             _refuse(context, func, Interval(value, value))
-        return float(value) if floating else (value + limit) % (2 * limit) - limit
+        if floating:
+            return float(value)
+        return (value + limit) % (2 * limit) - limit
 
     return tuple(map(fit, arguments_of(func), args))
 
@@ -334,11 +355,15 @@ def _of_values(values: torch.Tensor | np.ndarray | np.generic) -> Interval:
     if str(values.dtype).removeprefix("torch.") not in ("int32", "int64", "uint64"):
         return UNKNOWN
     size = values.numel() if isinstance(values, torch.Tensor) else values.size
-    return Interval(int(values.min()), int(values.max())) if size else Interval(0, 0)
+    if size:
+        return Interval(int(values.min()), int(values.max()))
+    return Interval(0, 0)
 
 
 def _limit() -> int:
-    return 2**63 if jax.config.read("jax_enable_x64") else 2**31
+    if jax.config.read("jax_enable_x64"):
+        return 2**63
+    return 2**31
 
 
 def _fits(known: Interval) -> bool:

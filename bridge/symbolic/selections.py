@@ -116,7 +116,9 @@ class Rows:
         return (*sizes[: self._first], count, *sizes[len(sizes) - self._behind :])
 
     def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
+        if dim is None:
+            return self.shape
+        return self.shape[dim]
 
     def dim(self) -> int:
         return self._first + 1 + self._behind
@@ -143,7 +145,8 @@ class Rows:
 
     def reshape(self, *sizes: Any) -> Rows:
         """Returns `rows.reshape(-1, …)`, where one index of the dimensions before the rows remains."""
-        sizes = sizes if isinstance(sizes[0], int) else tuple(sizes[0])
+        if not isinstance(sizes[0], int):
+            sizes = tuple(sizes[0])
         behind = self.whole.shape[self.whole.dim() - self._behind :]
         if sizes[0] != -1 or self.whole.numel() != self._mask.numel() * math.prod(sizes[1:]) or not math.prod(behind):
             raise self._refused("`reshape` but of what is behind the rows")
@@ -167,7 +170,9 @@ class Rows:
 
     def __getitem__(self, index: Any) -> Any:
         last = places_of(index) in ((Ellipsis, None), (*[slice(None)] * self.dim(), None))
-        return self.unsqueeze(-1) if last else _call(self, torch.Tensor.__getitem__, index)
+        if last:
+            return self.unsqueeze(-1)
+        return _call(self, torch.Tensor.__getitem__, index)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("dtype", "device", "requires_grad"):
@@ -226,7 +231,9 @@ class Rows:
             if not self._selects_as(value):
                 raise self._refused(f"{name} of rows by two masks", _ONE_MASK)
             # Attention handles `x[:n]` by itself; elsewhere the other rows would be arbitrary content of the buffer.
-            return value.whole if value.length is None else self._only(value.whole, 1)
+            if value.length is None:
+                return value.whole
+            return self._only(value.whole, 1)
         if isinstance(value, torch.Tensor) and value.dim() > self._behind:
             raise self._refused(f"{name} beside a tensor with rows of its own")
         return value
@@ -264,11 +271,18 @@ class Rows:
         name = f"`{func.__name__}`"
         given = {key: self._whole_of(value, name) for key, value in kwargs.items()} | {"reduction": "none"}
         each = self._with(func(*(self._whole_of(value, name) for value in args), **given))
-        return each if reduction == "none" else each._reduced(reduction)
+        if reduction == "none":
+            return each
+        return each._reduced(reduction)
 
     def _last_dim(self, func: Any, other: Any, *rest: Any, **kwargs: Any) -> Rows:
         """Runs a function of `self` that does not reach the rows: a product with a matrix, or a normalization."""
-        reached = len(other) if isinstance(other, (tuple, list)) else 1 if other.dim() == 2 else math.inf
+        if isinstance(other, (tuple, list)):
+            reached = len(other)
+        elif other.dim() == 2:
+            reached = 1
+        else:
+            reached = math.inf
         if reached > self._behind:
             raise self._refused(f"`{func.__name__}`")
         return self._with(func(self.whole, other, *rest, **kwargs))
@@ -307,7 +321,10 @@ class Rows:
         reduce = getattr(torch, name)
         settings = {} if dtype is None else {"dtype": dtype}
         size = self.dim()
-        dims = range(size) if dim is None else [d % size for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+        if dim is None:
+            dims = range(size)
+        else:
+            dims = [d % size for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
         given = () if dim is None else (dim, keepdim)
         if self._first not in dims:
             places = [d if d < self._first else d - size for d in dims]  # counted as in `whole`
@@ -315,7 +332,9 @@ class Rows:
             values = result if isinstance(result, torch.Tensor) else result[0]
             behind = self._behind - (0 if keepdim else sum(d > self._first for d in dims))
             made = [Rows(v, self._mask, behind, self._place, self.length) for v in (values, *result[1:2])]
-            return made[0] if result is values else type(result)(made)
+            if result is values:
+                return made[0]
+            return type(result)(made)
         fill = _NEUTRAL[name]
         if isinf(fill) and not self.dtype.is_floating_point:
             ends = jnp.iinfo(jax_dtype(self.dtype))
@@ -373,7 +392,9 @@ def rows_by_mask(tensor: torch.Tensor, index: Any, place: str, is_read: bool = T
     if mask.shape != view.shape[first : first + mask.dim()] or not isinstance(mask.value, Tracer):
         return None
     rows = Rows(view, mask, behind, place)
-    return rows._with(rows._only(view, 1)) if is_read else rows
+    if is_read:
+        return rows._with(rows._only(view, 1))
+    return rows
 
 
 def rows_by_length(tensor: torch.Tensor, places: tuple, error: Error, place: str) -> Rows | None:
@@ -416,7 +437,9 @@ def _at_positions(_func: Any, tensor: torch.Tensor, index: Any) -> Rows:
 def _assigned(func: Any, target: torch.Tensor, index: Any, value: Any) -> None:
     """Runs `target[index] = value`, where one of them is rows or their positions."""
     index = tuple(each._as_mask() if type(each) is Rows else each for each in places_of(index))
-    return value._write(target, index) if type(value) is Rows else func(target, index, value)
+    if type(value) is Rows:
+        return value._write(target, index)
+    return func(target, index, value)
 
 
 def _added(func: Any, target: torch.Tensor, dim: int, index: Any, source: Any, **kwargs: Any) -> torch.Tensor:
@@ -455,7 +478,10 @@ def sized(func: Any, args: tuple, kwargs: dict, error: Error, place: str) -> Row
 
     Raises `BridgeError` for a length whose largest value is not known.
     """
-    sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+    if len(args) == 1 and isinstance(args[0], (tuple, list)):
+        sizes = args[0]
+    else:
+        sizes = args
     traced = [i for i, size in enumerate(sizes) if is_traced_number(size)]
     if len(traced) != 1:
         return None
@@ -493,7 +519,9 @@ def _mask(given: Any, key: Rows) -> torch.Tensor:
         whole = F.pad(given.whole, (0, len(valid) - given.whole.shape[-1]))
     elif type(given) is Rows or given.shape[-1] != 1:
         raise key._refused("attention with a mask of another length")
-    return whole & valid if whole.dtype == torch.bool else torch.where(valid, whole, float("-inf"))
+    if whole.dtype == torch.bool:
+        return whole & valid
+    return torch.where(valid, whole, float("-inf"))
 
 
 def _call(self: Rows, function: Callable, *args: Any, **kwargs: Any) -> Any:

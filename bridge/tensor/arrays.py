@@ -113,7 +113,8 @@ def check_kinds(state: Mapping[str, torch.Tensor], meta: bool = False) -> None:
 def move_to_meta(tensor: torch.Tensor) -> None:
     """Frees the memory: the tensor object is then on the meta device, and has no values."""
     twin = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-    twin = nn.Parameter(twin, False) if isinstance(tensor, nn.Parameter) else twin
+    if isinstance(tensor, nn.Parameter):
+        twin = nn.Parameter(twin, False)
     vars(twin).update(vars(tensor))
     torch.utils.swap_tensors(tensor, twin.requires_grad_(tensor.requires_grad))
 
@@ -130,12 +131,19 @@ def elements(owner: torch.Tensor, wanted: np.ndarray) -> np.ndarray | None:
     """Returns the elements of `owner`, in row-major order, at the positions; None if one is no element of it."""
     if owner.is_contiguous():
         index = wanted - owner.storage_offset()
-        return index if not index.size or (index.min() >= 0 and index.max() < owner.numel()) else None
+        if not index.size or (index.min() >= 0 and index.max() < owner.numel()):
+            return index
+        return None
     mine = storage_offsets(owner).reshape(-1)
     order = np.argsort(mine, kind="stable")
     at = np.searchsorted(mine, wanted, sorter=order)
-    index = order[np.minimum(at, mine.size - 1)] if mine.size else np.zeros_like(wanted)
-    return index if not wanted.size or (mine.size and np.array_equal(mine[index], wanted)) else None
+    if mine.size:
+        index = order[np.minimum(at, mine.size - 1)]
+    else:
+        index = np.zeros_like(wanted)
+    if not wanted.size or (mine.size and np.array_equal(mine[index], wanted)):
+        return index
+    return None
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -230,4 +238,6 @@ def _overlapping(state: Mapping[str, torch.Tensor], names: list[str]) -> list[li
 
 def version_of(tensor: torch.Tensor) -> Any:
     """Returns the write count of a tensor; one made in inference mode does not count, so each value is unique."""
-    return object() if tensor.is_inference() else tensor._version
+    if tensor.is_inference():
+        return object()
+    return tensor._version

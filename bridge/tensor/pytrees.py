@@ -45,14 +45,18 @@ def items_of(value: Any) -> list[tuple[Any, Any]]:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    return vars(value) if type(value).__dictoffset__ else {}
+    if type(value).__dictoffset__:
+        return vars(value)
+    return {}
 
 
 def _setting(value: Any) -> tuple:
     """Returns what a container has besides its items, as the arguments of its `__init__`."""
     if isinstance(value, collections.defaultdict):
         return (value.default_factory,)
-    return ((), value.maxlen) if isinstance(value, collections.deque) else ()
+    if isinstance(value, collections.deque):
+        return ((), value.maxlen)
+    return ()
 
 
 def empty_like(value: Any) -> Any:
@@ -80,7 +84,9 @@ def put_items(container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
 
 def tuple_of(kind: type, items: Iterable[Any]) -> Any:
     """Returns the items as a tuple of this class, made without its `__new__`."""
-    return kind(list(items)) if kind.__module__ == "torch.return_types" else tuple.__new__(kind, items)  # pyright: ignore[reportCallIssue]
+    if kind.__module__ == "torch.return_types":  # pyright: ignore[reportCallIssue]
+        return kind(list(items))
+    return tuple.__new__(kind, items)
 
 
 # ---- objects whose state is their attributes
@@ -129,11 +135,15 @@ def _how(value: Any) -> _How:
     if not jax.tree_util.all_leaves([value]):
         if named and "__new__" in vars(kind) and "_fields" not in vars(kind):  # it may refuse JAX's own placeholders
             return "parts"
-        return "items" if named or kind in _BUILT_IN else "functions"
+        if named or kind in _BUILT_IN:
+            return "items"
+        return "functions"
     if dataclasses.is_dataclass(kind):
         register(kind)
         return "fields"
-    return "parts" if built_in(kind) or (is_plain_class(kind) and vars(value)) else "leaf"
+    if built_in(kind) or (is_plain_class(kind) and vars(value)):
+        return "parts"
+    return "leaf"
 
 
 class _Opaque:
@@ -321,7 +331,10 @@ def convert(tree: Any, leaf: Callable[[Any], Any], objects: bool = False) -> Any
                 leaves, structure = _split(value)
                 new = _join(structure, [visit(part) for _, part in leaves], leaf)
             else:
-                new = None if value is None else jax.tree.map(visit, value, is_leaf=lambda part: part is not value)
+                if value is None:
+                    new = None
+                else:
+                    new = jax.tree.map(visit, value, is_leaf=lambda part: part is not value)
         known[id(value)] = value, new  # the value is kept alive, so that no other one gets its id
         return new
 
@@ -409,5 +422,10 @@ def parts_of(value: Any) -> list[tuple[str, Any]]:
         slots = [name for name, each in vars(kind).items() if isinstance(each, types.MemberDescriptorType)]
         named |= {name: getattr(value, name, None) for name in slots}
     is_set = isinstance(value, (set, frozenset))
-    items = enumerate(value) if is_set else items_of(value) if built_in(type(value)) else ()
+    if is_set:
+        items = enumerate(value)
+    elif built_in(type(value)):
+        items = items_of(value)
+    else:
+        items = ()
     return [*((f"[{key!r}]", item) for key, item in items), *((f".{name}", item) for name, item in named.items())]

@@ -147,7 +147,8 @@ class AutogradHandle:
         """Replaces the base array. `tracked`, `live`: properties of the new value by itself."""
         old = self.read()
         if grad_enabled:
-            self.leaf = None if tracked else self.leaf
+            if tracked:
+                self.leaf = None
             self.tracked = self.tracked or tracked
             self.live = self.live or live
         elif self.live and has_tangents(old):
@@ -203,7 +204,9 @@ class AutogradHandle:
 
 
 def stop_gradient(array: jax.Array) -> jax.Array:
-    return jax.lax.stop_gradient(array) if has_tangents(array) else array
+    if has_tangents(array):
+        return jax.lax.stop_gradient(array)
+    return array
 
 
 def _never() -> bool:
@@ -298,7 +301,10 @@ class BridgeTensor(torch.Tensor):
     @property
     def value(self) -> jax.Array:
         handle = self._handle
-        base = handle._array if handle._seen == handle.storage.version else handle.read()
+        if handle._seen == handle.storage.version:
+            base = handle._array
+        else:
+            base = handle.read()
         if not self._views:
             return base
         if self._cache is None or self._cache[0] != handle.storage.version:
@@ -354,7 +360,10 @@ class BridgeTensor(torch.Tensor):
 
     def detach_in_place(self) -> None:
         """Detaches the tensor; a leaf is frozen, because it may require grad again."""
-        self._handle = self._handle.frozen() if self.requires_grad and self.is_leaf else self._handle.detached()
+        if self.requires_grad and self.is_leaf:
+            self._handle = self._handle.frozen()
+        else:
+            self._handle = self._handle.detached()
         self._cache = None
 
     def become(self, other: BridgeTensor) -> None:
@@ -410,7 +419,9 @@ class BridgeTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Node | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return None if self.is_leaf else Node()
+        if self.is_leaf:
+            return None
+        return Node()
 
     def requires_grad_(self, requires_grad: bool = True) -> BridgeTensor:
         """Makes a leaf require grad, or freezes it until it does again. Nothing changes if the flag is the same.
@@ -437,7 +448,10 @@ class BridgeTensor(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         # Made without PyTorch, which would count the writes through it with those of `self`.
-        views = (*self._views, _DETACHED) if any(v.one_of_several or v.base for v in self._views) else self._views
+        if any(v.one_of_several or v.base for v in self._views):
+            views = (*self._views, _DETACHED)
+        else:
+            views = self._views
         return BridgeTensor(self._handle.detached(), self._meta, views)
 
     @data.setter
@@ -460,7 +474,9 @@ class BridgeTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         # PyTorch refuses subclasses; element by element this is `.item()`, with its answer or its error.
-        return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
+        if self.dim():
+            return [row.tolist() for row in self.unbind(0)]
+        return self.item()
 
     def as_subclass(self, cls: type) -> torch.Tensor:
         """Refuses a subclass; without the modes of the call, PyTorch would make one."""
@@ -480,7 +496,9 @@ class BridgeTensor(torch.Tensor):
     __class__: Any = property(class_of, _set_class)
 
     def __format__(self, spec: str) -> str:  # without `super()`, which does not work with a property `__class__`
-        return self.item().__format__(spec) if spec and not self.dim() else torch.Tensor.__format__(self, spec)
+        if spec and not self.dim():
+            return self.item().__format__(spec)
+        return torch.Tensor.__format__(self, spec)
 
     def __copy__(self) -> torch.Tensor:
         """Returns a leaf over the same memory with the same attributes, as PyTorch does."""
@@ -546,7 +564,10 @@ def empty_meta(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.
         if stride is None:
             return torch.empty(shape, dtype=dtype, device="meta")
         if offset:
-            reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else 0
+            if 0 not in shape:
+                reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+            else:
+                reach = 0
             whole = torch.empty(offset + reach + 1, dtype=dtype, device="meta")
             return whole.as_strided(shape, stride, offset)
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 import bridge
-from bridge.dispatch import compute as computation
+from bridge.dispatch import aten as dispatch
+from bridge.dispatch import computation, random
 from bridge.dispatch import constants as adoption
-from bridge.dispatch import mode as dispatch
-from bridge.dispatch import random
 from bridge.lowerings import DECOMPOSITIONS
 from bridge.tensor import arrays
 from bridge.tensor import tensor as tensors

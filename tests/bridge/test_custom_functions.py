@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 import bridge
 from bridge._compat.torch import Replacements
-from bridge.dispatch import mode
+from bridge.module import modes
 
 # ---- `torch.autograd.Function`: the gradient is its backward's, whatever its forward does
 
@@ -183,7 +183,7 @@ def test_marks_under_a_generated_rule_for_vmap():
 
 def test_the_rule_is_needed(monkeypatch):
     """PyTorch's own `apply` runs without the rule."""
-    monkeypatch.setattr(mode, "_REPLACED", Replacements())
+    monkeypatch.setattr(modes, "_REPLACED", Replacements())
     report = bridge.verify(weighted(CALLS["reversed"]), X.clone().requires_grad_(), tolerance=1e-5)
     assert not report.ok
 

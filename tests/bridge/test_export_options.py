@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bridge
-from bridge.dispatch import mode
+from bridge.dispatch import replacements
+from bridge.module import modes
 
 # ---- `bridge.export(name_scopes=True)`: operations have the qualified names of the submodules that they come from
 
@@ -196,7 +197,7 @@ def used(**options):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(mode, "_REPLACEMENTS", {})
+    monkeypatch.setattr(replacements, "_REPLACEMENTS", {})
     monkeypatch.setattr(kernels, "written", written)
     bridge.register_function(NAME, written_anywhere)
 
@@ -245,7 +246,7 @@ def test_a_function_is_replaced_only_while_a_call_runs(registered):
 
 
 def test_without_the_rule_the_function_cannot_be_traced(registered, monkeypatch):
-    monkeypatch.setattr(mode, "replaced", lambda functions: contextlib.nullcontext())
+    monkeypatch.setattr(modes, "replaced", lambda functions: contextlib.nullcontext())
     raises("asks for the value of a traced tensor", use, BUFFER, NEW, LAST)
 
 

@@ -16,7 +16,7 @@ from support.markers import slow_unless
 from torch import nn
 
 import bridge
-from bridge.dispatch import compute as computation
+from bridge.dispatch import computation
 from bridge.symbolic.ranges import follow, range_of
 
 IDS = torch.tensor([[3, 1, 2], [0, 3, 7]])

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import swa_utils
 
 import bridge
-from bridge.dispatch import mode
+from bridge.dispatch import replacements
 
 X, TARGET, WEIGHT = randn(4, 8), randn(4, 8, seed=2), randn(4, 8, seed=3).abs()
 
@@ -135,7 +135,7 @@ def test_an_average_of_weights(monkeypatch):
     name = "torch.optim.swa_utils:AveragedModel.update_parameters"
     text = raises(f'Remedy: average the weights outside of the module, or .*"{name}"', Averaged(), randn(4, 3))
     assert "static=" not in text
-    monkeypatch.setitem(mode._REPLACEMENTS, name, update)
+    monkeypatch.setitem(replacements._REPLACEMENTS, name, update)
     verified(Averaged(), randn(4, 3), tolerance=1e-5)
 
 

@@ -223,7 +223,7 @@ def test_export_loads_strictly_and_gives_the_same_logits(variant, tmp_path):
 @pytest.mark.slow
 def test_the_gradient_trap(monkeypatch):
     """Shows the purpose of the bridge: without the rule the loss agrees to seven digits and the gradients do not."""
-    from bridge.dispatch import compute as computation
+    from bridge.dispatch import computation
 
     _, module, batch = model("attention")
     monkeypatch.setattr(computation, "stop_gradient", lambda array: array)
