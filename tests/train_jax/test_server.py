@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import socket
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -230,6 +231,142 @@ def test_the_other_paths(client):
         assert response.status_code == status and response.json()["error"]["type"] == "invalid_request_error"
 
 
+# ---- what is added to the logits, and the log-probabilities of a prompt
+
+
+def test_biases_and_penalties(client):
+    """The next letter has the logit 3, all other tokens have 0."""
+    fields = {"prompt": "a", "max_tokens": 4, "temperature": 0}
+    for extra, text in (
+        ({"logit_bias": {str(ord("b")): -100}, "max_tokens": 1}, chr(0)),
+        ({"logit_bias": {str(ord("x")): 4}}, "xxxx"),
+        ({"logit_bias": {str(ord("x")): 4}, "frequency_penalty": 2, "max_tokens": 2}, "xy"),
+        ({"logit_bias": {str(ord("x")): 3.5}, "presence_penalty": 1}, "xyza"),
+    ):
+        answer = client.post(TEXT, json=fields | extra).json()
+        assert answer["choices"][0]["text"] == text, extra
+    plain = client.post(TEXT, json=fields | {"logprobs": 0}).json()["choices"][0]["logprobs"]
+    biased = client.post(TEXT, json=fields | {"logprobs": 0, "logit_bias": {str(ord("x")): 1}}).json()
+    assert biased["choices"][0]["logprobs"] == plain, "log-probabilities are those of the model"
+
+
+@pytest.mark.parametrize("value", [[1], {"x": 1}, {"999": 1}, {"5": "1"}, {"5": 101}, {"-1": 1}], ids=str)
+def test_a_wrong_bias(client, value):
+    error = client.post(TEXT, json={"prompt": "a", "logit_bias": value}).json()["error"]
+    assert error["param"] == "logit_bias" and "use an object of tokens from 0 to 264 and numbers" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_has_the_log_probabilities_of_the_prompt(client, stream):
+    likely, other = (value - math.log(math.exp(3) + BYTES.vocab_size - 1) for value in (3, 0))
+    equal = -math.log(BYTES.vocab_size)
+    fields = {"prompt": list(b"abX"), "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0, "stream": stream}
+    choices = choices_of(client, TEXT, fields)
+    joined = {name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
+    for each in choices:
+        for name, values in (each["logprobs"] or {}).items():
+            joined[name] += values
+    assert "".join(each["text"] for each in choices) == "abX" + chr(0) and joined["tokens"] == [*"abX", chr(0)]
+    assert joined["token_logprobs"] == [None, *(pytest.approx(each) for each in (likely, other, equal))]
+    assert joined["top_logprobs"][0] is None and list(joined["top_logprobs"][2]) == ["c"]
+    assert joined["text_offset"] == [0, 1, 2, 3]
+
+
+def test_an_echo_of_a_text(client):
+    fields = {"prompt": "ab", "max_tokens": 0, "logprobs": 0, "echo": True}
+    answer = client.post(TEXT, json=fields).json()
+    assert answer["choices"][0]["text"] == "ab" and answer["choices"][0]["logprobs"]["tokens"] == ["a", "b"]
+    assert None not in answer["choices"][0]["logprobs"]["token_logprobs"], "<|bos|> is before the first one"
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+    error = client.post(TEXT, json=fields | {"echo": False}).json()["error"]
+    assert error["message"] == "max_tokens is 0 without echo; use at least 1"
+    assert client.post(TEXT, json=fields | {"stop": "a"}).json()["error"]["param"] == "stop"
+
+
+def test_tokens_of_a_text(client):
+    answer = client.post("/tokenize", json={"prompt": "ab"}).json()
+    assert answer == {"tokens": [BYTES.bos, *b"ab"], "count": 3, "max_model_len": 96}
+    assert client.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False}).json()["tokens"] == [*b"ab"]
+    messages = client.post("/tokenize", json=HELLO).json()
+    assert messages["count"] == 6
+    assert client.post("/detokenize", json={"tokens": [*b"ab"]}).json()["prompt"] == "ab"
+    assert client.get("/tokenizer_info").json()["eos_token"] == "<|bos|>"
+    for path, body in (("/tokenize", {"prompt": 5}), ("/detokenize", {"tokens": [999]}), ("/tokenize", {})):
+        assert client.post(path, json=body).status_code == 400
+
+
+# ---- JSON of a schema
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["cat", "dog"]},
+        "ages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "ages"],
+    "additionalProperties": False,
+}
+
+
+def with_schema(schema):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": schema}}}
+
+
+def is_person(value):
+    return (
+        list(value) == ["name", "kind", "ages"]
+        and len(value["name"]) <= 8
+        and value["kind"] in ("cat", "dog")
+        and len(value["ages"]) <= 3
+        and all(type(age) is int and 0 <= age <= 99 for age in value["ages"])
+    )
+
+
+def test_answers_are_json_of_a_schema_and_compile_nothing(client):
+    pytest.importorskip("llguidance")
+    client.post(CHAT, json=HELLO | with_schema({"type": "null"}))
+    with compilations() as names:
+        answers = client.post(CHAT, json=HELLO | with_schema(PERSON) | {"n": 4, "seed": 1}).json()["choices"]
+        ended = [json.loads(each["message"]["content"]) for each in answers if each["finish_reason"] == "stop"]
+        other = client.post(TEXT, json={"prompt": "a", "max_tokens": 8} | with_schema({"enum": [12, 34]})).json()
+    assert not names
+    assert len(ended) >= 2 and all(map(is_person, ended))
+    assert other["choices"][0]["text"] in ("12", "34") and other["choices"][0]["finish_reason"] == "stop"
+    plain = client.post(TEXT, json=GREEDY | {"prompt": "a", "max_tokens": 3}).json()
+    assert plain["choices"][0]["text"] == "bcd", "a row without a schema has no bias of one before it"
+
+
+@pytest.mark.slow
+def test_500_answers_are_valid(client):
+    pytest.importorskip("llguidance")
+    ended = 0
+    for seed in range(63):
+        answers = client.post(CHAT, json=HELLO | with_schema(PERSON) | {"n": 8, "seed": seed}).json()["choices"]
+        for each in answers:
+            if each["finish_reason"] == "stop":
+                ended += 1
+                assert is_person(json.loads(each["message"]["content"]))
+    assert ended >= 400
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["json", {"type": "xml"}, {"type": "json_schema"}, with_schema({"type": "nothing"})["response_format"]],
+    ids=str,
+)
+def test_a_wrong_schema(client, value):
+    pytest.importorskip("llguidance")
+    response = client.post(CHAT, json=HELLO | {"response_format": value})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "response_format"
+
+
+def test_a_schema_without_its_package(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    response = client.post(CHAT, json=HELLO | with_schema(PERSON))
+    assert response.status_code == 400 and "[schema]" in response.json()["error"]["message"]
+
+
 # ---- several models and checkpoints
 
 
@@ -287,7 +424,7 @@ def test_a_wrong_field_is_named(client, field, value, message):
 
 
 UNSUPPORTED = {
-    "min_p": 0.1, "repetition_penalty": 1.2, "stop_token_ids": [5], "guided_json": {"type": "object"}, "echo": True,
+    "min_p": 0.1, "repetition_penalty": 1.2, "stop_token_ids": [5], "guided_json": {"type": "object"}, "suffix": "a",
     "guided_regex": "a*", "ignore_eos": True, "min_tokens": 3, "bad_words": ["a"], "chat_template": "{{ messages }}",
     "structured_outputs": {}, "tool_choice": "required", "reasoning_effort": "low", "mirostat": 2, "temprature": 0,
 }  # fmt: skip

@@ -30,6 +30,7 @@ from models_torch.kv_cache import Buffers, cached_model, continues, positions_of
 from train_jax.core.objective import Objective
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import Arrays, TrainState
+from train_jax.language.biases import Bias
 from train_jax.language.engine_records import (
     MOST_STOP_TOKENS,
     Decoded,
@@ -67,8 +68,12 @@ class Request:
     """The random numbers belong to the seed, the prompt, the number of the sample and the position of a token."""
     most_probable: int = 0
     """The number of most probable tokens that are returned with each token, at most `sampling.MOST_PROBABLE`."""
+    given: tuple[int, ...] = ()
+    """Tokens of the row that follow the prompt whatever the model says; they have log-probabilities and end nothing."""
     stop: tuple[int, ...] = ()
     """Tokens that end the row."""
+    bias: Bias | None = None
+    """What is added to the logits by which a token is chosen. Its tokens are those after `given`."""
     respond: Callable[[Sequence[int]], Sequence[int] | None] | None = None
     """Maps the row's tokens, at one of `stop`, to the tokens that follow, such as the output of a tool, after which
     the model continues; None ends the row. With several processes, it must be a function of the tokens alone.
@@ -140,6 +145,8 @@ class _Slot:
     unreported: int = 0
     """Number of the next tokens that belong to the prompt."""
     row: Generation | None = None
+    bias: Any = None
+    """The array that was passed to the device last for this row."""
     stream: Any = None
     """The key data of the row's random numbers."""
     used: int = 0
@@ -309,8 +316,9 @@ class Engine:
             return []
         self.counts.decodes += 1
         self.counts.places += len(self._slots) * self._dispatch
+        self._set_biases()
         control = self._own(self._control())
-        self._state, words = self._decode(*self._weights, self._state, self._devices.shard(control))
+        self._state, words = self._decode(*self._weights, self._state, self._devices.shard(control), self._biases)
         decoded = columns_of(self._devices.to_host(words))
         new = [self._advance(slot, Decoded(*each)) for slot, *each in zip(self._slots, *decoded, strict=True)]
         return [row for row, has_new in zip(rows, new, strict=True) if row is not None and has_new]
@@ -338,8 +346,11 @@ class Engine:
                 self._begin_at(beginning, prompt)
             slot.row, slot.is_old = row, False
             slot.pending = deque(prompt[len(slot.kept) :])
-            slot.stream = stream_key(row.request.seed, row.request.prompt, row.request.sample)
+            request = row.request
+            slot.stream = stream_key(request.seed, (*request.prompt, *request.given), request.sample)
             slot.unreported = len(slot.pending)
+            slot.pending.extend(request.given)
+            self._force(slot)
         self._prefill_all(started)
 
     def _find_beginning(
@@ -455,10 +466,15 @@ class Engine:
             if slot.row is None:
                 continue
             request, forced = slot.row.request, list(islice(slot.pending, self._dispatch))
+            remaining = len(request.prompt) + request.max_tokens - len(slot.kept)
+            biased = request.bias is not None and len(forced) < self._dispatch
+            if biased and request.bias.changes:
+                remaining = min(remaining, len(forced) + 1)
             rows[number] = (
                 position,
-                len(request.prompt) + request.max_tokens - len(slot.kept),
+                remaining,
                 request.most_probable,
+                biased,
                 request.sampling.temperature,
                 request.sampling.top_k,
                 request.sampling.top_p,
@@ -467,6 +483,41 @@ class Engine:
                 _filled(forced, self._dispatch),
             )
         return rows.view(np.int32).reshape(self._devices.count, self._local_slots, -1)
+
+    def _set_biases(self) -> None:
+        """Passes the biases of rows to the devices, for the tokens after those that are known."""
+        changed = False
+        for number, slot in enumerate(self._slots):
+            row = slot.row
+            if row is None or row.request.bias is None or len(slot.pending) >= self._dispatch:
+                continue
+            written = [*row.tokens, *list(slot.pending)[slot.unreported :]]
+            new = row.request.bias.logits_after(written[len(row.request.given) :])
+            if slot.bias is not new:
+                slot.bias = new
+                self._host_biases[divmod(number, self._local_slots)] = new
+                changed = True
+        if changed:
+            self._biases = self._devices.shard(self._own(self._host_biases))
+
+    @cached_property
+    def _host_biases(self) -> np.ndarray:
+        shape = self._devices.count, *self._state_shapes(*self._weights).logits.shape
+        return np.zeros(shape, np.float32)
+
+    @cached_property
+    def _biases(self) -> Any:
+        return self._devices.shard(self._own(self._host_biases))
+
+    def _force(self, slot: _Slot) -> None:
+        """Adds the tokens that the bias of a row forces to those that are known."""
+        row = slot.row
+        if row is None or row.request.bias is None:
+            return
+        written = [*row.tokens, *list(slot.pending)[slot.unreported :]]
+        room = row.request.max_tokens - len(written)
+        forced = row.request.bias.forced_after(written[len(row.request.given) :])
+        slot.pending.extend(forced[: max(0, room)])
 
     def _advance(self, slot: _Slot, decoded: Decoded) -> bool:
         """Adds the new tokens to a row; returns whether there are any, apart from those of the prompt."""
@@ -494,13 +545,15 @@ class Engine:
             row.finish = "stop" if answer is None else None
         if row.finish is None and len(row.tokens) == request.max_tokens:
             row.finish = "length"
+        if row.finish is None and not slot.pending:
+            self._force(slot)
         if row.finish is not None:
             self._free(slot)
         return count > first
 
     def _free(self, slot: _Slot) -> None:
         """Keeps the tokens of a row for prompts that begin with them, if the cache has all and attention is causal."""
-        slot.row, slot.unreported = None, 0
+        slot.row, slot.unreported, slot.bias = None, 0, None
         slot.pending.clear()
         if self._both_ways or slot.is_old:
             slot.kept = []
@@ -575,12 +628,17 @@ class Engine:
 
     @cached_property
     def _decode(self) -> Any:
-        def decode(params: Arrays, buffers: Arrays, state: State, words: Array) -> tuple[State, Array]:
+        def decode(params: Arrays, buffers: Arrays, state: State, words: Array, biases: Array) -> tuple[State, Array]:
             control = control_of(words, self._dispatch)
+            is_biased = jnp.any(control.biased > 0)
+
+            def with_biases(logits: Array) -> Array:
+                return logits + jnp.where(control.biased[:, None] > 0, biases, 0.0)
 
             def step(carry: tuple[State, Array, Array], forced: Array) -> tuple[tuple[State, Array, Array], Array]:
                 state, position, remaining = carry
-                choice = choose_tokens(state.logits, control.settings, position, forced)
+                biased = jax.lax.cond(is_biased, with_biases, lambda logits: logits, state.logits)
+                choice = choose_tokens(state.logits, control.settings, position, forced, biased)
                 top = most_probable(state.logits, control.most_probable > 0)
                 token, active = choice.token, remaining > 0
                 logits, cache = self._next(params, buffers, token, state.cache, position)
@@ -595,7 +653,7 @@ class Engine:
             (state, _, _), decoded = jax.lax.scan(step, carry, control.forced.T)
             return state, jax.lax.all_gather(decoded, AXIS)
 
-        return self._devices.parallel(decode, (None, None, 0, 0), (0, None), donate=(2,))
+        return self._devices.parallel(decode, (None, None, 0, 0, 0), (0, None), donate=(2,))
 
     def _prefilled(self, params: Arrays, buffers: Arrays, tokens: Array, lengths: Array) -> State:
         last = lengths[:, None] - 1
@@ -647,7 +705,8 @@ class Engine:
         weights = self._devices.shapes((_prefixed(params), _prefixed(buffers)))
         count = self._devices.count
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), self._state_shapes(*weights))
-        sharded = [self._devices.shapes(tree, sharded=True) for tree in (state, self._control())]
+        biases = jax.ShapeDtypeStruct(state.logits.shape, jnp.float32)
+        sharded = [self._devices.shapes(tree, sharded=True) for tree in (state, self._control(), biases)]
         return self._decode, (*weights, *sharded)
 
 

@@ -24,6 +24,8 @@ class Control(NamedTuple):
     """The largest number of further tokens; 0 for a slot without a row."""
     most_probable: Int[Array, " slots"]
     """The number of most probable tokens that are returned; the program computes all or none."""
+    biased: Int[Array, " slots"]
+    """1 if a bias is added to the logits of the row before a token is chosen; otherwise 0."""
     settings: Settings
     stop: Int[Array, "slots stop_tokens"]
     forced: Int[Array, "slots dispatch"]
@@ -51,6 +53,7 @@ def control_fields(dispatch: int) -> np.dtype:
             ("position", np.int32),
             ("remaining", np.int32),
             ("most_probable", np.int32),
+            ("biased", np.int32),
             ("temperature", np.float32),
             ("top_k", np.int32),
             ("top_p", np.float32),
@@ -69,8 +72,8 @@ def control_of(words: Int[Array, "slots words"], dispatch: int) -> Control:
         column = jax.lax.bitcast_convert_type(words[:, first:last], each.base)
         columns.append(column.reshape(len(words), *each.shape))
         first = last
-    position, remaining, most, *settings, stop, forced = columns
-    return Control(position, remaining, most, Settings(*settings), stop, forced)
+    position, remaining, most, biased, *settings, stop, forced = columns
+    return Control(position, remaining, most, biased, Settings(*settings), stop, forced)
 
 
 def words_of(decoded: Decoded) -> Int[Array, "fields slots"]:

@@ -69,17 +69,19 @@ def choose_tokens(
     settings: Settings,
     positions: Int[Array, " rows"],
     forced: Int[Array, " rows"],
+    biased: Float[Array, "rows vocab_size"] | None = None,
 ) -> Choice:
     """Returns the token at each row's position, counted from the beginning of the prompt.
 
-    That is `forced` where it is not negative. Limits are computed if any row has `top_k` or `top_p`, and random numbers
-    if any row has a temperature.
+    That is `forced` where it is not negative. It is chosen by `biased`, by default by the logits. Limits are computed
+    if any row has `top_k` or `top_p`, and random numbers if any row has a temperature.
     """
     logits = logits.astype(jnp.float32)
     limited = (settings.top_k > 0) | (settings.top_p < 1)
     drawn = settings.temperature > 0
     case = jnp.where(jnp.any(drawn & limited), 2, jnp.where(jnp.any(drawn), 1, 0))
-    kept, noise = jax.lax.switch(case, (_greedy, _unlimited, _limited), logits, settings, positions)
+    chosen_by = logits if biased is None else biased
+    kept, noise = jax.lax.switch(case, (_greedy, _unlimited, _limited), chosen_by, settings, positions)
     token = jnp.where(forced >= 0, forced, jnp.argmax(kept + noise, axis=-1).astype(jnp.int32))
     sampled = _log_prob(kept, token)
     return Choice(token, _log_prob(logits, token), jnp.where(drawn, sampled, jnp.where(forced >= 0, sampled, 0.0)))

@@ -50,8 +50,9 @@ class Answer:
     @property
     def usage(self) -> dict[str, int]:
         """The tokens of the prompts and of all choices."""
-        prompt = sum(len(request.prompt) for request in self.call.requests if request.sample == 0)
-        written = sum(len(row.tokens) for row in self.rows)
+        requests = self.call.requests
+        prompt = sum(len(request.prompt) + len(request.given) for request in requests if request.sample == 0)
+        written = sum(max(0, len(row.tokens) - len(row.request.given)) for row in self.rows)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
     async def parts(self) -> AsyncIterator[Part]:
@@ -203,11 +204,16 @@ class EngineThread:
         """Passes the new text of a choice on; returns false if nobody reads it."""
         text, content = answer.texts[number], row.content
         new = slice(answer.taken[number], len(content))
+        first = answer.call.first_tokens[number] if answer.call.echo and new.start == 0 else None
         answer.taken[number] = len(content)
-        piece, finish = text.feed(content[new], row.log_probs[new], row.most_probable[new]), None
+        pieces = [] if first is None or not content else [text.feed([first], [None])]
+        pieces.append(text.feed(content[new], row.log_probs[new], row.most_probable[new]))
+        piece, finish = joined(pieces), None
         if text.stopped:
             self.engine.cancel(row)
         if row.finish is not None:
+            if answer.call.echo and row.finish == "stop" and not text.stopped:
+                text.end_token(row.log_probs[-1], row.most_probable[-1])
             rest = text.finish()
             piece = joined([piece, rest])
             finish = answer.finishes[number] = "length" if row.finish == "length" and not text.stopped else "stop"

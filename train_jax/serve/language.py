@@ -24,13 +24,15 @@ from train_jax.language.tokenizer import Tokenizer
 from train_jax.serve.app import Metric
 from train_jax.serve.engine_thread import Answer, EngineThread
 from train_jax.serve.gate import Gate, event_stream, unless_gone
-from train_jax.serve.limits import ApiError, Limits, find_model, read_json
+from train_jax.serve.limits import ApiError, Limits, find_model, read_json, refuse_others
 from train_jax.serve.protocol import (
     Call,
     chunk,
     first_chunks,
     read_chat,
     read_completion,
+    read_tokens,
+    token_list,
     usage_chunk,
     whole,
 )
@@ -112,6 +114,9 @@ class TextService:
             Route("/v1/models", gate.open(self._list)),
             Route("/v1/models/{name:path}", gate.open(self._describe)),
             Route("/v1/chat/completions", gate.counted(partial(self._answer, read)), methods=["POST"]),
+            Route("/tokenizer_info", gate.open(self._tokenizer)),
+            Route("/tokenize", gate.counted(self._tokenize), methods=["POST"]),
+            Route("/detokenize", gate.counted(self._detokenize), methods=["POST"]),
             Route("/v1/completions", gate.counted(partial(self._answer, read_completion)), methods=["POST"]),
         ]
 
@@ -152,6 +157,29 @@ class TextService:
     def _describe(self, request: Request) -> Response:
         name = request.path_params["name"]
         return JSONResponse(self._described(self._find(name)[0]) | {"id": name})
+
+    def _tokenizer(self, request: Request) -> Response:
+        """The tokenizer of the first model, in the form of vLLM."""
+        model, _ = self._find(None)
+        tokenizer = model.tokenizer
+        names = {number: name for name, number in tokenizer.specials.items()}
+        end = names.get(tokenizer.stop)
+        sizes = {"vocab_size": tokenizer.vocab_size, "model_max_length": model.thread.engine.capacity}
+        return JSONResponse(sizes | {"bos_token": end, "eos_token": end, "pad_token": None})
+
+    async def _tokenize(self, request: Request, content: bytes) -> Response:
+        body = read_json(content)
+        refuse_others(body, ("model", "prompt", "content", "messages", "add_special_tokens"), {})
+        model, _ = self._find(body.get("model"))
+        tokens = await asyncio.to_thread(read_tokens, body, model.tokenizer)
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.thread.engine.capacity})
+
+    async def _detokenize(self, request: Request, content: bytes) -> Response:
+        body = read_json(content)
+        refuse_others(body, ("model", "tokens"), {})
+        model, _ = self._find(body.get("model"))
+        text = model.tokenizer.decode(token_list(body.get("tokens"), model.tokenizer))
+        return JSONResponse({"prompt": text, "content": text})
 
     async def _answer(self, read: Callable[..., Call], request: Request, content: bytes) -> Response:
         body = read_json(content)

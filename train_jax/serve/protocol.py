@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from models_torch.ranges import Range
 from train_jax.errors import UserError, brief
+from train_jax.language.biases import Bias, JointBias, TokenBias
 from train_jax.language.chat.calculator import Functions, answer_ends
 from train_jax.language.chat.messages import read_messages, render_chat
+from train_jax.language.chat.schemas import schema_bias
 from train_jax.language.chat.text_stream import Piece, TextStream, TokenText, answer_stream, joined
 from train_jax.language.engine import Request
 from train_jax.language.generation import encode_prompts
@@ -27,6 +30,7 @@ from train_jax.serve.limits import ApiError, read_fields, refuse_others
 
 _Kind = TypeVar("_Kind", bound="Fields")
 _STOP_STRINGS, _STOP_CHARACTERS = 4, 256
+_BIASED_TOKENS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +47,12 @@ class Fields:
     """Seed of the draws; by default another one for each request."""
     n: Annotated[int, Range(1, 16)] = 1
     stream: bool = False
-    presence_penalty: Annotated[float, Range(0, 0, expected="0 (there are no penalties)")] = 0.0
-    frequency_penalty: Annotated[float, Range(0, 0, expected="0 (there are no penalties)")] = 0.0
+    presence_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    """Is subtracted from the logits of tokens that the answer has."""
+    frequency_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    """Is subtracted once for each time that the answer has a token."""
 
-    OTHERS: ClassVar[tuple[str, ...]] = ("model", "stop", "stream_options")
+    OTHERS: ClassVar[tuple[str, ...]] = ("model", "stop", "stream_options", "logit_bias", "response_format")
     """Fields without a range."""
 
 
@@ -64,7 +70,9 @@ class ChatFields(Fields):
 
 @dataclass(frozen=True, kw_only=True)
 class TextFields(Fields):
-    max_tokens: Annotated[int | None, Range(1, 2**20)] = 16
+    max_tokens: Annotated[int | None, Range(0, 2**20)] = 16
+    echo: bool = False
+    """Also return the prompt, with the log-probabilities of its tokens."""
     logprobs: Annotated[int | None, Range(0, MOST_PROBABLE)] = None
     best_of: Annotated[int, Range(1, 1, expected="1 (n is the number of choices)")] = 1
 
@@ -73,9 +81,9 @@ class TextFields(Fields):
 
 _NEUTRAL: dict[str, Sequence[Any]] = {
     # of OpenAI
-    "logit_bias": ({},), "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],),
-    "echo": (False,), "suffix": ("",),
+    "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"), "modalities": (["text"],),
+    "suffix": ("",), "echo": (False,),
     # of vLLM, llama.cpp and others
     "min_p": (0,), "typical_p": (1,), "repetition_penalty": (1,), "repeat_penalty": (1,), "length_penalty": (1,),
     "min_tokens": (0,), "stop_token_ids": ([],), "bad_words": ([],), "ignore_eos": (False,),
@@ -97,6 +105,10 @@ class Call:
     include_usage: bool
     logprobs: bool
     parts: bool = False
+    echo: bool = False
+    """The text of a choice begins with `Request.given`, and has the log-probability of the token that ended it."""
+    first_tokens: Sequence[int | None] = ()
+    """With `echo`, the token before `Request.given` that the text of each choice begins with; None for none."""
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: secrets.token_hex(12))
 
@@ -129,7 +141,9 @@ def read_chat(
     most = _room("messages", name, prompt, most, longest, capacity)
     stop = _stop_strings(body.get("stop"))
     ends = answer_ends(tokenizer, functions=functions)
-    requests = _requests([(prompt, most)], fields, ends | {"most_probable": fields.top_logprobs})
+    prompts = [Prompt(prompt, (), most)]
+    options = ends | {"most_probable": fields.top_logprobs}
+    requests = _requests(prompts, fields, options, _bias_of(body, fields, tokenizer, ends["stop"][0]))
     return Call(
         CHAT,
         requests,
@@ -153,14 +167,87 @@ def _check_continuation(body: dict[str, Any], *, continues: bool) -> None:
 def read_completion(body: dict[str, Any], tokenizer: Tokenizer, *, longest: int, capacity: int) -> Call:
     """Reads a request to continue texts, or lists of tokens. Raises `ApiError` as `read_chat` does."""
     fields = _fields(TextFields, body)
-    prompts = _prompts(body.get("prompt", ""), tokenizer)
+    given = body.get("prompt", "")
+    prompts = _prompts(given, tokenizer)
+    of_texts = isinstance(given, str) or isinstance(given[0], str)  # a token was put before them
+    if fields.echo and tokenizer.instructions:
+        raise ApiError(400, "echo is true, and this model reads a prompt in both directions; leave it out", "echo")
     if len(prompts) * fields.n > 64:
         raise ApiError(400, f"{len(prompts)} prompts and n {fields.n} are more than 64 choices; use fewer", "prompt")
-    sized = [(p, _room("prompt", "max_tokens", p, fields.max_tokens, longest, capacity)) for p in prompts]
     stop = _stop_strings(body.get("stop"))
-    requests = _requests(sized, fields, {"stop": (tokenizer.stop,), "most_probable": fields.logprobs or 0})
-    logprobs = fields.logprobs is not None
-    return Call(TEXT, requests, lambda: TextStream(tokenizer, stop=stop), fields.stream, _include_usage(body), logprobs)
+    sized = [_sized(prompt, fields, longest, capacity) for prompt in prompts]
+    if fields.echo and stop:
+        raise ApiError(400, "stop with echo would also end at the prompt's text; leave one of them out", "stop")
+    options = {"stop": (tokenizer.stop,), "most_probable": fields.logprobs or 0}
+    requests = _requests(sized, fields, options, _bias_of(body, fields, tokenizer, tokenizer.stop))
+    return Call(
+        TEXT,
+        requests,
+        lambda: TextStream(tokenizer, stop=stop),
+        fields.stream,
+        _include_usage(body),
+        logprobs=fields.logprobs is not None,
+        echo=fields.echo,
+        first_tokens=[None if of_texts else request.prompt[0] for request in requests],
+    )
+
+
+class Prompt(NamedTuple):
+    """The tokens before an answer."""
+
+    tokens: tuple[int, ...]
+    given: tuple[int, ...]
+    """Tokens whose log-probabilities are returned with the answer."""
+    most: int
+    """The largest number of tokens after `tokens`."""
+
+
+def _sized(tokens: tuple[int, ...], fields: TextFields, longest: int, capacity: int) -> Prompt:
+    if not fields.echo:
+        if fields.max_tokens == 0:
+            raise ApiError(400, "max_tokens is 0 without echo; use at least 1", "max_tokens")
+        return Prompt(tokens, (), _room("prompt", "max_tokens", tokens, fields.max_tokens, longest, capacity))
+    # Without the first token, whose probability is not defined, all tokens come after others.
+    given = tokens[1:]
+    most = fields.max_tokens
+    if most == 0:
+        _room("prompt", "max_tokens", tokens, 1, longest, capacity + 1)
+    else:
+        most = _room("prompt", "max_tokens", tokens, most, longest, capacity)
+    if not given and most == 0:
+        raise ApiError(400, "max_tokens is 0, and the prompt has one token; use at least 1", "max_tokens")
+    return Prompt(tokens[:1], given, len(given) + most)
+
+
+def _bias_of(body: dict[str, Any], fields: Fields, tokenizer: Tokenizer, end: int) -> Callable[[], Bias | None]:
+    """Returns a function that makes the bias of a choice, or None. Raises `ApiError` for wrong fields."""
+    biases = _logit_bias(body.get("logit_bias"), tokenizer)
+    penalties = {"presence": fields.presence_penalty, "frequency": fields.frequency_penalty}
+    response_format = body.get("response_format")
+    schema_bias(tokenizer, end, response_format)  # a mistake is reported before anything is computed
+
+    def make() -> Bias | None:
+        schema = schema_bias(tokenizer, end, response_format)
+        tokens = TokenBias(tokenizer.vocab_size, biases, **penalties) if biases or any(penalties.values()) else None
+        if schema is None:
+            return tokens
+        return schema if tokens is None else JointBias(schema, tokens)
+
+    return make
+
+
+def _logit_bias(given: Any, tokenizer: Tokenizer) -> dict[int, float]:
+    given = {} if given is None else given
+    problem = f"logit_bias is {brief(given)}; use an object of tokens from 0 to {tokenizer.vocab_size - 1} and numbers"
+    if not isinstance(given, dict) or len(given) > _BIASED_TOKENS:
+        raise ApiError(400, f"{problem} from -100 to 100, at most {_BIASED_TOKENS}", "logit_bias")
+    biases: dict[int, float] = {}
+    for name, value in given.items():
+        is_token = re.fullmatch(r"[0-9]{1,9}", name) and int(name) < tokenizer.vocab_size
+        if not is_token or isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise ApiError(400, f"{problem} from -100 to 100", "logit_bias")
+        biases[int(name)] = float(value)
+    return biases
 
 
 def _prompts(prompt: Any, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
@@ -178,6 +265,32 @@ def _prompts(prompt: Any, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     raise ApiError(
         400, f"prompt is {brief(prompt)}; use a text, tokens from 0 to {tokenizer.vocab_size - 1}, or a list", "prompt"
     )
+
+
+def read_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """Returns the tokens of `prompt` or `content`, a text, or of `messages`. Raises `ApiError` for another body."""
+    special = body.get("add_special_tokens")
+    if not isinstance(special, bool | None):
+        raise ApiError(400, f"add_special_tokens is {brief(special)}; use true or false", "add_special_tokens")
+    try:
+        if body.get("messages") is not None:
+            return list(render_chat(tokenizer, read_messages(body["messages"])))
+        text = body.get("prompt") if body.get("content") is None else body["content"]
+        if not isinstance(text, str):
+            raise ApiError(400, f"prompt is {brief(text)}; use a text", "prompt")
+        # llama.cpp's `content` is without a first token.
+        with_first = special if special is not None else body.get("content") is None
+        return list(encode_prompts(tokenizer, [text])[0]) if with_first else tokenizer.encode(text)
+    except (ValueError, UserError) as error:
+        raise ApiError(400, f"{error}", "messages" if "messages" in body else "prompt") from None
+
+
+def token_list(tokens: Any, tokenizer: Tokenizer) -> list[int]:
+    """Returns a list of tokens. Raises `ApiError` if it is none."""
+    if not isinstance(tokens, list) or not _are_tokens(tokens, tokenizer):
+        expected = f"a list of tokens from 0 to {tokenizer.vocab_size - 1}"
+        raise ApiError(400, f"tokens is {brief(tokens)}; use {expected}", "tokens")
+    return tokens
 
 
 def _are_tokens(values: list[Any], tokenizer: Tokenizer) -> bool:
@@ -220,12 +333,23 @@ def _include_usage(body: dict[str, Any]) -> bool:
     return bool(include)
 
 
-def _requests(sized: Sequence[tuple[tuple[int, ...], int]], fields: Fields, options: dict[str, Any]) -> list[Request]:
+def _requests(
+    prompts: Sequence[Prompt], fields: Fields, options: dict[str, Any], new_bias: Callable[[], Bias | None]
+) -> list[Request]:
     seed = secrets.randbits(64) if fields.seed is None else fields.seed % 2**64
     sampling = Sampling(temperature=fields.temperature, top_k=fields.top_k, top_p=fields.top_p)
     return [
-        Request(prompt=prompt, max_tokens=most, sampling=sampling, seed=seed, sample=sample, **options)
-        for prompt, most in sized
+        Request(
+            prompt=prompt.tokens,
+            given=prompt.given,
+            max_tokens=prompt.most,
+            sampling=sampling,
+            seed=seed,
+            sample=sample,
+            bias=new_bias(),
+            **options,
+        )
+        for prompt in prompts
         for sample in range(fields.n)
     ]
 
@@ -250,7 +374,7 @@ class Form:
 
 
 def _chat_log_probs(tokens: Sequence[TokenText]) -> dict[str, Any]:
-    def record(token: bytes, log_prob: float) -> dict[str, Any]:
+    def record(token: bytes, log_prob: float | None) -> dict[str, Any]:
         return {"token": _shown(token), "logprob": log_prob, "bytes": list(token)}
 
     return {
@@ -267,7 +391,9 @@ def _text_log_probs(tokens: Sequence[TokenText]) -> dict[str, Any]:
         "tokens": [_shown(each.bytes) for each in tokens],
         "token_logprobs": [each.log_prob for each in tokens],
         # If several tokens have the same text, the dictionary has the most probable one.
-        "top_logprobs": [{_shown(each): other for each, other in reversed(token.most_probable)} for token in tokens]
+        "top_logprobs": [
+            {_shown(each): other for each, other in reversed(token.most_probable)} or None for token in tokens
+        ]
         if any(each.most_probable for each in tokens)
         else None,
         "text_offset": [each.start for each in tokens],

@@ -20,7 +20,8 @@ class TokenText(NamedTuple):
     start: int
     """The number of characters before it."""
     bytes: bytes
-    log_prob: float
+    log_prob: float | None
+    """None for a first token, which follows no other."""
     most_probable: Sequence[tuple[bytes, float]] = ()
     """The most probable tokens in its place with their log-probabilities."""
 
@@ -85,13 +86,14 @@ class TextStream:
         self._content = b""
         self._apart: deque[tuple[int, Part]] = deque()
         """The parts that are no text, with the number of characters before them."""
+        self._ended = False
         self.stopped = False
         """True if a stop string was found; what follows has no text."""
 
     def feed(
         self,
         tokens: Sequence[int],
-        log_probs: Sequence[float],
+        log_probs: Sequence[float | None],
         most_probable: Sequence[Sequence[tuple[int, float]]] = (),
     ) -> Piece:
         """Returns the text that is known after further tokens."""
@@ -99,6 +101,12 @@ class TextStream:
             if not self.stopped and not self._is_apart(token):
                 self._add(token, log_prob, top)
         return self._piece(len(self._text) - (0 if self.stopped else self._held()))
+
+    def end_token(self, log_prob: float, top: Sequence[tuple[int, float]]) -> None:
+        """Adds the token that ended the text, which has no text."""
+        most_probable = [(self._tokenizer.bytes_of(each), other) for each, other in top]
+        self._tokens.append(TokenText(len(self._text), b"", log_prob, most_probable))
+        self._ended = True
 
     def finish(self) -> Piece:
         """Returns the rest of the text."""
@@ -125,7 +133,7 @@ class TextStream:
             self._apart.append((len(self._text), part))
             self._inside, self._content = None, b""
 
-    def _add(self, token: int, log_prob: float, top: Sequence[tuple[int, float]]) -> None:
+    def _add(self, token: int, log_prob: float | None, top: Sequence[tuple[int, float]]) -> None:
         shown = self._shown_as.get(token)
         if shown is not None:
             self._end_character()
@@ -162,7 +170,7 @@ class TextStream:
             parts += [*self._text_until(place), part]
         parts += self._text_until(end)
         tokens = []
-        while self._tokens and (self._tokens[0].start < end or self.stopped):
+        while self._tokens and (self._tokens[0].start < end or self.stopped or self._ended):
             tokens.append(self._tokens.popleft())
         return Piece(parts, tokens)
 
