@@ -21,6 +21,8 @@ from train_jax.core.optim.chain import group_labels
 from train_jax.core.optim.muon import muon_labels
 from train_jax.errors import UserError
 from train_jax.language.presets import PRESETS, derived, parameters, scaling_parameters
+from train_jax.pods.stages.prove import Prove
+from train_jax.run.arguments import parse_run, split_arguments
 from train_jax.run.config import from_json, to_json
 from train_jax.run.presets import preset
 
@@ -89,12 +91,49 @@ def test_parameters_are_those_of_the_module(name):
     ("name", "said"),
     [
         ("d5", "the rule of 2025 has no depth 5: 320 channels do not divide into 3 heads; use 4 or 6, or d5-2026"),
-        ("d100", "d100 has depth 100; use 2 to 64"),
+        ("d100", "d100 has depth 100; use 2 to 64, such as d12, d12-2026 or chat-d4"),
         ("tiny-r8", "unknown preset 'tiny-r8'; use one of sudoku-extreme,"),
     ],
 )
 def test_mistakes_with_a_depth_are_one_line(name, said, capsys):
     assert trm(["train", name]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (["--depth", "4", "--steps", "3"], ["d4", "--steps", "3"]),
+        (["d20-2026-r8", "--depth=6"], ["d6-2026-r8"]),
+        (["chat-d4", "--depth", "3"], ["chat-d3"]),
+    ],
+)
+def test_the_depth_is_an_option(words, same):
+    runs = [parse_run(each, prog="trm train", description="") for each in (words, same)]
+    assert runs[0] == runs[1]
+    assert split_arguments(words, Prove, prog="trm prove") == split_arguments(same, Prove, prog="trm prove")
+
+
+DEPTHS = "d4 to d32, d4-2026 to d32-2026, chat-d2 to chat-d8"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--depth", "deep"], f"--depth deep is not a number of layers; presets by depth are {DEPTHS}"),
+        (
+            ["train", "chat-tiny", "--depth", "4"],
+            f"--depth 4 is no option of chat-tiny; omit it, or use a preset by depth: {DEPTHS}",
+        ),
+        (["prove", "--depth", "65"], "d65 has depth 65; use 2 to 64, such as d12, d12-2026 or chat-d4"),
+        (["compile-pod", "--depth", "5"], "the rule of 2025 has no depth 5"),
+        (["serve", "--depth", "4"], "--depth 4: runs/d4 does not exist; train it with `trm train --depth 4`"),
+    ],
+)
+def test_a_wrong_depth_names_the_presets(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert trm(words) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
 

@@ -72,7 +72,8 @@ def cli(argv: list[str]) -> None:
         prog="trm train",
         description=f"Train a model from a preset ({presets}) or an experiment (`trm sweep list`; "
         "`--preset NAME` applies its changes to another preset). d12-2026-r8 is nanochat's model of 2026 with 12 "
-        "layers and 8 tokens per parameter. `--phase mid|sft|rl --init-from RUN` inherits from a run. `--dry-run` "
+        "layers and 8 tokens per parameter; `--depth N` is the preset dN, or NAME with N layers. "
+        "`--phase mid|sft|rl --init-from RUN` inherits from a run. `--dry-run` "
         "prints the plan, `--restarts N` restarts after a crash. `--model NAME` selects the --arch fields, `--task "
         "NAME` those of the task. `--no-verify` does not compare your own module with PyTorch.",
     )

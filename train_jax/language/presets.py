@@ -306,7 +306,9 @@ class LanguagePresets(Presets):
             raise KeyError(name)
         depth, rule = int(match[2]), _RULES[match[1] + (match[3] or "")]
         if depth not in DEPTHS:
-            raise UserError(f"{name} has depth {depth}; use {DEPTHS[0]} to {DEPTHS[-1]}")
+            raise UserError(
+                f"{name} has depth {depth}; use {DEPTHS[0]} to {DEPTHS[-1]}, such as d12, d12-2026 or chat-d4"
+            )
         return rule(name, depth, float(match[4])) if match[4] else rule(name, depth)
 
     def __iter__(self) -> Iterator[str]:

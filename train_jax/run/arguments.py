@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Callable
 from typing import Any, get_args, get_origin
 
@@ -15,14 +16,18 @@ from train_jax.plugin import entries, load_object
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import listed_presets, preset, preset_names
 
+_DEPTH = re.compile(r"(?:(?<=^chat-)|^)d[0-9]+(?=-|$)")
+"""The depth in the name of a preset, such as d12-2026-r8 or chat-d4."""
+
 
 def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, RunConfig]:
     """Parses `NAME [--field value …]`; returns the name and the configuration. `--help` prints it and exits.
 
     `--preset NAME` applies the changes of an experiment to another preset; `--phase NAME` inherits the fields of the
-    run `--init-from`; `--model` and `--task` determine the fields of the architecture and of the task. Raises
-    `UserError` for invalid arguments.
+    run `--init-from`; `--model` and `--task` determine the fields of the architecture and of the task; `--depth N` is
+    that of a preset by depth. Raises `UserError` for invalid arguments.
     """
+    argv = with_depth(argv)
     name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     if name is None and not {"-h", "--help"} & set(rest):
         raise UserError(f"{prog} needs a preset or an experiment as its first argument; presets are {listed_presets()}")
@@ -49,6 +54,7 @@ def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[s
     The options of the stage are the fields of its dataclass; boolean ones have no value. Raises `UserError` without a
     NAME.
     """
+    argv = with_depth(argv)
     if {"-h", "--help"} & set(argv):
         return ["--help"], []
     if not argv or argv[0].startswith("-"):
@@ -66,6 +72,27 @@ def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[s
         else:
             rest.append(word)
     return own, rest
+
+
+def with_depth(argv: list[str]) -> list[str]:
+    """Replaces `--depth N` by the name of a preset: `dN`, or the NAME given with another depth.
+
+    Raises `UserError` for what is no depth, and for a NAME without one.
+    """
+    depth, rest = take_option(argv, "--depth")
+    if depth is None:
+        return argv
+    if not re.fullmatch(r"[0-9]{1,6}", depth):
+        raise UserError(
+            f"--depth {depth} is not a number of layers; presets by depth are {listed_presets(by_depth=True)}"
+        )
+    if not rest or rest[0].startswith("-"):
+        return [f"d{depth}", *rest]
+    name, count = _DEPTH.subn(f"d{int(depth)}", rest[0], count=1)
+    if not count:
+        presets = listed_presets(by_depth=True)
+        raise UserError(f"--depth {depth} is no option of {rest[0]}; omit it, or use a preset by depth: {presets}")
+    return [name, *rest[1:]]
 
 
 def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:

@@ -48,10 +48,14 @@ def preset_names() -> list[str]:
     return [name for table in tables() for name in table]
 
 
-def listed_presets() -> str:
-    """Returns the names as text; from names that differ only in their depth, it has the first and the last."""
-    by_depth = itertools.groupby(preset_names(), key=lambda name: re.sub(r"\bd\d+", "d", name))
-    groups = [list(names) for _, names in by_depth]
+def listed_presets(*, by_depth: bool = False) -> str:
+    """Returns the names as text; from names that differ only in their depth, it has the first and the last.
+
+    With `by_depth`, only such names.
+    """
+    grouped = itertools.groupby(preset_names(), key=lambda name: re.sub(r"\bd\d+", "d", name))
+    groups = [list(names) for _, names in grouped]
+    groups = [names for names in groups if len(names) > 1 or not by_depth]
     return ", ".join(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" for names in groups)
 
 

@@ -16,13 +16,16 @@ from train_jax.core.state import Arrays
 from train_jax.errors import UserError
 from train_jax.language.engine import weights_of
 from train_jax.language.generation import TextModel, with_cycles
+from train_jax.language.phases import PHASES
 from train_jax.puzzles.task import PuzzleTask
 from train_jax.run.folder import complete_steps
+from train_jax.run.presets import preset
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.backend import Platform
 from train_jax.runtime.cluster import use_on_one_host
 from train_jax.runtime.devices import Devices
 from train_jax.serve.limits import Limits
+from train_jax.storage.storage import path_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +37,10 @@ class Serve(Limits):
     model for puzzles of that size. Nothing is written to disk.
     """
 
-    run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Folders of runs of `trm train`, also gs://bucket/folder: language models, Sudokus and mazes."""
+    depth: Annotated[int | None, Range(1, 10**6)] = None
+    """Serve the run of `trm train --depth N`, the last phase of it that is there, before the other runs."""
     step: str = "newest"
     """Checkpoint: newest, best (of a run with --keep-best), or its step. Requests to language models can name another
     one as NAME@STEP."""
@@ -62,8 +67,10 @@ class Serve(Limits):
 
 
 def main(config: Serve) -> None:
+    if config.depth is not None:
+        config = dataclasses.replace(config, run_dirs=(_run_of_depth(config.depth), *config.run_dirs))
     if not config.run_dirs:
-        raise UserError("trm serve needs a run; give folders of runs of `trm train`")
+        raise UserError("trm serve needs a run; give folders of runs of `trm train`, or --depth N")
     from train_jax.serve.app import create_app, starting  # these need the extra `serve`, `--help` does not
     from train_jax.serve.connection import answering, server_of
     from train_jax.serve.gate import Gate, is_loopback
@@ -84,6 +91,16 @@ def main(config: Serve) -> None:
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"page: {address}/\nserving at {address}/v1", flush=True)
         server_of(app, config, timeout_graceful_shutdown=5).run(sockets=[listening])
+
+
+def _run_of_depth(depth: int) -> str:
+    """Returns the folder of the last phase of a run by depth. Raises `UserError` if there is none."""
+    run_dir = preset(f"d{depth}").run_dir
+    for phase in (*reversed(PHASES), ""):
+        folder = f"{run_dir}-{phase}" if phase else run_dir
+        if path_of(folder).is_dir():
+            return folder
+    raise UserError(f"--depth {depth}: {run_dir} does not exist; train it with `trm train --depth {depth}`")
 
 
 def _listening(config: Serve) -> socket.socket:
