@@ -114,6 +114,7 @@ class TextService:
             Route("/v1/models", gate.open(self._list)),
             Route("/v1/models/{name:path}", gate.open(self._describe)),
             Route("/v1/chat/completions", gate.counted(partial(self._answer, read)), methods=["POST"]),
+            Route("/v1/responses", gate.counted(_no_responses), methods=["POST"]),
             Route("/tokenizer_info", gate.open(self._tokenizer)),
             Route("/tokenize", gate.counted(self._tokenize), methods=["POST"]),
             Route("/detokenize", gate.counted(self._detokenize), methods=["POST"]),
@@ -192,6 +193,10 @@ class TextService:
         if call.stream:
             return event_stream(_events(model, name, answer), gone=lambda: model.thread.cancel(answer))
         return await unless_gone(request, _whole(model, name, answer))
+
+
+async def _no_responses(request: Request, content: bytes) -> Response:
+    raise ApiError(404, "responses are not served here; use /v1/chat/completions")
 
 
 async def _whole(model: Model, name: str, answer: Answer) -> Response:
