@@ -8,7 +8,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from rows import ROWS
 
+from benchmarks.meanings import in_words
 from bridge.__main__ import main
 
 pytestmark = pytest.mark.docs
@@ -68,3 +70,10 @@ def test_text_is_compared():
     other = ("a", "b"), ("a\n…\nb", "a\n1\n2\nc"), ("a … c", "a b\nc")
     assert all(pattern(text).fullmatch(printed) for text, printed in equal)
     assert not any(pattern(text).fullmatch(printed) for text, printed in other)
+
+
+def test_the_table_of_meanings_has_every_row():
+    """Each row of the tests is in one cell of the table, with its error or without one."""
+    table = (DOCS / "bridge_semantics.md").read_text().partition("| torchax alone |")[2].partition("\n\n")[0]
+    names = [name for cell in re.findall(r"\| ([^|]*) \|$", table, re.MULTILINE) for name in cell.split(", ")]
+    assert sorted(re.sub(r" [\d.]+$", "", name) for name in names) == sorted(map(in_words, ROWS))
