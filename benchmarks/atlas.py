@@ -18,6 +18,7 @@ import os
 import re
 import resource
 import signal
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -193,15 +194,19 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
                 count = counts.setdefault(family, collections.Counter())
                 count[row["status"]] += 1
                 count["helped"] += row["status"] in _RIGHT or row["name"] in helped
-    lines = [
-        "| family | tried | as called | with help | refused | different | PyTorch off | over the limit | not built |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| family | tried | as called | with help | otherwise |", "|---|---|---|---|---|"]
     for family, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0])):
         tried = sum(number for status, number in count.items() if status not in (*_OUT, "helped"))
         right = count["right"] + count["PyTorch is off"]
-        cells = [tried, _share(right, tried), _share(count["helped"], tried), count["refused"], count["different"]]
-        cells += [count["PyTorch is off"], count["over the limit"] + count["crashed"], sum(count[s] for s in _OUT)]
+        others = {
+            "refused": count["refused"],
+            "different": count["different"],
+            "PyTorch is off": count["PyTorch is off"],
+            "over the limit": count["over the limit"] + count["crashed"],
+            "not built": sum(count[status] for status in _OUT),
+        }
+        otherwise = ", ".join(f"{number} {status}" for status, number in others.items() if number)
+        cells = [tried, _share(right, tried), _share(count["helped"], tried), otherwise]
         lines.append(f"| {family} | {' | '.join(map(str, cells))} |")
     return lines
 
@@ -211,19 +216,41 @@ def _share(part: int, whole: int) -> str:
 
 
 def _failures(rows: list[dict[str, Any]]) -> list[str]:
+    """A row for each model that was tried and is not right, and a line with those that fail in PyTorch itself."""
     helped = {row["name"]: row["status"] for row in rows if row["help"]}
-    lines = ["| model | came out | cause | help |", "|---|---|---|---|"]
+    lines = ["| model | result | cause | help |", "|---|---|---|---|"]
+    failed: list[str] = []
     for row in sorted(rows, key=lambda row: (row["family"], row["name"])):
-        if row["status"] not in ("right", "not built") and not row["help"]:
-            known = f"`{HELP[row['name']]}`: {helped[row['name']]}" if row["name"] in helped else ""
-            lines.append(f"| {row['name']} | {row['status']} | {_cell(row['cause'])} | {known.replace('|', ' or ')} |")
+        if row["help"] or row["status"] in ("right", "not built"):
+            continue
+        if row["status"] in _OUT:
+            failed.append(row["name"])
+            continue
+        known = f"`{HELP[row['name']]}`: {helped[row['name']]}" if row["name"] in helped else ""
+        lines.append(f"| {row['name']} | {row['status']} | {_cell(row['cause'])} | {known.replace('|', ' or ')} |")
+    if failed:
+        lines += ["", f"These fail in PyTorch itself: {', '.join(failed)}."]
     return lines
 
 
+_SHORTER = (
+    (r", at (?:\S*/)?([\w.]+\.py:\d+)", r", \1"),
+    (r"Python code asks for the value of a traced tensor \(.*?\) in .*?, (\S+:\d+)", r"value of a traced tensor, \1"),
+    (
+        r"`x\[mask\]` makes a shape that .*?, (\S+:\d+: `.*?`).*",
+        r"shape that depends on data, \1",
+    ),
+    (r"^(\S+?)!?\s+\S+\s+\S+\s+\d+\s+((?:gradient|output|buffer) \S+).*", r"error \1 in \2"),
+)
+"""Patterns and their replacements: paths of files, the text that all messages of a cause share, columns of a report."""
+
+
 def _cell(text: str) -> str:
-    """The first sentence of a cause, without places in files."""
-    text = re.sub(r", at \S+?([\w.]+\.py:\d+)", r", \1", text).partition(". Remedy")[0]
-    return " ".join(text.replace("|", "/").replace("<", "").split())[:260]
+    """The first sentence of a cause, without places in files; the file of results has the whole text."""
+    for pattern, shorter in _SHORTER:
+        text = re.sub(pattern, shorter, text)
+    words = text.partition(". Remedy")[0].replace("|", "/").replace("<", "")
+    return textwrap.shorten(words, 130, placeholder=" …")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -46,7 +46,9 @@ class Help:
         words = [
             f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in self.options.items()
         ]
-        words += [f"every {name} set to {value}" for name, value in self.settings.items()]
+        if self.settings:
+            values = {f"{value:g}" for value in self.settings.values()}
+            words.append(f"{', '.join(self.settings)} = {' or '.join(sorted(values))}")
         words += ["called once before"] * self.called + ["the module edited"] * (self.edited is not None)
         return ", ".join(words + [f"functions={{{name}}}" for name in self.functions])
 
