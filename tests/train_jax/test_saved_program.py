@@ -136,7 +136,7 @@ assert not [name for name, module in sys.modules.items() if name.startswith("tor
 def elsewhere(folder):
     """Returns the code of docs/jax.md that takes steps, adapted to the step in a folder."""
     page = (ROOT / "docs" / "jax.md").read_text()
-    (code,) = re.findall(r"<!-- not run: needs an exported step;.*?```python\n(.*?)```", page, re.DOTALL)
+    (code,) = re.findall(r"<!-- not run: needs an exported step.*?```python\n(.*?)```", page, re.DOTALL)
     assert code.count("runs/mine/train-step") == 1
     return BEFORE + code.replace("runs/mine/train-step", folder) + AFTER
 
