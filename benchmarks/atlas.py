@@ -175,13 +175,17 @@ _RIGHT = ("right", "PyTorch is off")
 """Counted as right."""
 
 
+_MODES = {False: "evaluation", True: "training"}
+
+
 def page(rows: list[dict[str, Any]]) -> str:
-    """The results as Markdown: a table by family, and every model that is not right with its cause."""
+    """The results as Markdown: a table by family for each mode, and every model that is not right with its cause."""
     lines: list[str] = []
-    for train in (False, True):
-        mode = [row for row in rows if row["train"] == train]
-        if mode:
-            lines += ["", f"## {'Training' if train else 'Evaluation'}", "", *_table(mode), "", *_failures(mode)]
+    for train, mode in _MODES.items():
+        results = [row for row in rows if row["train"] == train]
+        if results:
+            lines += ["", f"## {mode.capitalize()}", "", *_table(results)]
+    lines += ["", "## Models that are not right as called", "", *_failures(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -216,20 +220,31 @@ def _share(part: int, whole: int) -> str:
 
 
 def _failures(rows: list[dict[str, Any]]) -> list[str]:
-    """A row for each model that was tried and is not right, and a line with those that fail in PyTorch itself."""
-    helped = {row["name"]: row["status"] for row in rows if row["help"]}
-    lines = ["| model | result | cause | help |", "|---|---|---|---|"]
-    failed: list[str] = []
-    for row in sorted(rows, key=lambda row: (row["family"], row["name"])):
+    """A row for each model that was tried and is not right, and a line with those that fail in PyTorch itself.
+
+    Equal results in both modes have one row, with the cause in the first.
+    """
+    helped = {(row["name"], row["train"]): row["status"] for row in rows if row["help"]}
+    causes: dict[tuple[str, ...], str] = {}
+    modes: dict[tuple[str, ...], list[str]] = {}
+    failed: dict[str, None] = {}
+    for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["train"])):
         if row["help"] or row["status"] in ("right", "not built"):
             continue
         if row["status"] in _OUT:
-            failed.append(row["name"])
+            failed[row["name"]] = None
             continue
-        known = f"`{HELP[row['name']]}`: {helped[row['name']]}" if row["name"] in helped else ""
-        lines.append(f"| {row['name']} | {row['status']} | {_cell(row['cause'])} | {known.replace('|', ' or ')} |")
+        with_help = helped.get((row["name"], row["train"]))
+        known = f"`{HELP[row['name']]}`: {with_help}".replace("|", " or ") if with_help else ""
+        key = (row["name"], row["status"], known)
+        causes.setdefault(key, _cell(row["cause"]))
+        modes.setdefault(key, []).append(_MODES[row["train"]])
+    lines = ["| model | mode | result | cause | help |", "|---|---|---|---|---|"]
+    for (name, status, known), cause in causes.items():
+        mode = modes[name, status, known]
+        lines.append(f"| {name} | {mode[0] if len(mode) == 1 else 'both'} | {status} | {cause} | {known} |")
     if failed:
-        lines += ["", f"These fail in PyTorch itself: {', '.join(failed)}."]
+        lines += ["", f"These fail in PyTorch itself in at least one mode: {', '.join(failed)}."]
     return lines
 
 

@@ -69,6 +69,8 @@ def test_a_page_by_family(tmp_path):
         result("PyTorch is off", name="off", family="g"),
         result("not built", name="unbuilt", family="g"),
         result("refused", name="trained", train=True),
+        result("refused", name="twice", cause="a branch"),
+        result("refused", name="twice", cause="a branch", train=True),
     ]
     path, page = tmp_path / "atlas.jsonl", tmp_path / "atlas.md"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -76,10 +78,11 @@ def test_a_page_by_family(tmp_path):
     atlas.main([str(path), "--page", str(page)])
     text = page.read_text()
     assert text.startswith("# The atlas\n\ntext\n\n## Evaluation\n") and "old" not in text
-    assert "| all | 3 | 2 (67 %) | 3 (100 %) | 1 refused, 1 PyTorch is off, 1 not built |" in text
-    assert "| pyg/GCN | refused | a branch in the module, loop.py:7: `if a / b` | " in text
+    assert "| all | 4 | 2 (50 %) | 3 (75 %) | 2 refused, 1 PyTorch is off, 1 not built |" in text
+    assert "| pyg/GCN | evaluation | refused | a branch in the module, loop.py:7: `if a / b` | " in text
     assert '`known_inputs="1"`: right |' in text and "unbuilt" not in text
-    assert "| all | 1 | 0 (0 %) | 0 (0 %) | 1 refused |" in text.partition("## Training")[2]
+    assert text.count("| both | refused | a branch") == 1, "a model with one result in both modes"
+    assert "| all | 2 | 0 (0 %) | 0 (0 %) | 2 refused |" in text.partition("## Training")[2]
 
 
 def test_families_take_turns_and_what_is_done_is_left_out():
