@@ -234,6 +234,12 @@ def gradient_hooks(module: nn.Module) -> list[str]:
     return hooked
 
 
+def is_differentiated(function: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """True if this release of PyTorch differentiates a function of one tensor; 2.15 does so for Bessel functions."""
+    with torch.enable_grad():
+        return function(torch.ones(1, requires_grad=True)).requires_grad
+
+
 class Replacement(NamedTuple):
     """A name of PyTorch's that refers to another object while a call runs."""
 

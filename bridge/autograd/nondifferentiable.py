@@ -17,7 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from bridge._compat.torch import tree_map_only
+from bridge._compat.torch import is_differentiated, tree_map_only
 from bridge.context import CallState
 from bridge.errors import BridgeError
 from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor, wrap
@@ -60,7 +60,11 @@ def _overloads(*names: str) -> Iterator[Any]:
             yield from (getattr(packet, overload) for overload in (packet.overloads() if packet else ()))
 
 
-_SPECIAL = [f"special_{name}" for name in torch.special.__all__ if re.search("airy|bessel|polynomial", name)]
+_OF_ONE = [name for name in torch.special.__all__ if re.search("airy|bessel", name)]
+_SPECIAL = [
+    *(f"special_{name}" for name in _OF_ONE if not is_differentiated(getattr(torch.special, name))),
+    *(f"special_{name}" for name in torch.special.__all__ if "polynomial" in name),
+]
 _REFUSED = ("heaviside", "floor_divide", "bincount", "binomial", "_sample_dirichlet")
 _SCATTERS = (aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_.reduce, aten.scatter_.value_reduce)
 NO_DERIVATIVE: dict[Any, Callable[[CallState, Any, tuple, dict], Any]] = {

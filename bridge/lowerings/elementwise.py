@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.torchax import torchax_lowering
 from bridge.context import CURRENT, refusal
+from bridge.errors import refusal
 from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
 from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
 from bridge.tensor.tensor import regraft
@@ -484,6 +486,32 @@ for _ops, (_function, *_derivatives) in {
     ),
 }.items():
     lowers(*_ops)(with_derivatives(*_derivatives)(_function))
+
+
+def _bessel(op: Any, x: jax.Array) -> jax.Array:
+    lowering = torchax_lowering(op)
+    if lowering is None:
+        raise NotImplementedError(f"torchax has no {op.name()}")
+    return lowering(x)
+
+
+_j0 = functools.partial(_bessel, aten.special_bessel_j0.default)
+_j1 = functools.partial(_bessel, aten.special_bessel_j1.default)
+_y0 = functools.partial(_bessel, aten.special_bessel_y0.default)
+_y1 = functools.partial(_bessel, aten.special_bessel_y1.default)
+
+# PyTorch has derivatives of these functions since 2.15. Those of torchax's approximations are off by 1e-2 to 1e-3.
+for _op, _function, _derivative in (
+    (aten.special_bessel_j0.default, _j0, lambda t, out, x: -t * _j1(x)),
+    (
+        aten.special_bessel_j1.default,
+        _j1,
+        lambda t, out, x: t * jnp.where(x == 0, 0.5, _j0(x) - out / jnp.where(x == 0, 1, x)),
+    ),
+    (aten.special_bessel_y0.default, _y0, lambda t, out, x: -t * _y1(x)),
+    (aten.special_bessel_y1.default, _y1, lambda t, out, x: t * (_y0(x) - out / x)),
+):
+    lowers(_op)(with_derivatives(_derivative)(_function))
 
 
 for _ops, (_function, *_derivatives) in {

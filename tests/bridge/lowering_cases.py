@@ -27,6 +27,8 @@ CASES = {
             (X, "clone lift_fresh_copy angle selu empty_like ones_like sigmoid erf erfc special_log_ndtr silu tanh"),
             (X, "sinc abs sign sgn median exp2"),
             (3 * X, "hardsigmoid hardswish special_modified_bessel_i1 special_i1"),
+            (9 * X, "special_bessel_j0 special_bessel_j1"),
+            (9 * X.abs() + 0.1, "special_bessel_y0 special_bessel_y1"),
             (SQUARE, "_linalg_det _linalg_slogdet"),
         )
         for name in names.split()
