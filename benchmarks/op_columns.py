@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 import bridge
 from bridge.errors import named_failure
 from bridge.parity import Row
-from bridge.parity.report import Again, Leaves, compare, leaf_of, named
+from bridge.parity.arbiter import beside_float64, is_beyond
+from bridge.parity.report import Leaves, compare, leaf_of, named
 from bridge.parity.sides import Call as Steps
 from bridge.parity.sides import TorchSide, copied, in_float64, projection, to_jax, watching, widened
 
@@ -200,16 +201,25 @@ def forward_mode(module: Call, tolerance: float, wide: Call, jit: bool) -> Rows:
     theirs = {"output": named(out), "tangent": slopes}
     ours["output"] = {n: leaf for n, leaf in ours["output"].items() if leaf.dtype or n in theirs["output"]}
 
-    def again(_step: int) -> Again | str:
-        try:
-            same = list(recorded)
-            with in_float64():
-                doubles = in_pytorch(wide, list(same))
-            return Again(doubles, in_pytorch(module, same), math.inf)
-        except Exception as error:
-            return f"PyTorch fails in float64: {error}"
+    def again() -> tuple[Leaves, Leaves]:
+        same = list(recorded)
+        with in_float64():
+            doubles = in_pytorch(wide, list(same))
+        return doubles, in_pytorch(module, same)
 
-    return list(compare(0, ours, theirs, again, tolerance))
+    return judged([*compare(0, ours, theirs, tolerance)], ours, again)
+
+
+def judged(rows: list[Row], ours: Leaves, again: Callable[[], tuple[Leaves, Leaves]]) -> Rows:
+    """Returns the rows, those beyond tolerance judged by PyTorch's leaves in float64 and in another run."""
+    if not any(map(is_beyond, rows)):
+        return rows
+    try:
+        doubles, same = again()
+    except Exception as error:
+        note = f"PyTorch fails in float64: {error}"
+        return [dataclasses.replace(row, note=note) if is_beyond(row) else row for row in rows]
+    return [beside_float64(row, ours, doubles, same, math.inf) if is_beyond(row) else row for row in rows]
 
 
 def outputs_of(outputs: Any) -> list[jax.Array]:
@@ -255,15 +265,12 @@ def through_torchax(module: Call, tolerance: float, wide: Call, jit: bool) -> Ro
     }
     ours = {kind: leaves for kind, leaves in ours.items() if kind in theirs}
 
-    def again(_step: int) -> Again | str:
-        try:
-            with in_float64():
-                doubles = TorchSide(copied(wide), dataclasses.replace(steps, args=(*wide.inputs,))).next()
-            return Again(doubles, TorchSide(copied(module), steps).next(), math.inf)
-        except Exception as error:
-            return f"PyTorch fails in float64: {error}"
+    def again() -> tuple[Leaves, Leaves]:
+        with in_float64():
+            doubles = TorchSide(copied(wide), dataclasses.replace(steps, args=(*wide.inputs,))).next()
+        return doubles, TorchSide(copied(module), steps).next()
 
-    return list(compare(0, ours, theirs, again, tolerance))
+    return judged([*compare(0, ours, theirs, tolerance)], ours, again)
 
 
 @contextlib.contextmanager

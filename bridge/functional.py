@@ -178,12 +178,42 @@ def export(
 
     Raises `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
+    options = Options(
+        _by_name(lowerings or {}),
+        _checked_names(functions or {}),
+        _recomputed(module, recompute),
+        int64,
+        name_scopes,
+        _constants(module, static, int64),
+    )
+    state = state_of(module)
+    windows = alias_roots(state)
+    free = {name: tensor for name, tensor in state.items() if name not in options.static}
+    kept = {*windows, *windows.values()} if release else state.keys()
+    params, buffers = _arrays(free, trained_in(module), kept)
+    seconds = {name: first for name, first in second_names(module).items() if first in free}
+    return Functional(module, params, buffers, options, seconds)
+
+
+def _by_name(lowerings: Mapping[Any, Callable | None]) -> dict[str, Callable | None]:
+    """Returns the lowerings by the names of their operations. Raises `BridgeError` for one that cannot be lowered."""
     known = {op.name() for op in (*LOWERINGS, *DECOMPOSITIONS)}
-    chosen_lowerings = {key.name() if hasattr(key, "name") else str(key): f for key, f in (lowerings or {}).items()}
-    for name, function in chosen_lowerings.items():
+    chosen = {key.name() if hasattr(key, "name") else str(key): function for key, function in lowerings.items()}
+    for name, function in chosen.items():
         if name not in known and (function is None or not _may_be_lowered(name)):
             close = ", ".join(difflib.get_close_matches(name, known)) or "see bridge.LOWERINGS"
             raise BridgeError(f"no lowering is called {name}, and no operation that could have one; there are: {close}")
+    return chosen
+
+
+def _checked_names(functions: Mapping[str, Callable]) -> dict[str, Callable]:
+    for name in functions:
+        check_name(name)
+    return dict(functions)
+
+
+def _recomputed(module: nn.Module, pattern: str) -> tuple[str, ...]:
+    """Returns the names of the submodules that the pattern matches. Raises `BridgeError` for one of TorchScript."""
     names = []
     for name, submodule in module.named_modules():
         names.append(name)
@@ -193,26 +223,10 @@ def export(
                 f"{who} was compiled by TorchScript; export the module that it was made from. In a model of e3nn, call "
                 "e3nn.set_optimization_defaults(jit_script_fx=False) before the model is made"
             )
-    functions = dict(functions or {})
-    for name in functions:
-        check_name(name)
-    state = state_of(module)
-    check_kinds(state, meta=True)
-    windows = alias_roots(state)  # raises for memory that two arrays cannot represent
-    refuse_gradient_hooks(module)
-    check_policy(int64)
-    for name, tensor in state.items() if checked(int64) else ():
-        check_values(name, tensor)
-    constant = _constants(state, static) if static else {}
-    chosen = tuple(name for name in names if recompute and re.fullmatch(recompute, name))
-    if recompute and not chosen:
-        raise BridgeError(f"recompute {recompute!r} matches no submodule; names here are {', '.join(names[1:6])} …")
-    shared = {*windows, *windows.values()}
-    free = {name: tensor for name, tensor in state.items() if name not in constant}
-    params, buffers = _arrays(free, trained_in(module), shared if release else state)
-    options = Options(chosen_lowerings, functions, chosen, int64, name_scopes, constant)
-    seconds = {name: first for name, first in second_names(module).items() if first not in constant}
-    return Functional(module, params, buffers, options, seconds)
+    chosen = tuple(name for name in names if pattern and re.fullmatch(pattern, name))
+    if pattern and not chosen:
+        raise BridgeError(f"recompute {pattern!r} matches no submodule; names here are {', '.join(names[1:6])} …")
+    return chosen
 
 
 def _may_be_lowered(name: str) -> bool:
@@ -240,13 +254,25 @@ def _arrays(
     return params, buffers
 
 
-def _constants(state: Mapping[str, torch.Tensor], static: str) -> dict[str, torch.Tensor]:
-    """Returns copies of the buffers that are constants. Raises `BridgeError` if none or only parts of others match."""
+def _constants(module: nn.Module, static: str, int64: Int64) -> dict[str, torch.Tensor]:
+    """Returns copies of the buffers that are constants.
+
+    Raises `BridgeError` if none or only parts of others match, and for state that arrays cannot represent.
+    """
+    state = state_of(module)
+    check_kinds(state, meta=True)
+    roots = alias_roots(state)  # raises for memory that two arrays cannot represent
+    refuse_gradient_hooks(module)
+    check_policy(int64)
+    for name, tensor in state.items() if checked(int64) else ():
+        check_values(name, tensor)
+    if not static:
+        return {}
     constant = {n: t.detach().clone() for n, t in state.items() if not t.requires_grad and re.fullmatch(static, n)}
     if not constant:
         buffers = ", ".join([n for n, t in state.items() if not t.requires_grad][:6])
         raise BridgeError(f"static {static!r} matches no buffer; buffers here are {buffers or 'none'}")
-    for name, root in alias_roots(state).items():
+    for name, root in roots.items():
         if (name in constant) != (root in constant):
             raise BridgeError(f"{name} and {root} share memory, and static {static!r} matches one of them; name both")
     check_kinds(constant)

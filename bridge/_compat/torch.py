@@ -206,7 +206,7 @@ def engine_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns the `grad` of a leaf, set by PyTorch's engine or by the code."""
     with torch._C.DisableTorchFunction():
         if torch._C.TensorBase.is_leaf.__get__(tensor):  # pyright: ignore
-            return torch._C.TensorBase.grad.__get__(tensor)
+            return torch._C.TensorBase.grad.__get__(tensor)  # pyright: ignore
         return None
 
 

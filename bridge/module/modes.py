@@ -84,24 +84,35 @@ def _states() -> tuple:
 
 
 @contextlib.contextmanager
-def tracing(dispatch: Dispatch) -> Iterator[None]:
-    """Runs the code under it through the bridge. Modes are thread-local: PyTorch in other threads is not affected.
-
-    An error of the bridge is raised at the end even if the code caught it, since what the code does afterwards differs
-    from PyTorch.
-    """
+def _current(dispatch: Dispatch, compiler: contextlib.ExitStack) -> Iterator[None]:
+    """Makes the call the current one of this thread, which may be in another call already."""
     outer = CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator
-    modes = {name: get() for name, (get, _) in _MODES.items()}
-    default_dtype = torch.get_default_dtype()
-    states = _states()
-    compiler = contextlib.ExitStack()
     CURRENT.call = dispatch
     CURRENT.recording = bool(dispatch.recording)
     CURRENT.compiler = compiler
     CURRENT.generator = None
     RUNNING.append(dispatch)
     try:
+        yield
+    finally:
+        RUNNING.remove(dispatch)
+        CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator = outer
+
+
+@contextlib.contextmanager
+def tracing(dispatch: Dispatch) -> Iterator[None]:
+    """Runs the code under it through the bridge. Modes are thread-local: PyTorch in other threads is not affected.
+
+    An error of the bridge is raised at the end even if the code caught it, since what the code does afterwards differs
+    from PyTorch.
+    """
+    modes = {name: get() for name, (get, _) in _MODES.items()}
+    default_dtype = torch.get_default_dtype()
+    states = _states()
+    compiler = contextlib.ExitStack()
+    try:
         with (
+            _current(dispatch, compiler),
             compiler,
             jax.default_matmul_precision(matmul_precision()),
             dispatch,
@@ -134,8 +145,6 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
     finally:
         _put_back(modes)
         torch.set_default_dtype(default_dtype)
-        RUNNING.remove(dispatch)
-        CURRENT.call, CURRENT.recording, CURRENT.compiler, CURRENT.generator = outer
 
 
 _REPLACED = Replacements(

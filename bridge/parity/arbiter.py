@@ -67,7 +67,7 @@ class Arbiter:
 
     def decide(self, rows: list[Row]) -> list[Row]:
         """Returns the rows, with larger tolerances where roundings decide, and notes on the worst of the others."""
-        rows = [self._beside_float64(row) if _is_beyond(row) else row for row in rows]
+        rows = [self._beside_float64(row) if is_beyond(row) else row for row in rows]
         undecided = [row for row in rows if _is_open(row)]
         if not undecided:
             return rows
@@ -82,10 +82,7 @@ class Arbiter:
 
     @functools.cached_property
     def _second_run(self) -> tuple[list[Leaves], list[Leaves]] | str:
-        """PyTorch's leaves of all steps once more, in float64 and in the module's own types; or why there are none.
-
-        Those in its own types distinguish rounding from state outside of the module.
-        """
+        """PyTorch's leaves of all steps once more, in float64 and in the module's own types; or why there are none."""
         try:
             side = self.narrow_side()
             with in_float64():
@@ -98,32 +95,11 @@ class Arbiter:
         return [side.next([widened(draw) for draw in draws]) for draws in self.draws]
 
     def _beside_float64(self, row: Row) -> Row:
-        """Returns the row, judged by 8 times the difference between PyTorch's own float32 and float64 at this leaf.
-
-        A gradient that is zero in float64 may be 8 roundings of the largest gradient. In 16 bits the size of a
-        difference says nothing: noise decides.
-        """
         if isinstance(self._second_run, str):
             return dataclasses.replace(row, note=self._second_run)
-        expected = self.leaves[row.step][0]
-        values = expected[row.kind][row.name].values
-        wide, same = (leaves[row.step][row.kind].get(row.name) for leaves in self._second_run)
-        if wide is None or same is None or not difference(same.values, values) <= row.tolerance * row.scale:
-            return dataclasses.replace(row, note="PyTorch itself computes something else when it is called again")
-        own = difference(wide.values, values) / row.scale
-        allowed = 8 * own
-        limit = self.limit
-        note = f"float64 differs from PyTorch's own by {own:.1e}"
-        if self.epsilon > NARROW:
-            return dataclasses.replace(row, note=note)
-        largest = largest_gradient(expected)
-        if "gradient" in row.kind and magnitude(wide.values) <= 1e-12 * largest:
-            allowed = max(allowed, 8 * float(np.finfo(np.float32).eps) * largest / row.scale)
-            limit = max(limit, 0.05)  # relative to a scale of at least 1e-3 of the largest
-            note = "zero in float64"
-        if not own <= limit:
-            return dataclasses.replace(row, note=f"{note}, which counts as more than rounding")
-        return dataclasses.replace(row, tolerance=max(row.tolerance, allowed), note=note)
+        wide, same = (leaves[row.step] for leaves in self._second_run)
+        limit = None if self.epsilon > NARROW else self.limit
+        return beside_float64(row, self.leaves[row.step][0], wide, same, limit)
 
     def _in_float64(self) -> list[list[Leaves]]:
         """Returns the leaves of PyTorch's side by step, and those of JAX's; without those of a side that fails."""
@@ -228,11 +204,39 @@ class Arbiter:
         return side.next(self.draws[step], shifts)
 
 
-def _is_beyond(row: Row) -> bool:
+def beside_float64(row: Row, expected: Leaves, wide: Leaves, same: Leaves, limit: float | None) -> Row:
+    """Returns the row, judged by 8 times the difference between PyTorch's own float32 and float64 at this leaf.
+
+    A gradient that is zero in float64 may be 8 roundings of the largest gradient. `expected`, `wide` and `same`:
+    PyTorch's leaves, those in float64, and those of another run, which distinguish rounding from state outside of the
+    module. `limit`: the largest difference from float64, relative to a leaf's scale, that is considered rounding; None
+    in 16 bits, where the size of a difference says nothing.
+    """
+    first = expected[row.kind][row.name].values
+    double = wide[row.kind].get(row.name)
+    second = same[row.kind].get(row.name)
+    if double is None or second is None or not difference(second.values, first) <= row.tolerance * row.scale:
+        return dataclasses.replace(row, note="PyTorch itself computes something else when it is called again")
+    own = difference(double.values, first) / row.scale
+    allowed = 8 * own
+    note = f"float64 differs from PyTorch's own by {own:.1e}"
+    if limit is None:
+        return dataclasses.replace(row, note=note)
+    largest = largest_gradient(expected)
+    if "gradient" in row.kind and magnitude(double.values) <= 1e-12 * largest:
+        allowed = max(allowed, 8 * float(np.finfo(np.float32).eps) * largest / row.scale)
+        limit = max(limit, 0.05)  # relative to a scale of at least 1e-3 of the largest
+        note = "zero in float64"
+    if not own <= limit:
+        return dataclasses.replace(row, note=f"{note}, which counts as more than rounding")
+    return dataclasses.replace(row, tolerance=max(row.tolerance, allowed), note=note)
+
+
+def is_beyond(row: Row) -> bool:
     """True if the leaf differs, and both sides have it."""
     return row.verdict == "beyond tolerance" and math.isfinite(row.error)
 
 
 def _is_open(row: Row) -> bool:
     """True if a decision is wanted, and PyTorch reproduces its result."""
-    return _is_beyond(row) and row.kind != ".grad" and not row.note.startswith("PyTorch itself")
+    return is_beyond(row) and row.kind != ".grad" and not row.note.startswith("PyTorch itself")

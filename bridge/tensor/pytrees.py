@@ -84,8 +84,8 @@ def put_items(container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
 
 def tuple_of(kind: type, items: Iterable[Any]) -> Any:
     """Returns the items as a tuple of this class, made without its `__new__`."""
-    if kind.__module__ == "torch.return_types":  # pyright: ignore[reportCallIssue]
-        return kind(list(items))
+    if kind.__module__ == "torch.return_types":
+        return kind(list(items))  # pyright: ignore[reportCallIssue]
     return tuple.__new__(kind, items)
 
 
