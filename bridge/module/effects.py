@@ -11,7 +11,6 @@ State elsewhere (globals, closures, class attributes, files) is not followed her
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -174,27 +173,21 @@ def _compare(
     Also returns the values that it changes again, and whether they depend on parameters and buffers alone, as a weight
     computed by a hook does.
     """
-    kept: list[tuple[Place, Any, int, int]] = []
+    left: dict[Place, Any] = {}
     others: list[list[str]] = []
 
-    def results(first: Any, second: Any) -> list[Any]:
-        (after, left), (alone, left_alone) = next_call(first, second)
-        traced = [[[t.value for t in _traced_in(v)] for v in (left[p], left_alone.get(p))] for p in left]
-        kept.extend((*item, *map(len, values)) for item, values in zip(left.items(), traced, strict=True))  # pyright: ignore
-        leaves = [jax.tree.leaves(after), jax.tree.leaves(alone)]
-        others.extend([_without_addresses(v) for v in half if not is_number(v)] for half in leaves)
-        return [*([v for v in half if is_number(v)] for half in leaves), traced]
+    def results(first: Any, second: Any) -> tuple[list, list]:
+        (after, changed), (alone, changed_alone) = next_call(first, second)
+        left.update(changed)
+        halves = [jax.tree.leaves(after), jax.tree.leaves(alone)]
+        for half in halves:
+            others.append([_without_addresses(v) for v in half if not is_number(v)])
+        numbers = [[v for v in half if is_number(v)] for half in halves]
+        return numbers, [(_arrays_in(value), _arrays_in(changed_alone.get(place))) for place, value in changed.items()]
 
-    closed, (after, alone, _) = jax.make_jaxpr(results, return_shape=True)(shapes.leaves, shapes.leaves)
-    values = iter(value_numbers(closed))
-
-    def next_values(count: int) -> tuple[list[int], list[Value]]:
-        taken = [*itertools.islice(values, count)]
-        return [value.number for value in taken], taken
-
-    numbers, after = next_values(len(after))
-    numbers_alone, alone = next_values(len(alone))
-    same = numbers == numbers_alone and others[0] == others[1]
+    closed, tree = jax.make_jaxpr(results, return_shape=True)(shapes.leaves, shapes.leaves)
+    (after, alone), arrays = jax.tree.unflatten(jax.tree.structure(tree), value_numbers(closed))
+    same = _numbers(after) == _numbers(alone) and others[0] == others[1]
     n = len(shapes.leaves)
     if any(key == "requires_grad" for _, key in changes):  # no value changes, only which tensors a gradient reaches
         reached = [
@@ -202,12 +195,18 @@ def _compare(
         ]
         same = same and reached[0] == reached[1]
     again: dict[Place, tuple[Any, bool]] = {}
-    for place, changed, count, count_alone in kept:
-        mine, left = next_values(count)
-        fresh, _ = next_values(count_alone)
-        of_state = all(i % n < shapes.of_state for value in left for i in value.inputs)
-        again[place] = changed, bool(mine) and mine == fresh and of_state
+    for (place, changed), (mine, fresh) in zip(left.items(), arrays, strict=True):
+        of_state = all(i % n < shapes.of_state for value in mine for i in value.inputs)
+        again[place] = changed, bool(mine) and _numbers(mine) == _numbers(fresh) and of_state
     return same, again
+
+
+def _arrays_in(value: Any) -> list[jax.Array]:
+    return [v.value for v in jax.tree.leaves(convert(value, lambda v: v)) if isinstance(v, BridgeTensor)]
+
+
+def _numbers(values: list[Value]) -> list[int]:
+    return [value.number for value in values]
 
 
 def _unread(place: Place, next_call: NextCall, shapes: Shapes) -> bool:
@@ -314,10 +313,6 @@ def _comparable(constant: Any) -> Hashable:
             constant = jax.random.key_data(constant)
     array = np.asarray(constant)
     return array.shape, str(array.dtype), array.tobytes()
-
-
-def _traced_in(value: Any) -> list[BridgeTensor]:
-    return [v for v in jax.tree.leaves(convert(value, lambda v: v)) if isinstance(v, BridgeTensor)]
 
 
 def _remedy(places: list[Place], changes: Mapping[Place, Any]) -> str:

@@ -297,10 +297,18 @@ class JaxSide:
         first: dict[int, str] = {}
         twins = {n: first.setdefault(id(v), n) for n, v in inputs.items()}  # an input may be given twice
         known = {twins[n] for n, v in inputs.items() if isinstance(v, ARRAYS) and self._call.knows(n)}
-        arrays = {n: v for n, v in inputs.items() if isinstance(v, ARRAYS) and twins[n] == n and n not in known}
+        arrays: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        for name, value in inputs.items():
+            if isinstance(value, ARRAYS) and twins[name] not in known:
+                arrays[twins[name]] = value
+                value = None
+            elif name in known:
+                value = np.asarray(value)
+            rest[name] = value
         free = {n: v for n, v in arrays.items() if self._call.input_gradients and jnp.issubdtype(v.dtype, jnp.inexact)}
-        rest = {n: None if twins[n] in arrays else np.asarray(v) if n in known else v for n, v in inputs.items()}
-        others = structure, {n: v for n, v in rest.items() if twins[n] not in known}, [*map(type, rest.values())], twins
+        unknown = {n: v for n, v in rest.items() if twins[n] not in known}
+        others = structure, unknown, [type(v) for v in rest.values()], twins
         if self._compiled is None or self._compiled[0] != others:
             # Compile again only if something besides the arrays has changed; known inputs do not change.
             self._compiled = others, self._gradient(structure, rest, twins)
