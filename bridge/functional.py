@@ -24,7 +24,7 @@ from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.module.arguments import parameters_of
 from bridge.module.call import Exported, Request, Result, refuse_gradient_hooks, run_call
 from bridge.module.state import second_names, state_of, trained_in
-from bridge.symbolic.ranges import Int64, check_policy, check_values, checked
+from bridge.symbolic.ranges import Int64, check_integers, check_policy
 from bridge.tensor.arrays import alias_roots, array_of, check_kinds, jax_dtype, move_to_meta
 
 
@@ -178,17 +178,15 @@ def export(
 
     Raises `BridgeError` for a name or expression that matches nothing, and for state that 32 bits do not hold.
     """
-    options = Options(
-        _by_name(lowerings or {}),
-        _checked_names(functions or {}),
-        _recomputed(module, recompute),
-        int64,
-        name_scopes,
-        _constants(module, static, int64),
-    )
     state = state_of(module)
-    windows = alias_roots(state)
-    free = {name: tensor for name, tensor in state.items() if name not in options.static}
+    check_kinds(state, meta=True)
+    windows = alias_roots(state)  # raises for memory that two arrays cannot represent
+    refuse_gradient_hooks(module)
+    check_integers(state, int64)
+    constant = _constants(state, windows, static) if static else {}
+    names = _recomputed(module, recompute)
+    options = Options(_by_name(lowerings or {}), _checked_names(functions or {}), names, int64, name_scopes, constant)
+    free = {name: tensor for name, tensor in state.items() if name not in constant}
     kept = {*windows, *windows.values()} if release else state.keys()
     params, buffers = _arrays(free, trained_in(module), kept)
     seconds = {name: first for name, first in second_names(module).items() if first in free}
@@ -254,20 +252,8 @@ def _arrays(
     return params, buffers
 
 
-def _constants(module: nn.Module, static: str, int64: Int64) -> dict[str, torch.Tensor]:
-    """Returns copies of the buffers that are constants.
-
-    Raises `BridgeError` if none or only parts of others match, and for state that arrays cannot represent.
-    """
-    state = state_of(module)
-    check_kinds(state, meta=True)
-    roots = alias_roots(state)  # raises for memory that two arrays cannot represent
-    refuse_gradient_hooks(module)
-    check_policy(int64)
-    for name, tensor in state.items() if checked(int64) else ():
-        check_values(name, tensor)
-    if not static:
-        return {}
+def _constants(state: Mapping[str, torch.Tensor], roots: Mapping[str, str], static: str) -> dict[str, torch.Tensor]:
+    """Returns copies of the buffers that are constants. Raises `BridgeError` if none or only parts of others match."""
     constant = {n: t.detach().clone() for n, t in state.items() if not t.requires_grad and re.fullmatch(static, n)}
     if not constant:
         buffers = ", ".join([n for n, t in state.items() if not t.requires_grad][:6])

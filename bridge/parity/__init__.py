@@ -34,7 +34,7 @@ from bridge.parity.sides import (
     projection,
     widened,
 )
-from bridge.symbolic.ranges import Int64, check_values, checked
+from bridge.symbolic.ranges import Int64, check_integers
 from bridge.tensor.arrays import check_kinds
 from bridge.tensor.pytrees import named_inputs
 
@@ -118,9 +118,8 @@ class _Comparison:
             check_kinds(state_of(self.module))
             fn = export(self.module, **self.options)
         jax_side = JaxSide(fn, self.call, self.jit)
-        for name, value in inputs.items() if checked(fn.options.int64) else ():
-            if torch.is_tensor(value):
-                check_values(f"input {name}", value)
+        integers = {f"input {name}": value for name, value in inputs.items() if torch.is_tensor(value)}
+        check_integers(integers, fn.options.int64)
         arbiter = self._arbiter_at(self.module, self.double)
         for step in range(steps):
             with named_failure(f"PyTorch itself fails, in step {step}", _remedy(self.call, step)):

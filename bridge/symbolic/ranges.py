@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, inf, isinf, log2
 from typing import Any, Literal, NamedTuple
 
@@ -308,6 +308,13 @@ def check_values(name: str, values: torch.Tensor | np.ndarray | np.generic) -> N
     known = _of_values(values)
     if not _fits(known):
         raise BridgeError(f"{name} holds {_beyond(known)}. Remedy: {REMEDY}.")
+
+
+def check_integers(arrays: Mapping[str, Any], int64: str) -> None:
+    """Raises `BridgeError` for a policy that JAX cannot keep, and for integers that do not fit under it."""
+    check_policy(int64)
+    for name, values in arrays.items() if checked(int64) else ():
+        check_values(name, values)
 
 
 def note_constant(context: CallState, real: torch.Tensor, tensor: BridgeTensor) -> None:
