@@ -88,7 +88,7 @@ ROWS = (
         "one program without a transfer to the host",
         (
             "test_doors.py::test_train_jax_imports_torch_only_where_a_model_is_built_or_read",
-            "test_doors.py::test_models_torch_imports_nothing_of_jax",
+            "test_imports.py::test_the_contracts_are_kept",
             "train_jax/test_compute_options.py::test_the_programs_of_runs",
         ),
     ),

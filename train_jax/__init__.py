@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from train_jax import plugin as _plugin
 from train_jax.cli.parts import PARTS as _PARTS
+from train_jax.moved import explain_moved_modules as _explain_moved_modules
 
 if TYPE_CHECKING:
     from train_jax.core.objective import LossSums
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["LossSums", "Plugin", "Task", "evaluate_on", "load_run", "preset", "train"]
 
 _plugin.use(_PARTS)
+_explain_moved_modules()
 
 _WHERE = {
     "LossSums": "train_jax.core.objective",

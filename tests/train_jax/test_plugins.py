@@ -1,5 +1,6 @@
 """Plugins of the user: the example of the documentation, entry points, what a run records and refuses; imports."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -120,6 +121,12 @@ def _targets(each):
 def test_public_names():
     for name in train_jax.__all__:
         assert getattr(train_jax, name).__name__ == name
+
+
+def test_a_public_module_that_has_moved_is_named():
+    for old in ("train_jax.optim.config", "train_jax.tasks.puzzles.task"):
+        with pytest.raises(ModuleNotFoundError, match=r"has moved; import train_jax\."):
+            importlib.import_module(old)
 
 
 UNUSED = (
