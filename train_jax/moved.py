@@ -7,6 +7,8 @@ MOVED = {
     "train_jax.loop": "train_jax.trainer.loop",
     "train_jax.optim": "train_jax.core.optim",
     "train_jax.session": "train_jax.trainer.session",
+    "train_jax.tasks.language": "train_jax.language",
+    "train_jax.tasks.puzzles": "train_jax.puzzles",
     "train_jax.tasks": "train_jax.puzzles or train_jax.language",
 }
 """Modules that the documentation named before."""
@@ -17,8 +19,10 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name in MOVED:
-            raise ModuleNotFoundError(f"{name} has moved; import {MOVED[name]}", name=name)
+        for old, new in MOVED.items():
+            # A folder that is left with nothing but compiled files is found as an empty package, so names in it count.
+            if f"{name}.".startswith(f"{old}."):
+                raise ModuleNotFoundError(f"{name} has moved; import {new}{name.removeprefix(old)}", name=name)
 
 
 def explain_moved_modules() -> None:
