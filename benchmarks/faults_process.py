@@ -45,7 +45,8 @@ def main() -> int:
         from train_jax.run.checkpoint import Checkpoints
         from train_jax.runtime.devices import Devices
         from train_jax.runtime.preemption import Preemption
-        from train_jax.trainer.hooks import Evaluating, Saving
+        from train_jax.trainer.hooks.evaluating import Evaluating
+        from train_jax.trainer.hooks.saving import Saving
 
         announced(Saving, "restore", "restoring")
         announced(Devices, "compile", "compiling", float(os.environ.get("COMPILE_SECONDS", "0")))

@@ -29,7 +29,8 @@ from models_torch.trm import TRMConfig
 from train_jax.run.folder import RunFolder
 from train_jax.runtime.clock import Clock
 from train_jax.runtime.devices import Devices
-from train_jax.trainer.hooks import Logging, Saving
+from train_jax.trainer.hooks.log_lines import Logging
+from train_jax.trainer.hooks.saving import Saving
 from train_jax.trainer.start import start
 
 DEVICES = 8

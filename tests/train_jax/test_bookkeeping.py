@@ -26,7 +26,8 @@ from train_jax.run.tracking import read_metrics
 from train_jax.runtime.clock import TRAINING
 from train_jax.runtime.devices import Devices
 from train_jax.storage.lease import LostFolderError
-from train_jax.trainer.hooks import Evaluating, check_debugging
+from train_jax.trainer.hooks.evaluating import Evaluating
+from train_jax.trainer.hooks.nan_debugging import check_debugging
 from train_jax.trainer.loop import train
 
 STEPS = 18

@@ -36,8 +36,8 @@ from train_jax.runtime.devices import Devices
 from train_jax.storage.files import remove_folder, upload_folder
 from train_jax.storage.lines import LineFile
 from train_jax.storage.storage import is_remote, path_of
-from train_jax.trainer import hooks
-from train_jax.trainer.hooks import Saving
+from train_jax.trainer.hooks import saving as saving_hook
+from train_jax.trainer.hooks.saving import Saving
 
 ROWS, SLOW_SEEDS = 24, range(12, 140, 9)
 
@@ -299,8 +299,8 @@ def test_checkpoints_by_minutes_are_after_log_lines(tmp_path, monkeypatch):
             run.due(0.5, 0.0, np.zeros(2))  # the clock starts
             assert [step for step in steps if run.due(step, 2.5 * step, np.zeros(2))] == expected
     asked = []
-    monkeypatch.setattr(hooks, "is_main_process", lambda: False)
-    monkeypatch.setattr(hooks, "any_process", lambda flag: asked.append(flag) or True)
+    monkeypatch.setattr(saving_hook, "is_main_process", lambda: False)
+    monkeypatch.setattr(saving_hook, "any_process", lambda flag: asked.append(flag) or True)
     with saving(tmp_path, 1) as run:
         assert [step for step in steps if run.due(step, 1e6 * step, np.zeros(2))] == list(range(4, LAST + 1, 4))
     assert asked == [False] * 8, "without a collective at the steps where every process saves anyway"

@@ -22,7 +22,8 @@ from train_jax.run.config import RunConfig, from_json, to_json
 from train_jax.run.model import build_module, sized
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
-from train_jax.trainer import hooks, loop
+from train_jax.trainer import loop
+from train_jax.trainer.hooks import saving
 
 
 def train(model, data_dir, run_dir, *more) -> int:
@@ -60,7 +61,7 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
 
     assert train("CellNet", data_dir, tmp_path / "whole") == 0
     with monkeypatch.context() as patch:
-        patch.setattr(hooks, "Checkpoints", Stopped)
+        patch.setattr(saving, "Checkpoints", Stopped)
         assert train("CellNet", data_dir, tmp_path / "stopped") == 130
     assert not (tmp_path / "stopped" / "FINISHED").exists()
     assert train("CellNet", data_dir, tmp_path / "stopped") == 0
@@ -82,11 +83,13 @@ def remarks(monkeypatch):
     """The remarks of runs that begin; none is trained."""
     made = []
 
-    def train(run, state, preemption, remarks):
+    def start(trainer, state, remarks):
         made.extend(remarks)
-        return {"train_steps": 0, "train_seconds": 0.0, "summary": "not trained"}
+        trainer.dispatches = ()
 
-    monkeypatch.setattr(loop._Run, "train", train)
+    figures = {"train_steps": 0, "train_seconds": 0.0, "summary": "not trained"}
+    monkeypatch.setattr(loop.Trainer, "start", start)
+    monkeypatch.setattr(loop.Trainer, "finish", lambda trainer: figures)
     return made
 
 

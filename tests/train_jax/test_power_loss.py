@@ -17,7 +17,7 @@ from train_jax.run.restore import restore
 from train_jax.run.tracking import read_metrics
 from train_jax.storage.files import append_text, write_text
 from train_jax.storage.lines import LineFile
-from train_jax.trainer.hooks import Saving
+from train_jax.trainer.hooks.saving import Saving
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from benchmarks.faults_runs import Run, differences
 from train_jax.errors import PreemptedError
 from train_jax.runtime import preemption
 from train_jax.runtime.preemption import Preemption, _Agreement
-from train_jax.trainer.hooks import Preempting, Saving
+from train_jax.trainer.hooks.preempting import Preempting
+from train_jax.trainer.hooks.saving import Saving
 
 
 class Network:

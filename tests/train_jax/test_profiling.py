@@ -17,7 +17,7 @@ from train_jax.pods.yardsticks import measured
 from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP, RunFolder
 from train_jax.run.presets import preset
 from train_jax.runtime.clock import Clock
-from train_jax.trainer.hooks import MEMORY_AFTER, MEMORY_BEFORE, Profiling
+from train_jax.trainer.hooks.profiling import MEMORY_AFTER, MEMORY_BEFORE, Profiling
 from train_jax.trainer.session import Session
 
 

@@ -25,7 +25,8 @@ from train_jax.runtime.clock import Clock
 from train_jax.storage.lines import LineFile, read_lines
 from train_jax.storage.storage import path_of
 from train_jax.task import OneVariant, Task
-from train_jax.trainer import hooks
+from train_jax.trainer.hooks import log_lines
+from train_jax.trainer.hooks.log_lines import Logging
 from train_jax.trainer.session import Session
 
 
@@ -234,7 +235,7 @@ def logged(task=None, step=ONE, **fields):
     clock.switch("steps")
     session = MagicMock(training=training, tracker=console, clock=clock)
     session.programs.flops.return_value = 3e12
-    logging = hooks.Logging(training)
+    logging = Logging(training)
     for number in (1, 2):
         session.step = number
         logging.after(session, step)
@@ -268,9 +269,9 @@ def test_steps_without_targets_and_the_unit_of_the_task():
 
 
 def test_utilization_of_the_hardware_counts_recomputation_and_of_the_model_does_not(monkeypatch):
-    for module in (hooks, performance):
+    for module in (log_lines, performance):
         monkeypatch.setattr(module, "peak_flops", lambda: 1e13)
-    monkeypatch.setattr(hooks, "model_flops", lambda *_: 2e12)
+    monkeypatch.setattr(log_lines, "model_flops", lambda *_: 2e12)
     metrics, _ = logged()
     assert (metrics["perf/hfu"], metrics["perf/mfu"]) == pytest.approx((0.3, 0.2))
     compute = dataclasses.replace(preset("tiny").compute, accumulation_steps=2)
