@@ -184,7 +184,7 @@ def test_a_lost_server_leaves_the_question_and_a_retry(page):
     offline(page, True)
     send(page, "two")
     page.until("document.querySelectorAll('.turn').length === 2 && " + ANSWERED)
-    assert page.text(".turn:last-child .error") == "the server cannot be reached."
+    assert page.text(".turn:last-child .error") == "The server cannot be reached."
     offline(page, False)
     page.problems.clear()
     press(page, "Ask this again")

@@ -143,7 +143,7 @@ function messageOf(error) {
   if (error instanceof Refused && error.code === "context_length_exceeded") {
     return `This conversation is longer than the model reads (${error.message}). The question is kept out of it: shorten it, or ask it in a new conversation.`;
   }
-  return `${error.message}.`.replace(/\.\.$/, ".");
+  return `${error.message[0].toUpperCase()}${error.message.slice(1)}.`.replace(/\.\.$/, ".");
 }
 
 function addPart(parts, part) {
