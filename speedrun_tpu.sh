@@ -191,7 +191,7 @@ if [ ! -e "$run_dir/report/index.html" ]; then
     else
         step "solve one puzzle the model never saw"
         alone trm solve "$run_dir"
-        if [ "$profile" = cpu ]; then                    # the settings of docs/recipe.md
+        if [ "$profile" = cpu ]; then                    # the settings of docs/evaluation.md#views
             step "think longer: symmetric views of a puzzle until the halting head is sure"
             alone trm evaluate "$run_dir" --views 4 --depth 6 --halt-threshold 0.98
         fi
