@@ -101,11 +101,13 @@ def make_queue_step(
         numbers = queue.pop("number", jnp.arange(length))
         width = rows or length
         starts_again = options.trajectories > 1 or width < length
+        first_model = EvalModel(objective, state, jnp.int32(0) if options.runs > 1 else None)
 
         def act_step(carry: Any, example: jax.Array, trajectory: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-            run = options.run_of(trajectory) if options.runs > 1 else None
-            batch = _examples(queue, example, options.view_of(trajectory))
-            carry, _, outputs = EvalModel(objective, state, run).act_step(carry, batch)
+            model = first_model
+            if options.runs > 1:
+                model = EvalModel(objective, state, options.run_of(trajectory))
+            carry, _, outputs = model.act_step(carry, _examples(queue, example, options.view_of(trajectory)))
             return carry, outputs
 
         def running(loop: _Loop) -> jax.Array:
@@ -144,9 +146,7 @@ def make_queue_step(
 
         place = jnp.arange(length, dtype=jnp.int32)
         example = jnp.where(is_example[:width], place[:width], length)
-        carry = EvalModel(objective, state, jnp.int32(0) if options.runs > 1 else None).initial_carry(
-            {name: values[:width] for name, values in queue.items()}
-        )
+        carry = first_model.initial_carry({name: values[:width] for name, values in queue.items()})
         zero = jnp.zeros((), jnp.int32)
         shapes = jax.eval_shape(act_step, carry, example, zero)[1]
         answer = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
