@@ -70,7 +70,8 @@ def _transpose(base: BridgeTensor, outs: Any, dim0: int = 0, dim1: int = -1) -> 
 
 
 def _select(base: BridgeTensor, _outs: Any, dim: int, index: int) -> list[View]:
-    dim, index = dim % base.dim(), int(index) % base.shape[dim]
+    dim = dim % base.dim()
+    index = int(index) % base.shape[dim]
     where = (slice(None),) * dim + (index,)
     return [View(lambda x: _taken(x, index, dim, keepdims=False), lambda x, new: x.at[where].set(new))]
 

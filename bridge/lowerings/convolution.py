@@ -100,11 +100,12 @@ def max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
 
 def _reduce_windows(x, start, function, kernel, stride, padding, ends):
     """Reduces windows. `ends`: padding at the far side; negative where the last entries are in no window."""
-    n = len(kernel)
-    x = x[(..., *(slice(None, size + min(end, 0)) for size, end in zip(x.shape[-n:], ends, strict=True)))]
-    lead = (1,) * (x.ndim - n)
-    pads = ((0, 0),) * (x.ndim - n) + tuple((p, max(end, 0)) for p, end in zip(padding, ends, strict=True))
-    return jax.lax.reduce_window(x, start, function, lead + kernel, lead + stride, pads)
+    lead = x.ndim - len(kernel)
+    used = [slice(None, size + min(end, 0)) for size, end in zip(x.shape[lead:], ends, strict=True)]
+    pads = [(p, max(end, 0)) for p, end in zip(padding, ends, strict=True)]
+    alone = (1,) * lead
+    window = (*alone, *kernel)
+    return jax.lax.reduce_window(x[..., *used], start, function, window, (*alone, *stride), [(0, 0)] * lead + pads)
 
 
 @lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
@@ -207,10 +208,14 @@ def _weights(size: int, wanted: int, kernel: Callable, align: bool, factor: floa
 
 def _resized_bytes(x: jax.Array, weights: np.ndarray) -> jax.Array:
     """Resizes the last axis in the fixed point of PyTorch's kernels: weights of 16 bits, one rounding."""
-    places = next(p for p in range(23) if p == 22 or int(0.5 + weights.max(initial=0) * 2 ** (p + 1)) >= 2**15)
+    largest = weights.max(initial=0)
+    places = 0  # as many binary places as the largest weight leaves of 16 bits, and at most 22
+    while places < 22 and int(0.5 + largest * 2 ** (places + 1)) < 2**15:
+        places += 1
     whole = np.trunc(weights * 2**places + np.copysign(0.5, weights)).astype(np.int32)
     total = jnp.einsum("...w,Ww->...W", x.astype(jnp.int32), whole)
-    return jnp.clip((total + (1 << places >> 1)) >> places, 0, 255)
+    half = 1 << places >> 1  # zero if there are no places
+    return jnp.clip((total + half) >> places, 0, 255)
 
 
 def _resized(kernel, x, output_size, align_corners, *factors) -> jax.Array:

@@ -65,7 +65,8 @@ def _of_size(number, size, *_stride, dtype=None, **_placement):
 
 
 def _like(number, x, size=None, *, dtype=None, **_placement):
-    return jnp.full(x.shape if size is None else tuple(size), number, x.dtype if dtype is None else jax_dtype(dtype))
+    shape = x.shape if size is None else tuple(size)
+    return jnp.full(shape, number, x.dtype if dtype is None else jax_dtype(dtype))
 
 
 lowers(aten.zeros.default, aten.empty.memory_format, aten.empty_strided.default, aten._efficientzerotensor.default)(

@@ -4,6 +4,7 @@ PyTorch reads one triangle of a Hermitian matrix and of a Cholesky factor; gradi
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -59,14 +60,19 @@ def grouped_product(a, b, offs=None, bias=None, out_dtype=None):
 
 def _meta_of_groups(a, b, offs=None, bias=None, out_dtype=None):
     """Returns the meta result, since PyTorch's is for bfloat16 kernels of GPUs. Rows are aligned to 16 bytes."""
-    groups = {len(x) for x in (a, b) if x.dim() == 3} | (set() if offs is None else {len(offs)})
+    groups = {len(x) for x in (a, b) if x.dim() == 3}
+    if offs is not None:
+        groups.add(len(offs))
     ragged = a.dim() == 2 or b.dim() == 2
     dtypes = {a.dtype, b.dtype, out_dtype or a.dtype}
     if ragged == (offs is None) or bias is not None or len(groups) > 1 or a.shape[-1] != b.shape[-2] or len(dtypes) > 1:
         raise RuntimeError("matrices, offsets and dtypes of a grouped product do not fit")  # the kernel says which
-    size = (*(groups if a.dim() == b.dim() else ()), a.shape[-2], b.shape[-1])
-    row = -(-size[-1] * a.element_size() // 16) * 16 // a.element_size()
-    return a.new_empty_strided(size, (row * size[-2], row, 1)[-len(size) :])
+    rows = a.shape[-2]
+    columns = b.shape[-1]
+    aligned = math.ceil(columns * a.element_size() / 16) * 16 // a.element_size()
+    if a.dim() == b.dim():
+        return a.new_empty_strided((*groups, rows, columns), (aligned * rows, aligned, 1))
+    return a.new_empty_strided((rows, columns), (aligned, 1))
 
 
 METAS[aten._grouped_mm.default] = _meta_of_groups
@@ -116,7 +122,11 @@ def lu_matrices(a, *, pivot=True):
 def lu_unpack(lu, pivots, unpack_data=True, unpack_pivots=True):
     none = jnp.zeros(0, lu.dtype)
     p, lower, upper = _matrices(lu, jax.lax.linalg.lu_pivots_to_permutation(pivots - 1, lu.shape[-2]))
-    return p if unpack_pivots else none, *((lower, upper) if unpack_data else (none, none))
+    if not unpack_pivots:
+        p = none
+    if not unpack_data:
+        lower = upper = none
+    return p, lower, upper
 
 
 def _matrices(lu: jax.Array, permutation: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -140,7 +150,9 @@ def log_determinant(a, *, factors_transposed=False):
 
 
 def _factors(a: jax.Array, transposed: bool) -> tuple[jax.Array, jax.Array]:
-    return _lu(jax.lax.stop_gradient(jnp.swapaxes(a, -1, -2) if transposed else a))[:2]
+    if transposed:
+        a = jnp.swapaxes(a, -1, -2)
+    return _lu(jax.lax.stop_gradient(a))[:2]
 
 
 def _factors_transposed(a: torch.Tensor) -> dict[str, bool]:
@@ -321,4 +333,6 @@ _NORMS = ("forward", "ortho", "backward")
 
 @lowers(aten._fft_c2r.default)
 def real_from_half(x: jax.Array, dims: list[int], norm: int, last: int) -> jax.Array:
-    return jnp.fft.irfftn(x, [*(x.shape[d] for d in dims[:-1]), last], dims, _NORMS[norm])
+    lengths = [x.shape[d] for d in dims]
+    lengths[-1] = last  # half a spectrum does not say whether the length is even
+    return jnp.fft.irfftn(x, lengths, dims, _NORMS[norm])

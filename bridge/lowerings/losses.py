@@ -72,9 +72,13 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_in
 
     def step(alpha, given):
         score, running = given
-        before = [jnp.pad(alpha, ((0, 0), (k, 0)), constant_values=_NEVER)[:, : alpha.shape[1]] for k in (1, 2)]
-        reached = jnp.logaddexp(jnp.logaddexp(alpha, before[0]), jnp.where(skips, before[1], _NEVER))
-        return jnp.where(running[:, None], jnp.maximum(reached + score, _NEVER), alpha), None
+        from_last, from_last_but_one = (
+            jnp.pad(alpha, ((0, 0), (k, 0)), constant_values=_NEVER)[:, : alpha.shape[1]] for k in (1, 2)
+        )
+        reached = jnp.logaddexp(alpha, from_last)
+        reached = jnp.logaddexp(reached, jnp.where(skips, from_last_but_one, _NEVER))
+        moved = jnp.maximum(reached + score, _NEVER)
+        return jnp.where(running[:, None], moved, alpha), None
 
     start = jnp.where(np.arange(states.shape[1]) < 2, scores[0], _NEVER)
     running = np.arange(steps)[:, None] < lengths

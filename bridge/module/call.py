@@ -377,9 +377,12 @@ class _Numbers:
         parts = [dict(request.params), dict(request.buffers), request.args, request.kwargs, request.rng]
         self._leaves, self._structure = jax.tree.flatten(convert(parts, lambda v: v, objects=True))
         fixed = any(isinstance(leaf, Tracer) for leaf in self._leaves)
-        changing = [v for v in self._leaves if is_array(v) and not (fixed and isinstance(v, np.ndarray))]
-        self._changing = {id(v): v for v in changing}  # an argument that is given twice stays one
-        state = {id(v) for v in self._leaves[: len(request.params) + len(request.buffers)]}
+        self._changing = {}  # by identity: an argument that is given twice stays one
+        for leaf in self._leaves:
+            if is_array(leaf) and not (fixed and isinstance(leaf, np.ndarray)):
+                self._changing[id(leaf)] = leaf
+        of_state = len(request.params) + len(request.buffers)
+        state = {id(leaf) for leaf in self._leaves[:of_state]}
         abstract = [jax.typeof(jnp.asarray(v)) for v in self._changing.values()]
         self.shapes = Shapes(abstract, len(state & self._changing.keys()))
         others = [repr(v) for v in self._leaves if id(v) not in self._changing]

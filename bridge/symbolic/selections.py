@@ -427,10 +427,12 @@ def _at_positions(_func: Any, tensor: torch.Tensor, index: Any) -> Rows:
     at = [i for i, each in enumerate(places) if type(each) in (Rows, int)]
     rows = next(each for each in places if type(each) is Rows)
     alike = all(type(p) is not Rows or (rows._selects_as(p) and not p._behind) for p in places)
-    if not alike or at[-1] - at[0] != len(at) - 1 or not all(i in at or _is_basic(p) for i, p in enumerate(places)):
+    adjacent = at[-1] - at[0] == len(at) - 1
+    if not alike or not adjacent or not all(i in at or _is_basic(p) for i, p in enumerate(places)):
         raise rows._refused("an index beside others")
     whole = tensor[tuple(each.whole if type(each) is Rows else each for each in places)]
-    made = Rows(whole, rows._mask, whole.dim() - at[0] - rows._mask.dim(), rows._place, rows.length)
+    behind = whole.dim() - at[0] - rows._mask.dim()
+    made = Rows(whole, rows._mask, behind, rows._place, rows.length)
     return made._with(made._only(whole, 1))
 
 
@@ -446,8 +448,10 @@ def _added(func: Any, target: torch.Tensor, dim: int, index: Any, source: Any, *
     """Runs `index_add` of rows at positions of the same mask."""
     alike = type(index) is Rows and type(source) is Rows and source._selects_as(index, source._behind)
     if not alike or index._behind or source._first != dim % target.dim() or source.dim() != target.dim():
-        raise (source if type(source) is Rows else index)._refused(f"`{func.__name__}` but of rows at their positions")
-    added = source._only(source.whole, 0).flatten(source._first, source._first + source._mask.dim() - 1)
+        rows = source if type(source) is Rows else index
+        raise rows._refused(f"`{func.__name__}` but of rows at their positions")
+    last = source._first + source._mask.dim() - 1
+    added = source._only(source.whole, 0).flatten(source._first, last)
     return func(target, dim, index.whole.flatten(), added, **kwargs)
 
 
