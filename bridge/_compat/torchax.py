@@ -148,6 +148,14 @@ with _torch_unchanged(), missing_operations_tolerated(set()):  # torchax 0.0.13 
     """The decompositions of PyTorch and of torchax."""
 
 
+def torchax_is_off() -> bool:
+    """True if the environment variable `BRIDGE_WITHOUT_TORCHAX` asks to leave torchax's tables of operations unused.
+
+    For tests: so they show what a release of PyTorch or JAX that torchax does not follow would leave.
+    """
+    return os.environ.get("BRIDGE_WITHOUT_TORCHAX", "") not in ("", "0")
+
+
 @functools.cache
 def _torchax() -> Any:
     """Returns the library of lowerings. It is made late, because making it claims the devices, and never in a trace.
@@ -168,6 +176,8 @@ def _torchax() -> Any:
 @functools.cache
 def torchax_lowering(op: Any) -> Callable | None:
     """Returns torchax's function of arrays for the operation, if there is one that needs nothing else."""
+    if torchax_is_off():
+        return None
     for key in (op, op.overloadpacket):
         known = _torchax()._ops.get(key)
         if known is not None and known.is_jax_function and not known.needs_env:
@@ -178,6 +188,8 @@ def torchax_lowering(op: Any) -> Callable | None:
 @functools.cache
 def decomposition(op: Any) -> Callable | None:
     """The decomposition of an operation by torchax or PyTorch."""
+    if torchax_is_off():
+        return decomposition_table.get(op)
     known = _torchax()._decomps.get(op) or _torchax()._decomps.get(op.overloadpacket)
     if known is not None:
         return known.func
