@@ -3,8 +3,8 @@
     python -m benchmarks.torchax_table [--names]
 
 Counts overloads without `out=` arguments. An operation that torchax alone serves would be refused by name with a torchax
-that does not follow PyTorch and JAX any more, and is refused with `BRIDGE_WITHOUT_TORCHAX=1`, which leaves torchax's tables
-unused. `benchmarks.operation_sources` lists which of them models use.
+that does not follow PyTorch and JAX any more. It is refused with `BRIDGE_WITHOUT_TORCHAX=1`, which leaves torchax's
+tables unused. `benchmarks.operation_sources` lists which of them models use.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 from bridge._compat.torch import is_composite
 from bridge._compat.torchax import decomposition, installed, pytorch_decomposition, torchax_lowering
-from bridge.dispatch.compute import functional_op, kind_of
 from bridge.dispatch.random import RANDOM
+from bridge.dispatch.schemas import functional_op, kind_of
 from bridge.lowerings import BY_LAYOUT, DECOMPOSITIONS, LOWERINGS
 
 SERVERS = ("bridge", "PyTorch's composition", "torchax alone", "torchax's composition alone", "nothing")

@@ -26,12 +26,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from train_jax.tasks.puzzles.batches import load_mixture, loss_labels
-from train_jax.tasks.puzzles.metrics import score_answers
-from train_jax.tasks.puzzles.scan import TrajectoryOptions
-from train_jax.tasks.puzzles.solving import puzzle_task
-from train_jax.tasks.puzzles.trajectories import interval
 
+from train_jax.puzzles.batches import load_mixture, loss_labels
+from train_jax.puzzles.metrics import score_answers
+from train_jax.puzzles.scan import TrajectoryOptions
+from train_jax.puzzles.solving import puzzle_task
+from train_jax.puzzles.trajectories import interval
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
 

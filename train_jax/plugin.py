@@ -240,7 +240,7 @@ def use_file(path: str) -> Plugin:
     found = importlib.util.find_spec(name) if other is None else other.__spec__
     if found is not None and found.origin != path:
         raise UserError(f"{OPTION} {path}: there is another module {name}; rename the file")
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec: Any = importlib.util.spec_from_file_location(name, path)  # for a file of this extension there is one
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs, so that its parts are found as `name:Object`
     try:

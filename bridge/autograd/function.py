@@ -71,7 +71,7 @@ def in_place_of_apply(tracing: Tracing) -> Replacement:
         return current() is not None and not in_function_transform()
 
     def apply(function: type[Any], args: tuple) -> Any:
-        return _apply(cast(TraceContext, current()), function, args, tracing)
+        return _apply(cast(CallState, current()), function, args, tracing)
 
     return in_place_of_function_apply(is_wanted, apply)
 

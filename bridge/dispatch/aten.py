@@ -107,12 +107,10 @@ class Dispatch(UncompiledDispatchMode, CallState):
         except TRACE_ERRORS as error:
             raise asks_values(self, func, args) from error
         except Exception as error:
-            is_missing = isinstance(error, NotImplementedError) and (
-                self.survey or not isinstance(error, LoweringError)
-            )
-            # Since PyTorch 2.15 a kernel raises it for arguments of the wrong dtype, too.
-            if is_missing and str(error) != str(kernel_error(func, args, kwargs)):
-                return untranslated(self, func, args, kwargs, error)
+            if isinstance(error, NotImplementedError) and (self.survey or not isinstance(error, LoweringError)):
+                # Since PyTorch 2.15 a kernel raises it for arguments of the wrong dtype, too.
+                if str(error) != str(kernel_error(func, args, kwargs)):
+                    return untranslated(self, func, args, kwargs, error)
             self._raise_as_pytorch(error, func, args, kwargs)
             raise
 

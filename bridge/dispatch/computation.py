@@ -254,7 +254,9 @@ def _checked(context: CallState, func: Any, value: Any, meta: torch.Tensor) -> j
 def _lowering(context: CallState, func: Any) -> tuple[Callable | None, str]:
     """Returns the function of arrays for an operation, if there is one, and its origin."""
     if context.options.lowerings:
-        chosen: Any = context.options.lowerings.get(func.name(), func)  # the operation itself if the user has chosen nothing
+        chosen: Any = context.options.lowerings.get(
+            func.name(), func
+        )  # the operation itself if the user has chosen nothing
         if chosen is None:
             return torchax_lowering(func), "torchax"
         if chosen is not func:

@@ -15,7 +15,6 @@ import torch
 
 from bridge._compat.torchax import torchax_lowering
 from bridge.context import CURRENT, refusal
-from bridge.errors import refusal
 from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
 from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
 from bridge.tensor.tensor import regraft

@@ -468,7 +468,7 @@ class Engine:
             request, forced = slot.row.request, list(islice(slot.pending, self._dispatch))
             remaining = len(request.prompt) + request.max_tokens - len(slot.kept)
             biased = request.bias is not None and len(forced) < self._dispatch
-            if biased and request.bias.changes:
+            if biased and request.bias is not None and request.bias.changes:
                 remaining = min(remaining, len(forced) + 1)
             rows[number] = (
                 position,

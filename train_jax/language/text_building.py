@@ -40,6 +40,7 @@ from train_jax.language.text_set import (
     SplitRecord,
     TextSet,
     decoded,
+    read_record,
     shard_name,
     token_dtype,
 )

@@ -31,13 +31,19 @@ class StepAnswers(NamedTuple):
     """The answers after each H-cycle of the step but the last one, if they were asked for."""
 
 
+def stacked(answers: Sequence[StepAnswers]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the answers and the halting logits with a leading axis of steps."""
+    tokens = np.stack([each.tokens for each in answers])
+    return tokens, np.stack([each.q_halt_logits for each in answers])
+
+
 def choose_view(answers: Sequence[StepAnswers], *, agree: bool) -> tuple[int, int, bool]:
     """Returns the row and the ACT step (from 0) of the answer, and whether a row before it has the same one.
 
     The answer of a row is that of its highest halting logit. With `agree` it is the first one that two rows share;
     otherwise, and if no two do, it is that of the highest halting logit of all.
     """
-    tokens, logits = (np.stack([each[field] for each in answers]) for field in (0, 1))
+    tokens, logits = stacked(answers)
     steps = logits.argmax(axis=0)
     best = tokens[steps, np.arange(len(steps))]
     for row in range(1, len(best) if agree else 0):
@@ -91,7 +97,8 @@ class Stepper:
             # The step is computed last, since it takes the memory of the carry.
             within = [np.asarray(program(self._state, carry, batch))[0] for program in self._cycles] if cycles else None
             carry, answers = self._step(self._state, carry, {"batch": batch, **drawn, **numbers})
-            yield StepAnswers(*(np.asarray(each)[0] for each in answers), None if within is None else _stacked(within))
+            preds, logits = (np.asarray(each)[0] for each in answers)
+            yield StepAnswers(preds, logits, np.stack(within) if within else None)
             step += 1
 
     @cached_property
@@ -130,11 +137,6 @@ class Stepper:
         return carry, (outputs["preds"], outputs["q_halt_logits"])
 
 
-def _stacked(answers: list[np.ndarray]) -> np.ndarray | None:
-    """Returns the answers with a leading axis; None if there are none."""
-    return np.stack(answers) if answers else None
-
-
 def example_of(run: Restored, puzzles: Mixture, number: int, options: TrajectoryOptions) -> ViewExample:
     """Computes all views of a puzzle of a data set."""
     tokens, views = np.asarray(puzzles.parts[0].inputs[number]), options.views
@@ -142,6 +144,6 @@ def example_of(run: Restored, puzzles: Mixture, number: int, options: Trajectory
     inputs = images.image(np.broadcast_to(tokens, (1, views, len(tokens))))[0]
     steps = Stepper(run).steps(tokens, trajectories=views, views=views, seed=options.seed, number=number)
     found = [next(steps) for _ in range(options.depth)]
-    answers, logits = (np.stack([each[field] for each in found]) for field in (0, 1))
+    answers, logits = stacked(found)
     at = logits.argmax(axis=0), np.arange(views)
     return ViewExample(np.array([number]), inputs, answers[at], logits[at], at[0] + 1)

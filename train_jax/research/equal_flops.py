@@ -7,24 +7,25 @@ from collections.abc import Sequence
 
 from train_jax.errors import UserError
 from train_jax.research.jobs import Job, cost_of
-from train_jax.research.runs import command_of, named_run
+from train_jax.research.runs import command_of, experiment_run
 from train_jax.research.table import EXPERIMENTS
+from train_jax.run.presets import preset
 
 TOLERANCE = 0.005
 """Largest difference of the FLOPs of two runs, relative to those of the first run."""
 
 
-def with_equal_flops(jobs: Sequence[Job], preset: str | None) -> list[Job]:
+def with_equal_flops(jobs: Sequence[Job], base: str | None) -> list[Job]:
     """Returns the jobs with the numbers of steps that give them the FLOPs of the first one, to `TOLERANCE`.
 
     Counted are the matrix products of the train steps, as in a dry run. Raises `UserError` if the FLOPs of a run are
     not known, or if its steps are too few to come so close.
     """
     wanted = _flops(jobs[0])
-    return [_with_flops(job, wanted, preset) for job in jobs]
+    return [_with_flops(job, wanted, base) for job in jobs]
 
 
-def _with_flops(job: Job, wanted: float, preset: str | None) -> Job:
+def _with_flops(job: Job, wanted: float, base: str | None) -> Job:
     steps = _steps_for(job, wanted)
     found = _with_steps(job, steps)
     cost = _flops(found)
@@ -33,8 +34,10 @@ def _with_flops(job: Job, wanted: float, preset: str | None) -> Job:
             f"--equal-flops: {job.name} has {cost / wanted - 1:+.2%} of the FLOPs of the first run with {steps} steps, "
             f"expected at most {TOLERANCE:.1%}; train the first run for more steps"
         )
-    default = named_run(job.experiment, preset if job.experiment in EXPERIMENTS else None)
-    command = command_of(job.experiment, found.config, default, preset if job.experiment in EXPERIMENTS else None)
+    if job.experiment in EXPERIMENTS:
+        command = command_of(job.experiment, found.config, experiment_run(job.experiment, base), base)
+    else:
+        command = command_of(job.experiment, found.config, preset(job.experiment))
     return dataclasses.replace(found, command=command)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_origin
 
 import tyro
@@ -107,7 +107,7 @@ def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def option_value(argv: list[str], option: str) -> str | None:
+def option_value(argv: Sequence[str], option: str) -> str | None:
     """Returns the value of an option that determines the other options, and is therefore parsed first."""
     values = [after for word, after in itertools.pairwise(argv) if word == option]
     values += [word.removeprefix(f"{option}=") for word in argv if word.startswith(f"{option}=")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from train_jax.errors import UserError
 from train_jax.plugin import load_object, own_plugins, users_plugins
@@ -34,7 +35,7 @@ def tables() -> Iterator[Mapping[str, RunConfig]]:
     """Yields the tables of all plugins, each imported when it is reached."""
     for plugins in (own_plugins, users_plugins):
         for target in [target for plugin in plugins() for target in plugin.presets]:
-            table = load_object(target, "presets")
+            table: Any = load_object(target, "presets")
             yield table() if callable(table) else table
 
 

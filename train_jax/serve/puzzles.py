@@ -23,7 +23,7 @@ from train_jax.puzzles.format import load_split
 from train_jax.puzzles.kind import PuzzleInput
 from train_jax.puzzles.kinds import Trace, halting_probability, trace_of
 from train_jax.puzzles.solving import from_test_set, known_kind
-from train_jax.puzzles.stepping import StepAnswers, Stepper
+from train_jax.puzzles.stepping import StepAnswers, Stepper, stacked
 from train_jax.puzzles.terminal import verdict
 from train_jax.run.mixing import data_dirs
 from train_jax.run.restore import Restored
@@ -231,7 +231,7 @@ async def _or_refusal(compute: Any, field: str) -> Any:
 
 
 def _trace(puzzle: PuzzleInput, answers: Sequence[StepAnswers], row: int) -> Trace:
-    tokens, logits = (np.stack([each[field][row] for each in answers]) for field in (0, 1))
+    tokens, logits = (each[:, row] for each in stacked(answers))
     return trace_of(puzzle.kind, puzzle.tokens, tokens, logits, puzzle.solution)
 
 

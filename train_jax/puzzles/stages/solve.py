@@ -17,7 +17,7 @@ from train_jax.puzzles.batches import load_part
 from train_jax.puzzles.kind import PuzzleInput
 from train_jax.puzzles.kinds import trace_of
 from train_jax.puzzles.solving import from_test_set, known_kind, puzzle_task, solve
-from train_jax.puzzles.stepping import Stepper, choose_view
+from train_jax.puzzles.stepping import Stepper, choose_view, stacked
 from train_jax.puzzles.terminal import trace_text, verdict
 from train_jax.run.mixing import data_dirs
 from train_jax.run.restore import Restored, restore
@@ -75,7 +75,7 @@ def _answers_in_views(config: Solve, run: Restored, puzzle: PuzzleInput) -> tupl
     steps = stepper.steps(puzzle.tokens, trajectories=config.views, views=config.views)
     answers = list(itertools.islice(steps, stepper.task.halt_max_steps))
     view, step, agrees = choose_view(answers, agree=config.agree)
-    tokens, logits = (np.stack([each[field][view] for each in answers[: step + 1]]) for field in (0, 1))
+    tokens, logits = (each[:, view] for each in stacked(answers[: step + 1]))
     same = ", the answer of an earlier view too" if agrees else ", which no earlier view gives" if config.agree else ""
     return tokens, logits, f"; view {view + 1} of {config.views}{same}"
 
