@@ -110,9 +110,9 @@ def _accept_every_character() -> None:
 
 def _exit_soon(status: int) -> None:
     """Ends the process without the work of JAX and torch at exit, which takes seconds on a busy machine."""
-    peers = sys.modules.get("train_jax.runtime.peers")
-    if peers is not None:
-        atexit.register(peers.exit_now, status)
+    exits = sys.modules.get("train_jax.runtime.exits")
+    if exits is not None:
+        atexit.register(exits.exit_now, status)
 
 
 def _run(argv: list[str]) -> int:
@@ -134,7 +134,8 @@ def _run(argv: list[str]) -> int:
     if stage is None:
         raise UserError(f"unknown stage {name!r}; use one of {', '.join(plugin.entries('stages'))}")
     arguments = argv[1:]
-    if name in ("train", "sweep"):
+    restarted = any(word.partition("=")[0] == "--restarts" for word in arguments)
+    if name in ("train", "sweep") and (restarted or "--dry-run" not in arguments):
         from train_jax.runtime.supervisor import connect_to_supervisor, restarts_option, supervise
 
         restarts, arguments = restarts_option(arguments) if name == "train" else (0, arguments)

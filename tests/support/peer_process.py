@@ -29,10 +29,10 @@ coordination = types.ModuleType("train_jax.runtime.coordination")  # the real on
 coordination.__dict__.update(publish=publish, read=read)
 sys.modules[coordination.__name__] = coordination
 
-from train_jax.runtime import peers  # noqa: E402
+from train_jax.runtime import exits, peers  # noqa: E402
 
 peers.SILENCE_SECONDS, peers.BEAT_SECONDS, peers.GRACE_SECONDS = float(sys.argv[4]), 0.2, 1.0
-peers.LAST_SECONDS = 0.3
+exits.LAST_SECONDS = 0.3
 
 
 def fail():
@@ -42,8 +42,8 @@ def fail():
 DOING = {"wait": lambda: time.sleep(60), "late": lambda: time.sleep(0.6), "end": lambda: None, "fail": fail}
 with (
     peers.Peers(index, count, "127.0.0.1"),
-    peers.before_exit(lambda reason: time.sleep(60)),  # called last, and not waited for
-    peers.before_exit(lambda reason: (folder / f"{index}.last").write_text(reason)),
+    exits.before_exit(lambda reason: time.sleep(60)),  # called last, and not waited for
+    exits.before_exit(lambda reason: (folder / f"{index}.last").write_text(reason)),
 ):
     (folder / f"{index}.ready").touch()
     DOING[sys.argv[5]]()

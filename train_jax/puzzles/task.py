@@ -20,20 +20,21 @@ from train_jax.core.state import TrainState
 from train_jax.errors import UserError, check_fields
 from train_jax.plugin import recipes
 from train_jax.puzzles.batches import Mixture, check_augmentable, load_mixture
-from train_jax.puzzles.evaluation import Evaluator
 from train_jax.puzzles.kind import Kind
 from train_jax.puzzles.kinds import MIXED, add_kind, kind_from_key
 from train_jax.puzzles.metadata import Metadata, metadata_of
 from train_jax.puzzles.metrics import halting_histogram, means
-from train_jax.puzzles.scan import EvalStep, make_eval_step
 from train_jax.run.config import RunConfig
 from train_jax.run.mixing import CHANGED, data_dirs
 from train_jax.runtime.batch_size import epochs_to_steps
-from train_jax.runtime.devices import Devices
 from train_jax.task import OneVariant, Task, TaskConfig, VariantSchedule
 
 if TYPE_CHECKING:
     import torch
+
+    from train_jax.puzzles.evaluation import Evaluator
+    from train_jax.puzzles.scan import EvalStep
+    from train_jax.runtime.devices import Devices
 
 
 Cycles = Annotated[int, Range(1, 4096)]
@@ -170,12 +171,16 @@ class PuzzleTask(Task):
         **options: Any,
     ) -> Evaluator:
         """Returns an `Evaluator` with `options`, by default of the test set with the batch size of the run."""
+        from train_jax.puzzles.evaluation import Evaluator  # a plan, and a batch, need no evaluation
+
         puzzles = self.test_set if puzzles is None else puzzles
         batch_size = batch_size or self.config.eval_batch_size
         return Evaluator(objective, puzzles, devices, max_steps=self.halt_max_steps, batch_size=batch_size, **options)
 
     def eval_step(self, objective: Objective) -> tuple[EvalStep, dict[str, np.ndarray]]:
         """Returns the step of evaluations during training, of one device, and a batch of zeros for all of them."""
+        from train_jax.puzzles.scan import make_eval_step
+
         rows = self.config.eval_batch_size
         tokens, numbers = np.zeros((rows, self.metadata.seq_len), np.int32), np.zeros(rows, np.int32)
         batch = {"inputs": tokens, "labels": tokens, "puzzle_identifiers": numbers, "is_example": numbers > 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -307,3 +308,13 @@ def from_values(values: dict[str, Any]) -> RunConfig:
 def _from_fields(cls: type, values: dict[str, Any]) -> Any:
     """Builds a dataclass from JSON values, with lists converted to tuples."""
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def differences_of_fields(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yields the fields of two configurations with different values, by dotted name: (name, [before, now])."""
+    for name in now | before:
+        old, new = before.get(name), now.get(name)
+        if isinstance(new, dict) and isinstance(old, dict):
+            yield from differences_of_fields(old, new, f"{prefix}{name}.")
+        elif old != new:
+            yield f"{prefix}{name}", [old, new]

@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from train_jax.run.config import RunConfig
+from train_jax.run.config import RunConfig, differences_of_fields
 from train_jax.run.presets import preset
-from train_jax.run.resume import differences_of_fields
 from train_jax.runtime.batch_size import epochs_to_steps
 
 REFERENCE = "sudoku-extreme"

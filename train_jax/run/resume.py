@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from train_jax.errors import UserError
-from train_jax.run.config import RunConfig, read_config, to_json
+from train_jax.run.config import RunConfig, differences_of_fields, read_config, to_json
 from train_jax.run.folder import RunFolder, complete_steps, read_finished, read_id
 from train_jax.runtime.processes import of_main_process
 from train_jax.storage import lease
@@ -143,16 +143,6 @@ def _may_change(name: str, there: Any, now: Any) -> bool:
     if name in LENGTH:
         return now > there > 0
     return name in OPERATIONAL or f"{name.split('.')[0]}." in OPERATIONAL
-
-
-def differences_of_fields(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Yields the fields of two configurations with different values, by dotted name: (name, [before, now])."""
-    for name in now | before:
-        old, new = before.get(name), now.get(name)
-        if isinstance(new, dict) and isinstance(old, dict):
-            yield from differences_of_fields(old, new, f"{prefix}{name}.")
-        elif old != new:
-            yield f"{prefix}{name}", [old, new]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +56,27 @@ def choose(wanted: Platform) -> Choice:
     if files := gpu_files():
         return Choice("gpu", f"chosen by auto: this machine has {files[0]}", may_fall_back=True)
     return Choice("cpu", "chosen by auto: this machine has no TPU and no GPU")
+
+
+VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+"""Environment variables of a multi-process run: the coordinator's address, the number of processes, and the index of
+this process."""
+Source = Literal["variables", "tpu", "slurm", "kubernetes"]
+
+
+def started_by(platform: str) -> Source | None:
+    """Returns what may have started several processes, by their environment; None for a process that is alone.
+
+    JAX, which may use the network, is asked for the other processes only if there is such a sign.
+    """
+    if any(os.environ.get(name) for name in VARIABLES):
+        return "variables"
+    if platform == "tpu" and tpu_files():
+        return "tpu"
+    if os.environ.get("SLURM_NTASKS", "1") != "1" and "SLURM_PROCID" in os.environ:
+        return "slurm"
+    indexed = "KUBERNETES_SERVICE_HOST" in os.environ and "JOB_COMPLETION_INDEX" in os.environ
+    return "kubernetes" if indexed and importlib.util.find_spec("kubernetes") else None
 
 
 _chosen: Choice | None = None

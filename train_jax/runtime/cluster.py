@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import platform
 import socket
 import sys
 import time
-from typing import Any, Literal
+from typing import Any
 
 from train_jax.errors import LostProcessError, UserError
 from train_jax.runtime import backend, coordination
-
-VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-"""Environment variables of a multi-process run: the coordinator's address, the number of processes, and the index of
-this process."""
-
-Source = Literal["variables", "tpu", "slurm", "kubernetes"]
+from train_jax.runtime.backend import VARIABLES, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +53,9 @@ def this_cluster(platform: str, timeout_seconds: float) -> Cluster | None:
     `platform` is what the process computes on: one that leaves the TPU of a pod alone needs none of its other hosts.
     Raises `UserError` for an incomplete set of variables, or if the hosts of a pod cannot be determined.
     """
-    if any(os.environ.get(name) for name in VARIABLES):
+    source = backend.started_by(platform)
+    if source == "variables":
         return _from_variables()
-    source = _manager(platform)
     if source is None:
         return None
     try:
@@ -105,16 +99,6 @@ def _from_variables() -> Cluster | None:
             "processes and a process number from 0 below it; set all three, or none"
         )
     return Cluster(address, int(count), int(number), "variables")
-
-
-def _manager(platform: str) -> Source | None:
-    """Returns what started the processes, by their environment. JAX, which may use the network, is asked only then."""
-    if platform == "tpu" and backend.tpu_files():
-        return "tpu"
-    if os.environ.get("SLURM_NTASKS", "1") != "1" and "SLURM_PROCID" in os.environ:
-        return "slurm"
-    indexed = "KUBERNETES_SERVICE_HOST" in os.environ and "JOB_COMPLETION_INDEX" in os.environ
-    return "kubernetes" if indexed and importlib.util.find_spec("kubernetes") else None
 
 
 _GREETING = "trm"

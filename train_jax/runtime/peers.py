@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import os
 import platform
 import secrets
 import socket
@@ -18,11 +17,12 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from train_jax.errors import LostProcessError, PreemptedError, UserError
 from train_jax.runtime import coordination
+from train_jax.runtime.exits import exit_now
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 18.0
@@ -31,8 +31,6 @@ JOIN_SECONDS = 300.0
 """Seconds for which the processes wait for each other at the start."""
 GRACE_SECONDS = 8.0
 """Seconds in which the others may end by themselves after one of them failed."""
-LAST_SECONDS = 5.0
-"""Seconds for which `exit_now` waits for the functions of `before_exit`."""
 
 Handler = Callable[[int, Any], None]
 
@@ -210,41 +208,6 @@ def exit_status(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     return getattr(error, "STATUS", 2 if isinstance(error, UserError) else 1)
-
-
-_before_exit: list[Callable[[str], None]] = []
-
-
-@contextlib.contextmanager
-def before_exit(call: Callable[[str], None]) -> Iterator[None]:
-    """Makes `exit_now` call this function with its reason, in another thread, if a process ends inside the block."""
-    _before_exit.append(call)
-    try:
-        yield
-    finally:
-        _before_exit.remove(call)
-
-
-def _call_before_exit(reason: str) -> None:
-    for call in reversed(_before_exit):
-        with contextlib.suppress(Exception):  # the process ends in any case
-            call(reason)
-
-
-def exit_now(status: int, reason: str = "") -> None:
-    """Ends the process without waiting for its threads; what was written to its files is kept.
-
-    `reason`: why a run ends that has not finished, as `Events.end` records it.
-    """
-    if _before_exit:
-        last = threading.Thread(target=_call_before_exit, args=(reason,), name="last", daemon=True)
-        last.start()
-        last.join(LAST_SECONDS)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    time.sleep(0.2)  # the other threads send their messages before the connections are closed
-    os._exit(status)
 
 
 class _Link:

@@ -17,13 +17,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from train_jax.errors import PreemptedError
-from train_jax.runtime.peers import Peers, exit_now
+from train_jax.runtime.exits import exit_now
 from train_jax.runtime.processes import peers
+
+if TYPE_CHECKING:
+    from train_jax.runtime.peers import Peers
 
 PATIENCE_SECONDS = 3.0
 """Seconds for the main thread to reach the end of a step."""

@@ -7,7 +7,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -16,10 +16,11 @@ from jax.experimental import multihost_utils
 from train_jax.errors import StorageError, UserError
 from train_jax.runtime import backend
 from train_jax.runtime.backend import Platform
-from train_jax.runtime.cluster import Present, roll_call, this_cluster
 from train_jax.runtime.coordination import exchange
-from train_jax.runtime.peers import JOIN_SECONDS, Peers
-from train_jax.runtime.relay import start_relay
+
+if TYPE_CHECKING:
+    from train_jax.runtime.cluster import Cluster, Present
+    from train_jax.runtime.peers import Peers
 
 _peers: Peers | None = None
 
@@ -31,7 +32,7 @@ def peers() -> Peers | None:
 
 def join_processes(
     platform: Platform = "auto",
-    timeout_seconds: float = JOIN_SECONDS,
+    timeout_seconds: float | None = None,
     cpu_devices: Callable[[int], int] = lambda processes: 0,
 ) -> contextlib.AbstractContextManager[Peers | None]:
     """Initializes `jax.distributed` if this is one of several processes, and makes JAX use the platform.
@@ -41,13 +42,30 @@ def join_processes(
     variables, or if a process computes on another platform; `LostProcessError` if a process does not come in time.
     `cpu_devices` returns the `cpu_devices` of `backend.use` for a number of processes.
     """
-    global _peers
-    cluster = this_cluster(backend.choose(platform).platform, timeout_seconds)
+    cluster = None
+    chosen = backend.choose(platform).platform
+    if backend.started_by(chosen) is not None:
+        # A process that is alone needs nothing of other hosts.
+        from train_jax.runtime.cluster import this_cluster
+        from train_jax.runtime.peers import JOIN_SECONDS
+
+        timeout_seconds = JOIN_SECONDS if timeout_seconds is None else timeout_seconds
+        cluster = this_cluster(chosen, timeout_seconds)
     count = 1 if cluster is None else cluster.count
     choice = backend.use(platform, several=count > 1, cpu_devices=cpu_devices(count))
-    if cluster is None:
+    if cluster is None or timeout_seconds is None:
         return contextlib.nullcontext()
-    present = roll_call(cluster, choice.platform, timeout_seconds)
+    return _join(cluster, choice.platform, timeout_seconds)
+
+
+def _join(cluster: Cluster, platform: str, timeout_seconds: float) -> contextlib.AbstractContextManager[Peers | None]:
+    """Connects this process to the others. Collective."""
+    from train_jax.runtime.cluster import roll_call
+    from train_jax.runtime.peers import Peers
+    from train_jax.runtime.relay import start_relay
+
+    global _peers
+    present = roll_call(cluster, platform, timeout_seconds)
     _check_platforms(present)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from `Preemption`
     here = cluster.address if cluster.index == 0 else f"127.0.0.1:{start_relay(cluster.host, cluster.port)}"

@@ -20,8 +20,8 @@ from train_jax.run.tracking import NullTracker, Tracker
 from train_jax.runtime.backend import chosen
 from train_jax.runtime.clock import Clock
 from train_jax.runtime.devices import Devices
+from train_jax.runtime.exits import before_exit
 from train_jax.runtime.feed import Feed, OnDemand
-from train_jax.runtime.peers import before_exit
 from train_jax.runtime.preemption import Preemption
 from train_jax.runtime.processes import all_or_none, is_main_process, require_equal
 from train_jax.runtime.supervisor import report_start

@@ -12,7 +12,7 @@ from train_jax.run.folder import RunFolder, write_text
 from train_jax.run.host_log import host_log
 from train_jax.run.machine import hash_of_all, source_hashes, write_machine
 from train_jax.run.resume import open_run, sole_writer
-from train_jax.runtime.peers import before_exit
+from train_jax.runtime.exits import before_exit
 from train_jax.runtime.processes import all_or_none, is_main_process, of_main_process, process_shard, require_equal
 from train_jax.storage.cache import continued_file, upload_working_files
 from train_jax.trainer.start import Training

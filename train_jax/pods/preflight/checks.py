@@ -14,7 +14,7 @@ from train_jax.errors import PreemptedError
 from train_jax.pods.preflight import devices, hosts
 from train_jax.pods.preflight.rows import Pod, Result, Row, row
 from train_jax.runtime.coordination import exchange, place
-from train_jax.runtime.peers import exit_now
+from train_jax.runtime.exits import exit_now
 
 
 class Check(NamedTuple):

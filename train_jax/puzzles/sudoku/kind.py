@@ -82,6 +82,7 @@ class SudokuKind(Kind):
                 f"the Sudoku is {geometry}, expected {self.geometry} as in training; give a Sudoku of "
                 f"{self.geometry.cells} cells"
             )
+
         solutions = solve(grid[None], geometry, most_guesses=MOST_GUESSES)
         found, is_known = int(solutions.counts[0]), bool(solutions.guesses[0] < MOST_GUESSES)
         if is_known and not found:
@@ -104,6 +105,7 @@ class SudokuKind(Kind):
         return fingerprints(grids_of(inputs), self.geometry)
 
     def inspect(self, examples: Examples) -> dict[str, str]:
+
         puzzles, answers = (grids_of(tokens[examples.originals]) for tokens in (examples.inputs, examples.labels))
         right = is_solution(answers, self.geometry) & ((puzzles == 0) | (puzzles == answers)).all(axis=1)
         solutions = solve(grids_of(examples.inputs[examples.sample]), self.geometry)
