@@ -36,7 +36,9 @@ def tables() -> Iterator[Mapping[str, RunConfig]]:
     for plugins in (own_plugins, users_plugins):
         for target in [target for plugin in plugins() for target in plugin.presets]:
             table: Any = load_object(target, "presets")
-            yield table() if callable(table) else table
+            if callable(table):
+                table = table()
+            yield table
 
 
 def table_of(name: str) -> Mapping[str, RunConfig] | None:
