@@ -109,7 +109,8 @@ def test_the_answer_of_several_views_is_the_surest_one_or_the_first_that_two_sha
     ]
     assert choose_view(answers, agree=False) == (3, 1, False)
     assert choose_view(answers, agree=True) == (1, 0, True)
-    assert choose_view([each._replace(tokens=each.tokens[2:]) for each in answers], agree=True)[2] is False
+    without_equal_ones = [StepAnswers(*(array[2:] for array in each)) for each in answers]
+    assert choose_view(without_equal_ones, agree=True) == (1, 1, False)
 
 
 def test_a_maze_is_shown_from_its_file(made, tmp_path, capsys):
