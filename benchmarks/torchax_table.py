@@ -2,8 +2,8 @@
 
     python -m benchmarks.torchax_table [--names]
 
-Counts overloads without `out=` arguments. An operation that torchax alone serves would be refused by name with a torchax
-that does not follow PyTorch and JAX any more. It is refused with `BRIDGE_WITHOUT_TORCHAX=1`, which leaves torchax's
+Counts overloads without `out=` arguments. An operation that torchax alone serves would be refused by name with a
+torchax that does not follow PyTorch and JAX any more. It is refused with `BRIDGE_WITHOUT_TORCHAX=1`, which leaves torchax's
 tables unused. `benchmarks.operation_sources` lists which of them models use.
 """
 

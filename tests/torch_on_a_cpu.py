@@ -2,9 +2,9 @@
 
     python tests/torch_on_a_cpu.py torch==2.15.0
 
-The newest releases have no CPU build in the package index. A CUDA build computes on a CPU, too, but is not imported without
-libraries of 3 GB. Their place take empty libraries here, whose functions, which nobody calls, return an error. Needs gcc,
-nm and objdump, and Linux.
+The newest releases have no CPU build in the package index. A CUDA build computes on a CPU, too, but its import needs
+libraries of 3 GB. Empty libraries replace them here; nobody calls their functions, which return an error. Needs gcc, nm
+and objdump, and Linux.
 """
 
 import importlib.util

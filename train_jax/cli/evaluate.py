@@ -44,4 +44,5 @@ def main(config: Evaluate) -> None:
             with all_or_none():
                 given = getattr(run.task, "fingerprint", run.data)  # a user's task may have none without a batch
                 check_data(run.config, run.data, given, run.step, "or the one to evaluate on")
-        commands_of(run.config.task).evaluate(config, run, devices, Console(print, progress))
+        options: Any = load_object(commands_of(run.config.task).options, "options")
+        options.evaluate(config, run, devices, Console(print, progress))

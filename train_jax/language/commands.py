@@ -62,11 +62,6 @@ class LanguageCommands(Commands):
 
         return TextModel(run)
 
-    def evaluate(self, options: Any, run: Any, devices: Any, console: Console) -> None:
-        from train_jax.language.evaluate import evaluate
-
-        evaluate(options, run, devices, console)
-
     def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
         perplexity = perplexity_of(finished["loss"])
         lines = [

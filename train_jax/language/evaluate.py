@@ -29,35 +29,34 @@ class LanguageEvaluateOptions(EvaluateOptions):
 
     HELP_PAGES: ClassVar[dict[str, HelpPage]] = {"language": HelpPage("samples of a language model", ("samples",))}
 
+    def evaluate(self, run: Restored, devices: Devices, console: Console) -> None:
+        """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
+        from train_jax.language.generation import sample_texts
+        from train_jax.language.task import language_task
 
-def evaluate(options: LanguageEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
-    """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
-    from train_jax.language.generation import sample_texts
-    from train_jax.language.task import language_task
-
-    task = language_task(run)
-    refuse_other_options(options, LanguageEvaluateOptions, run)
-    run = with_chosen_weights(options, run)
-    data = _text(options, task)
-    with console.progress("evaluating") as advance:
-        evaluator = task.evaluator(
-            run.objective, devices, data=data, split=options.split, rows=options.batch_size, progress=advance
-        )
-        evaluation = evaluator(run.state, limit=options.limit)
-    if is_main_process():
-        if options.belongs_to_run:
-            evaluation.save(run.folder, options.split)
-        metrics = evaluation.metrics | {"perplexity": perplexity_of(evaluation.metrics["loss"])}
-        console.say(lines_of(options, run, metrics))
-        for name, value in evaluation.compressed.items():
-            console.say(f"  {name:<16} {value:.4f} bits per byte")
-    if options.samples and jax.process_count() == 1:
-        with console.progress("samples"):
-            samples = sample_texts(run, data, devices)
-        if options.belongs_to_run:
-            write_samples(run.folder.samples, run.step, samples)
-        for each in samples:
-            console.say(each.shown)
+        task = language_task(run)
+        refuse_other_options(self, LanguageEvaluateOptions, run)
+        run = with_chosen_weights(self, run)
+        data = _text(self, task)
+        with console.progress("evaluating") as advance:
+            evaluator = task.evaluator(
+                run.objective, devices, data=data, split=self.split, rows=self.batch_size, progress=advance
+            )
+            evaluation = evaluator(run.state, limit=self.limit)
+        if is_main_process():
+            if self.belongs_to_run:
+                evaluation.save(run.folder, self.split)
+            metrics = evaluation.metrics | {"perplexity": perplexity_of(evaluation.metrics["loss"])}
+            console.say(lines_of(self, run, metrics))
+            for name, value in evaluation.compressed.items():
+                console.say(f"  {name:<16} {value:.4f} bits per byte")
+        if self.samples and jax.process_count() == 1:
+            with console.progress("samples"):
+                samples = sample_texts(run, data, devices)
+            if self.belongs_to_run:
+                write_samples(run.folder.samples, run.step, samples)
+            for each in samples:
+                console.say(each.shown)
 
 
 def _text(options: LanguageEvaluateOptions, task: LanguageTask) -> TextSet:

@@ -62,11 +62,6 @@ class PuzzleCommands(Commands):
 
         return Predictor(run)
 
-    def evaluate(self, options: Any, run: Any, devices: Any, console: Console) -> None:
-        from train_jax.puzzles.evaluate import evaluate
-
-        evaluate(options, run, devices, console)
-
     def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
         if not finished["count"]:
             return "held-out accuracy unknown: no solution of these puzzles is public"

@@ -139,61 +139,60 @@ class PuzzleEvaluateOptions(EvaluateOptions):
         elif halts and self.results is not None:
             raise UserError(f"--results {self.results} is for trajectories without --halt-early; omit one of them")
 
-
-def evaluate(config: PuzzleEvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
-    """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
-    halts, threshold = config.halting
-    task = puzzle_task(run)
-    refuse_other_options(config, PuzzleEvaluateOptions, run)
-    run = with_chosen_weights(config, run)
-    puzzles = _puzzles(config, run)
-    arc = _arc_directory(config, run)
-    depth = task.halt_max_steps if config.depth is None else config.depth
-    options = TrajectoryOptions(
-        config.num_trajectories,
-        config.noise,
-        depth,
-        config.choose,
-        config.seed,
-        views=config.views,
-        runs=config.num_runs,
-        agree=config.agree,
-    )
-    state = stack_runs([run.state, *(_state_of(other, config, run) for other in config.more_runs)])
-    batch_size = config.batch_size or run.config.eval_batch_size
-    result = None
-    with console.progress("evaluating") as advance:
-        if config.has_trajectories and not halts:
-            evaluator = TrajectoryEvaluator(
-                run.objective, puzzles, devices, options, batch_size=batch_size, progress=advance
-            )
-            result = evaluator(state, limit=config.limit)
-            evaluation = result.evaluation
-        else:
-            evaluator = task.evaluator(
-                run.objective,
-                devices,
-                puzzles,
-                batch_size=batch_size,
-                halt_threshold=threshold if halts else None,
-                refill=config.refill,
-                trajectories=options if config.has_trajectories else None,
-                progress=advance,
-            )
-            evaluation = evaluator(state, limit=config.limit)
-    if not is_main_process():
-        return
-    if result is None and config.has_trajectories and evaluation.metrics["count"]:
-        metrics = with_agreement(with_interval(evaluation.metrics))
-        evaluation = dataclasses.replace(evaluation, metrics=metrics)
-    evaluation = _with_votes(config, arc, puzzles, evaluation)
-    result = None if result is None else dataclasses.replace(result, evaluation=evaluation)
-    _save(config, options, run, puzzles, evaluation, result)
-    how = f", {settings(dataclasses.asdict(options))}" if config.has_trajectories else ""
-    how += f", halting at a probability above {threshold:g}" if halts else ""
-    console.say(lines_of(config, run, _shown(evaluation), how + " with refill" * config.refill))
-    for line in _details(evaluation, result):
-        console.say(f"  {line}".rstrip())
+    def evaluate(self, run: Restored, devices: Devices, console: Console) -> None:
+        """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
+        halts, threshold = self.halting
+        task = puzzle_task(run)
+        refuse_other_options(self, PuzzleEvaluateOptions, run)
+        run = with_chosen_weights(self, run)
+        puzzles = _puzzles(self, run)
+        arc = _arc_directory(self, run)
+        depth = task.halt_max_steps if self.depth is None else self.depth
+        options = TrajectoryOptions(
+            self.num_trajectories,
+            self.noise,
+            depth,
+            self.choose,
+            self.seed,
+            views=self.views,
+            runs=self.num_runs,
+            agree=self.agree,
+        )
+        state = stack_runs([run.state, *(_state_of(other, self, run) for other in self.more_runs)])
+        batch_size = self.batch_size or run.self.eval_batch_size
+        result = None
+        with console.progress("evaluating") as advance:
+            if self.has_trajectories and not halts:
+                evaluator = TrajectoryEvaluator(
+                    run.objective, puzzles, devices, options, batch_size=batch_size, progress=advance
+                )
+                result = evaluator(state, limit=self.limit)
+                evaluation = result.evaluation
+            else:
+                evaluator = task.evaluator(
+                    run.objective,
+                    devices,
+                    puzzles,
+                    batch_size=batch_size,
+                    halt_threshold=threshold if halts else None,
+                    refill=self.refill,
+                    trajectories=options if self.has_trajectories else None,
+                    progress=advance,
+                )
+                evaluation = evaluator(state, limit=self.limit)
+        if not is_main_process():
+            return
+        if result is None and self.has_trajectories and evaluation.metrics["count"]:
+            metrics = with_agreement(with_interval(evaluation.metrics))
+            evaluation = dataclasses.replace(evaluation, metrics=metrics)
+        evaluation = _with_votes(self, arc, puzzles, evaluation)
+        result = None if result is None else dataclasses.replace(result, evaluation=evaluation)
+        _save(self, options, run, puzzles, evaluation, result)
+        how = f", {settings(dataclasses.asdict(options))}" if self.has_trajectories else ""
+        how += f", halting at a probability above {threshold:g}" if halts else ""
+        console.say(lines_of(self, run, _shown(evaluation), how + " with refill" * self.refill))
+        for line in _details(evaluation, result):
+            console.say(f"  {line}".rstrip())
 
 
 def _save(

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from train_jax.run.folder import RunFolder
-    from train_jax.runtime.devices import Devices
 
 Advance = Callable[[int, int], None]
 """Reports progress: done, total."""
@@ -72,7 +71,7 @@ class Commands:
     figures: ClassVar[Mapping[str, Kind]] = {}
     """Fields that an evaluation of the whole test set has."""
     options: ClassVar[str] = "train_jax.report.evaluate:EvaluateOptions"
-    """Dataclass of the options of `trm evaluate`, as `package.module:Class`."""
+    """Subclass of `EvaluateOptions`: the options of `trm evaluate`, and what it does, as `package.module:Class`."""
     check_class: ClassVar[type[ExportCheck]] = ExportCheck
     """Class of the result of `check_export`; its fields are numbers."""
     checks_exports: ClassVar[bool] = False
@@ -83,15 +82,6 @@ class Commands:
     def model(self, run: Any) -> Any:
         """Returns the result of `train_jax.load_run` for a `Restored` run."""
         return run
-
-    def evaluate(self, options: Any, run: Any, devices: Devices, console: Console) -> None:
-        """Evaluates a `Restored` run with `EvaluateOptions`, prints and writes the results. Called in every process.
-
-        Raises `UserError` for options that do not fit the task.
-        """
-        from train_jax.report.evaluate import evaluate
-
-        evaluate(options, run, devices, console)
 
     def summary(self, finished: dict[str, Any], folder: RunFolder, weights: str) -> str:
         """Returns the lines about the figures of a finished run. Imports neither JAX nor PyTorch."""

@@ -47,6 +47,23 @@ class EvaluateOptions:
 
     HELP_PAGES: ClassVar[dict[str, HelpPage]] = {}
 
+    def evaluate(self, run: Restored, devices: Devices, console: Console) -> None:
+        """Evaluates a run, prints the results and writes them. Called in every process.
+
+        This one evaluates the test split of a user's task. Raises `UserError` for options that do not fit the task.
+        """
+        supported = {"run_dir", "step", "weights", "limit", "platform"}
+        for field in dataclasses.fields(self):
+            if field.name not in supported and getattr(self, field.name) != field.default:
+                raise UserError(f"--{field.name.replace('_', '-')} is not for runs of task {run.config.task}; omit it")
+        run = with_chosen_weights(self, run)
+        with console.progress("evaluating"):
+            evaluation = run.task.evaluator(run.objective, devices)(run.state, limit=self.limit)
+        if is_main_process():
+            if self.belongs_to_run:
+                evaluation.save(run.folder, self.split)
+            console.say(lines_of(self, run, evaluation.metrics))
+
     def refuse_conflicts(self) -> None:
         """Raises `UserError` for options that conflict."""
 
@@ -82,21 +99,3 @@ def lines_of(options: EvaluateOptions, run: Restored, metrics: Mapping[str, floa
     for name, value in metrics.items():
         lines.append(f"  {name:<16} {value:.0f}" if name == "count" else f"  {name:<16} {value:.4f}")
     return "\n".join(lines)
-
-
-def evaluate(options: EvaluateOptions, run: Restored, devices: Devices, console: Console) -> None:
-    """Evaluates a run of a user's task on its test split.
-
-    Raises `UserError` for the options that need more than the protocol.
-    """
-    supported = {"run_dir", "step", "weights", "limit", "platform"}
-    for field in dataclasses.fields(options):
-        if field.name not in supported and getattr(options, field.name) != field.default:
-            raise UserError(f"--{field.name.replace('_', '-')} is not for runs of task {run.config.task}; omit it")
-    run = with_chosen_weights(options, run)
-    with console.progress("evaluating"):
-        evaluation = run.task.evaluator(run.objective, devices)(run.state, limit=options.limit)
-    if is_main_process():
-        if options.belongs_to_run:
-            evaluation.save(run.folder, options.split)
-        console.say(lines_of(options, run, evaluation.metrics))
