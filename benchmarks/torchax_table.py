@@ -2,9 +2,9 @@
 
     python -m benchmarks.torchax_table [--names]
 
-Counts overloads without `out=` arguments. An operation that torchax alone serves would be refused by name with a
-torchax that does not follow PyTorch and JAX any more. It is refused with `BRIDGE_WITHOUT_TORCHAX=1`, which leaves torchax's
-tables unused. `benchmarks.operation_sources` lists which of them models use.
+Counts overloads without `out=` arguments. What torchax alone serves is refused by name with a torchax that does not
+follow PyTorch and JAX any more, and with `BRIDGE_WITHOUT_TORCHAX=1`, which leaves torchax's tables unused.
+`benchmarks.operation_sources` lists which of them models use.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from bridge._compat.torchax import decomposition, installed, pytorch_decompositi
 from bridge.dispatch.random import RANDOM
 from bridge.dispatch.schemas import functional_op, kind_of
 from bridge.lowerings import BY_LAYOUT, DECOMPOSITIONS, LOWERINGS
+from bridge.lowerings.plain import PLAIN
 
 SERVERS = ("bridge", "PyTorch's composition", "torchax alone", "torchax's composition alone", "nothing")
 
@@ -47,7 +48,7 @@ def server(op: Any) -> str:
             return "nothing"
     elif kind != "compute":
         return "bridge"
-    if op in LOWERINGS or op in DECOMPOSITIONS or op in BY_LAYOUT or op in RANDOM:
+    if any(op in table for table in (LOWERINGS, DECOMPOSITIONS, BY_LAYOUT, RANDOM, PLAIN)):
         return "bridge"
     if is_composite(op):
         return "PyTorch's composition"

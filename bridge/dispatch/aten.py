@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import torch
@@ -107,12 +107,14 @@ class Dispatch(UncompiledDispatchMode, CallState):
         except TRACE_ERRORS as error:
             raise asks_values(self, func, args) from error
         except Exception as error:
-            if isinstance(error, NotImplementedError) and (self.survey or not isinstance(error, LoweringError)):
-                # Since PyTorch 2.15 a kernel raises it for arguments of the wrong dtype, too.
-                if str(error) != str(kernel_error(func, args, kwargs)):
-                    return untranslated(self, func, args, kwargs, error)
+            # Since PyTorch 2.15 a kernel raises it for arguments of the wrong dtype, too.
+            if self._is_missing(error) and str(error) != str(kernel_error(func, args, kwargs)):
+                return untranslated(self, func, args, kwargs, error)
             self._raise_as_pytorch(error, func, args, kwargs)
             raise
+
+    def _is_missing(self, error: Exception) -> TypeGuard[NotImplementedError]:
+        return isinstance(error, NotImplementedError) and (self.survey or not isinstance(error, LoweringError))
 
     def _raise_as_pytorch(self, error: Exception, func: Any, args: tuple, kwargs: dict) -> None:
         """Raises the error of PyTorch's kernel instead of its meta device's or a lowering's error, if there is one."""

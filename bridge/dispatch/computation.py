@@ -21,6 +21,7 @@ from bridge.dispatch.schemas import arrays_of, takes_dimension
 from bridge.errors import BridgeError, first_line
 from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
+from bridge.lowerings.plain import PLAIN
 from bridge.lowerings.registry import cast
 from bridge.symbolic.ranges import fitting, follow
 from bridge.tensor.arrays import COUNTERPARTS, jax_dtype
@@ -258,12 +259,20 @@ def _lowering(context: CallState, func: Any) -> tuple[Callable | None, str]:
             func.name(), func
         )  # the operation itself if the user has chosen nothing
         if chosen is None:
-            return torchax_lowering(func), "torchax"
+            return _plain(func)
         if chosen is not func:
             return chosen, "chosen"
     if func in LOWERINGS:
         return LOWERINGS[func], "ours"
-    return torchax_lowering(func), "torchax"
+    return _plain(func)
+
+
+def _plain(func: Any) -> tuple[Callable | None, str]:
+    """Returns torchax's function, or JAX's where torchax has none."""
+    lowering = torchax_lowering(func)
+    if lowering is None:
+        return PLAIN.get(func), "ours"
+    return lowering, "torchax"
 
 
 def _decompose(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -17,12 +17,13 @@ with missing_operations_tolerated(MISSING):
         linalg,  # noqa: F401
         losses,  # noqa: F401
         norms,  # noqa: F401
+        plain,
         reductions,  # noqa: F401
         sequences,  # noqa: F401
         values,  # noqa: F401
     )
 
-for _table in (LOWERINGS, DECOMPOSITIONS, BY_LAYOUT, METAS):
+for _table in (LOWERINGS, DECOMPOSITIONS, BY_LAYOUT, METAS, plain.PLAIN):
     for _op in [op for op in _table if isinstance(op, MissingOperation)]:
         del _table[_op]
 

@@ -159,7 +159,7 @@ class PuzzleEvaluateOptions(EvaluateOptions):
             agree=self.agree,
         )
         state = stack_runs([run.state, *(_state_of(other, self, run) for other in self.more_runs)])
-        batch_size = self.batch_size or run.self.eval_batch_size
+        batch_size = self.batch_size or run.config.eval_batch_size
         result = None
         with console.progress("evaluating") as advance:
             if self.has_trajectories and not halts:

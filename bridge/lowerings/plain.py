@@ -1,0 +1,161 @@
+"""Functions of JAX for operations that torchax serves, so that its releases need not follow those of PyTorch.
+
+They are used if torchax has no function for the operation. PyTorch composes its elementwise operations and reductions
+of those of `torch.ops.prims`, so these serve hundreds of others.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from bridge.lowerings.registry import inlined
+from bridge.tensor.arrays import jax_dtype
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+PLAIN: dict[Any, Callable] = {}
+"""Operation -> function of arrays."""
+
+_SAME_NAMES = """
+    abs ceil cos cosh exp exp2 expm1 floor gcd hypot imag isfinite log log10 log1p log2 maximum minimum nextafter real
+    remainder sign signbit sin sinh sqrt tan tanh trunc where fmax fmin fmod eq:equal ne:not_equal lt:less le:less_equal
+    gt:greater ge:greater_equal add sub:subtract mul:multiply neg:negative reciprocal round pow:power acos:arccos
+    acosh:arccosh asin:arcsin asinh:arcsinh atan:arctan atanh:arctanh atan2:arctan2 bitwise_and bitwise_or bitwise_xor
+    bitwise_not:invert cbrt conj_physical:conj shift_left:left_shift shift_right_arithmetic:right_shift
+"""
+for _pair in _SAME_NAMES.split():
+    _name, _, _of_jax = _pair.partition(":")
+    PLAIN[getattr(prims, _name).default] = inlined(getattr(jnp, _of_jax or _name))
+for _name in ("digamma", "erf", "erfc", "lgamma", "rsqrt", "igamma", "igammac"):
+    PLAIN[getattr(prims, _name).default] = inlined(getattr(jax.lax, _name))
+
+
+def plain(*ops: Any) -> Callable[[Callable], Callable]:
+    def register(function: Callable) -> Callable:
+        PLAIN.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+@plain(prims.div.default)
+def _div(x: jax.Array, y: jax.Array) -> jax.Array:
+    whole = jnp.issubdtype(jnp.result_type(x), jnp.integer)
+    return jax.lax.div(x, y) if whole else jnp.divide(x, y)  # `lax.div` truncates integers
+
+
+@plain(prims.convert_element_type.default)
+def _convert(x: jax.Array, dtype: torch.dtype) -> jax.Array:
+    return jnp.asarray(x).astype(jax_dtype(dtype))
+
+
+@plain(prims.cat.default)
+def _cat(arrays: Sequence[jax.Array], dim: int) -> jax.Array:
+    return jnp.concatenate(arrays, dim)
+
+
+@plain(prims.rev.default)
+def _rev(x: jax.Array, dims: Sequence[int]) -> jax.Array:
+    return jnp.flip(x, tuple(dims))
+
+
+@plain(prims.reshape.default)
+def _reshape(x: jax.Array, shape: Sequence[int]) -> jax.Array:
+    return jnp.reshape(x, tuple(shape))
+
+
+@plain(prims.iota.default)
+def _iota(length: int, *, start: int, step: int, dtype: torch.dtype, **_of_pytorch: Any) -> jax.Array:
+    return start + step * jnp.arange(length, dtype=jax_dtype(dtype))
+
+
+@plain(prims.fill.default)
+def _fill(x: jax.Array, value: Any) -> jax.Array:
+    return jnp.full_like(x, value)
+
+
+def _reduction(
+    reduce: Callable, x: jax.Array, dims: Sequence[int] | None, *, output_dtype: torch.dtype | None = None
+) -> jax.Array:
+    result = reduce(x, None if dims is None else tuple(dims))
+    return result if output_dtype is None else result.astype(jax_dtype(output_dtype))
+
+
+for _op, _reduce in (
+    (prims.sum, jnp.sum),
+    (prims.prod, jnp.prod),
+    (prims.amax, jnp.max),
+    (prims.amin, jnp.min),
+):
+    PLAIN[_op.default] = functools.partial(_reduction, _reduce)
+
+
+@plain(prims.var.default)
+def _var(
+    x: jax.Array,
+    dims: Sequence[int] | None,
+    correction: float | None = 1,
+    *,
+    output_dtype: torch.dtype | None = None,
+) -> jax.Array:
+    axes = None if dims is None else tuple(dims)
+    return _reduction(functools.partial(_corrected_var, correction=correction or 0), x, axes, output_dtype=output_dtype)
+
+
+def _corrected_var(x: jax.Array, axes: tuple[int, ...] | None, correction: float) -> jax.Array:
+    return jnp.var(x, axes, ddof=correction)  # pyright: ignore[reportArgumentType]
+
+
+PLAIN[aten.where.self] = inlined(jnp.where)  # PyTorch's composition leaves a number as it is
+PLAIN[aten.mm.default] = PLAIN[aten.bmm.default] = inlined(jnp.matmul)
+
+
+@plain(aten.argmax.default)
+def _argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+    return jnp.argmax(x, dim, keepdims=keepdim)
+
+
+@plain(aten.argmin.default)
+def _argmin(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+    return jnp.argmin(x, dim, keepdims=keepdim)
+
+
+@plain(aten.equal.default)
+def _equal(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.array_equal(x, y)
+
+
+@plain(aten.scatter.src)
+def _scatter(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
+    if not x.ndim:
+        return jnp.broadcast_to(src, ())
+    places = list(jnp.indices(index.shape, sparse=True))
+    places[dim] = index
+    return x.at[tuple(places)].set(src[tuple(map(slice, index.shape))])
+
+
+@plain(aten.scatter.value)
+def _scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Any) -> jax.Array:
+    return _scatter(x, dim, index, jnp.full(index.shape, value, x.dtype))
+
+
+def _scaled(normalization: int, forward: bool) -> str:
+    """Returns the name of the scaling that PyTorch numbers 0, 1 and 2."""
+    return {0: "backward" if forward else "forward", 1: "ortho", 2: "forward" if forward else "backward"}[normalization]
+
+
+@plain(aten._fft_c2c.default)
+def _fft_c2c(x: jax.Array, dims: Sequence[int], normalization: int, forward: bool) -> jax.Array:
+    transform = jnp.fft.fftn if forward else jnp.fft.ifftn
+    return transform(x, axes=tuple(dims), norm=_scaled(normalization, forward))
+
+
+@plain(aten._fft_r2c.default)
+def _fft_r2c(x: jax.Array, dims: Sequence[int], normalization: int, onesided: bool) -> jax.Array:
+    if onesided:
+        return jnp.fft.rfftn(x, axes=tuple(dims), norm=_scaled(normalization, True))
+    return jnp.fft.fftn(x, axes=tuple(dims), norm=_scaled(normalization, True))
