@@ -6,6 +6,8 @@ NumPy is imported where an array is read, which `trm status` does not need.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import tokenize
 import warnings
 import zipfile
@@ -45,8 +47,8 @@ def read_whole(path: Path, *, largest_bytes: int) -> bytes:
         if size > largest_bytes:
             raise DamagedError(f"{size:,} bytes, expected at most {largest_bytes:,}")
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError:  # the errors of storage have neither a number nor a reason
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     except OSError as error:
         raise DamagedError(error.strerror or type(error).__name__) from None
     if content.startswith(LFS_POINTER.encode()):
