@@ -116,7 +116,9 @@ class Commands:
 
         Raises ValueError for a model that writes no tokens, or has fewer positions.
         """
-        raise ValueError(f"a model of task {training.config.task} writes no tokens")
+        raise ValueError(
+            f"{type(training.objective.fn.module).__name__} has no cache of keys and values; use a language model"
+        )
 
     def picture(self, files: Any) -> str:
         """Returns the SVG for a README of `RunFiles`."""
