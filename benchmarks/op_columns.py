@@ -23,8 +23,7 @@ from bridge.errors import named_failure
 from bridge.parity import Row
 from bridge.parity.arbiter import beside_float64, is_beyond
 from bridge.parity.report import Leaves, compare, leaf_of, named
-from bridge.parity.sides import Call as Steps
-from bridge.parity.sides import TorchSide, copied, in_float64, projection, to_jax, watching, widened
+from bridge.parity.sides import Steps, TorchSide, copied, in_float64, projection, to_jax, watching, widened
 
 TOLERANCE = {"bfloat16": 4 * torch.finfo(torch.bfloat16).eps}
 """Tolerance of a column, 1e-5 by default."""

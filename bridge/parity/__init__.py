@@ -26,8 +26,8 @@ from bridge.parity.arbiter import Arbiter
 from bridge.parity.report import Environment, ParityReport, Row, compare, proved
 from bridge.parity.sides import (
     Advance,
-    Call,
     JaxSide,
+    Steps,
     TorchSide,
     copied,
     in_double,
@@ -85,7 +85,7 @@ def verify(
     check_method(module, method, verify, locals())
     _check(tolerance, steps, jitter, known_inputs)
     kwargs |= module_kwargs or {}
-    call = Call(args, kwargs, advance, train, method, loss or projection, input_gradients, known_inputs)
+    call = Steps(args, kwargs, advance, train, method, loss or projection, input_gradients, known_inputs)
     wide = None if double is None else copied(double, jitter)
     options = {"int64": int64, "static": static}
     return _Comparison(call, copied(module, jitter), wide, tolerance, jit, options).report(steps)
@@ -100,7 +100,7 @@ _NOISES = (0.1, 0.1, 0.01)  # of the parameters at which leaves that are zero ar
 class _Comparison:
     """The calls of a module on both sides."""
 
-    call: Call
+    call: Steps
     module: nn.Module
     double: nn.Module | None
     tolerance: float
@@ -188,7 +188,7 @@ def _warn_of_questions(asked: list[str], rows: list[Row]) -> None:
         warnings.warn(BridgeWarning(text), stacklevel=4)
 
 
-def _remedy(call: Call, step: int) -> str:
+def _remedy(call: Steps, step: int) -> str:
     if step and not call.advance:
         other = "; a further call gets other numbers of the same shapes: if the module cannot take them, "
         return f"{other}steps=1 compares one call, and `advance` makes the inputs of the next one"

@@ -42,7 +42,7 @@ Shifts = Mapping[tuple[str, str], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class Steps:
     """The call that both sides make, step after step."""
 
     args: tuple
@@ -153,7 +153,7 @@ def to_jax(value: Any) -> Any:
     return value
 
 
-def inputs_of(call: Call, convert_leaf: Callable[[Any], Any]) -> Generator[tuple[tuple, dict], Any, None]:
+def inputs_of(call: Steps, convert_leaf: Callable[[Any], Any]) -> Generator[tuple[tuple, dict], Any, None]:
     """Yields args and kwargs of each step. The caller sends the outputs of each step to get the inputs of the next one.
 
     `convert_leaf` converts the given tensors to the side's own arrays.
@@ -176,7 +176,7 @@ def inputs_of(call: Call, convert_leaf: Callable[[Any], Any]) -> Generator[tuple
 class TorchSide:
     """The steps in PyTorch. The side works on `module` itself: give it a copy."""
 
-    def __init__(self, module: nn.Module, call: Call, convert_leaf: Callable[[Any], Any] = lambda value: value):
+    def __init__(self, module: nn.Module, call: Steps, convert_leaf: Callable[[Any], Any] = lambda value: value):
         self._module = module
         self._call = call
         self._inputs = inputs_of(call, convert_leaf)
@@ -278,7 +278,9 @@ def gradient_leaf(tensor: torch.Tensor) -> Leaf:
 class JaxSide:
     """The steps through the bridge."""
 
-    def __init__(self, fn: Functional, call: Call, jit: bool, convert_leaf: Callable[[Any], Any] = lambda value: value):
+    def __init__(
+        self, fn: Functional, call: Steps, jit: bool, convert_leaf: Callable[[Any], Any] = lambda value: value
+    ):
         self._fn = fn
         self._call = call
         self._jit = jit

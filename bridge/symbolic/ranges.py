@@ -113,8 +113,8 @@ def is_finite(r: Interval) -> bool:
     return not (isinf(r.low) or isinf(r.high))
 
 
-class Call(NamedTuple):
-    """One call of an operation as a rule sees it, with the intervals of its first two arguments."""
+class Operation(NamedTuple):
+    """An operation and its arguments as a rule sees them, with the intervals of its first two arguments."""
 
     args: tuple
     named: dict[str, Any]
@@ -148,19 +148,19 @@ def _power(base: Interval, exponent: Interval) -> Interval:
     return Interval(0 if base.low >= 0 else -top, top)
 
 
-def _sum(call: Call, sign: int = 1) -> Interval:
-    a = call.a
-    b = call.b
-    scale = sign * call.named.get("alpha", 1)
+def _sum(operation: Operation, sign: int = 1) -> Interval:
+    a = operation.a
+    b = operation.b
+    scale = sign * operation.named.get("alpha", 1)
     if scale != 1:
         b = times(b, range_of(scale))
     return Interval(a.low + b.low, a.high + b.high, a.root if b.root is _ZERO else None, a.offset + b.offset)
 
 
-def _clamped(call: Call) -> Interval:
-    low, high = call.a[:2]
-    least = call.named.get("min")
-    most = call.named.get("max")
+def _clamped(operation: Operation) -> Interval:
+    low, high = operation.a[:2]
+    least = operation.named.get("min")
+    most = operation.named.get("max")
     if least is not None:
         low = max(low, range_of(least).low)
         high = max(high, range_of(least).high)
@@ -170,19 +170,19 @@ def _clamped(call: Call) -> Interval:
     return Interval(low, high)
 
 
-def _quotient(call: Call) -> Interval:
-    a = call.a
-    b = call.b
+def _quotient(operation: Operation) -> Interval:
+    a = operation.a
+    b = operation.b
     if b.low <= 0 or not is_finite(a) or not is_finite(b):
         return UNKNOWN
     ends = [q for x in a[:2] for y in b[:2] for q in (x // y, -(-x // y))]
     return Interval(min(ends), max(ends))
 
 
-def _compared(holds: Callable[[float, float], bool], call: Call) -> Interval:
-    a = call.a
-    b = call.b
-    apart = _apart(call.a, call.b)
+def _compared(holds: Callable[[float, float], bool], operation: Operation) -> Interval:
+    a = operation.a
+    b = operation.b
+    apart = _apart(operation.a, operation.b)
     if apart is None:
         low, high = (a.low - b.high, a.high - b.low)
     else:
@@ -191,7 +191,7 @@ def _compared(holds: Callable[[float, float], bool], call: Call) -> Interval:
     return Interval(min(answers), max(answers))
 
 
-Rule = Callable[[Call], Interval]
+Rule = Callable[[Operation], Interval]
 _COPIES = "clone to_copy index index_select gather take embedding flip roll repeat amax amin unsafe_view unsafe_index"
 _RULES: dict[str, Rule] = {
     _COPIES: lambda c: c.a,
@@ -250,7 +250,7 @@ def follow(context: CallState, func: Any, args: tuple, kwargs: dict, results: Se
     a = range_of(args[0]) if args else UNKNOWN
     b = range_of(args[1]) if len(args) > 1 else UNKNOWN
     out = results[-1]
-    known = rule(Call(args, {**dict(zip(names, args, strict=False)), **kwargs}, out, a, b))
+    known = rule(Operation(args, {**dict(zip(names, args, strict=False)), **kwargs}, out, a, b))
     if out.dtype == torch.int64:
         known = _of_64_bits(context, func, known)
     elif out.dtype not in _ENDS or known.low < _ENDS[out.dtype].low or known.high > _ENDS[out.dtype].high:
