@@ -240,6 +240,19 @@ def is_differentiated(function: Callable[[torch.Tensor], torch.Tensor]) -> bool:
         return function(torch.ones(1, requires_grad=True)).requires_grad
 
 
+def _gradient_at_the_bound() -> torch.Tensor:
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.ones(1, requires_grad=True)
+        return torch.autograd.grad(x.clamp(min=1), x)[0]
+
+
+TIES_ARE_SHARED = not _gradient_at_the_bound().item()
+"""True if `clamp` has no gradient at a number, and `clamp` and `fmax` share theirs between equal tensors.
+
+That is so since PyTorch 2.15 (2.14 was not looked at); before, the whole gradient went to the first argument.
+"""
+
+
 class Replacement(NamedTuple):
     """A name of PyTorch's that refers to another object while a call runs."""
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from bridge._compat.torch import TIES_ARE_SHARED
 from bridge._compat.torchax import torchax_lowering
 from bridge.context import CURRENT, refusal
 from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
@@ -407,33 +408,70 @@ def _wide_if_floating(x: Any) -> Any:
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x, low=None, high=None):
-    """On a boundary the whole gradient goes to `x`; nan has no gradient."""
+    """The gradient on a boundary depends on PyTorch's release, see `TIES_ARE_SHARED`; beside numbers nan has none."""
     if low is None or high is None:
         if high is None:
             return clamp_min(x, low)
         return clamp_max(x, high)
-    return _clamped(x, low, high)
+    if not TIES_ARE_SHARED:
+        return _clamped(x, low, high)
+    if isinstance(low, jax.Array) or isinstance(high, jax.Array):
+        return _clamped_at_shared_ties(x, low, high)
+    return clamp_max(clamp_min(x, low), high)
 
 
-@with_derivatives(
-    lambda t, out, x, low, high: jnp.where((x >= low) & (x <= high), t, 0),
-    lambda t, out, x, low, high: jnp.where((x < low) & (low < high), t, 0),
-    lambda t, out, x, low, high: jnp.where((x > high) | (low > high), t, 0),
-)
-def _clamped(x, low, high):
+def _within(x, low, high):
     return jnp.minimum(jnp.maximum(x, low), high)
 
 
+_clamped = with_derivatives(
+    lambda t, out, x, low, high: jnp.where((x >= low) & (x <= high), t, 0),
+    lambda t, out, x, low, high: jnp.where((x < low) & (low < high), t, 0),
+    lambda t, out, x, low, high: jnp.where((x > high) | (low > high), t, 0),
+)(_within)
+
+
+def _shared(t, x, bound, low, high):
+    """Returns half of the gradient where `x` is on the bound, and zero elsewhere."""
+    return jnp.where((low < high) & (x == bound), t / 2, 0)
+
+
+_clamped_at_shared_ties = with_derivatives(
+    lambda t, out, x, low, high: jnp.where(
+        (x < low) | (x > high), 0, jnp.where((low < high) & ((x == low) | (x == high)), t / 2, t)
+    ),
+    lambda t, out, x, low, high: jnp.where((low <= high) & (x < low), t, _shared(t, x, low, low, high)),
+    lambda t, out, x, low, high: jnp.where(
+        (low > high) | ((low <= high) & (x > high)), t, _shared(t, x, high, low, high)
+    ),
+)(_within)
+
+_at_least = with_derivatives(
+    lambda t, out, x, low: jnp.where(x >= low, t, 0), lambda t, out, x, low: jnp.where(x < low, t, 0)
+)(jnp.maximum)
+_above = with_derivatives(lambda t, out, x, low: jnp.where(x > low, t, 0), lambda t, out, x, low: jnp.zeros_like(t))(
+    jnp.maximum
+)
+_at_most = with_derivatives(
+    lambda t, out, x, high: jnp.where(x <= high, t, 0), lambda t, out, x, high: jnp.where(x > high, t, 0)
+)(jnp.minimum)
+_below = with_derivatives(lambda t, out, x, high: jnp.where(x < high, t, 0), lambda t, out, x, high: jnp.zeros_like(t))(
+    jnp.minimum
+)
+
+
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
-@with_derivatives(lambda t, out, x, low: jnp.where(x >= low, t, 0), lambda t, out, x, low: jnp.where(x < low, t, 0))
 def clamp_min(x, low):
-    return jnp.maximum(x, low)
+    if not TIES_ARE_SHARED:
+        return _at_least(x, low)
+    return LOWERINGS[aten.maximum.default](x, low) if isinstance(low, jax.Array) else _above(x, low)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-@with_derivatives(lambda t, out, x, high: jnp.where(x <= high, t, 0), lambda t, out, x, high: jnp.where(x > high, t, 0))
 def clamp_max(x, high):
-    return jnp.minimum(x, high)
+    if not TIES_ARE_SHARED:
+        return _at_most(x, high)
+    return LOWERINGS[aten.minimum.default](x, high) if isinstance(high, jax.Array) else _below(x, high)
 
 
 def _shifted_meta(op):
@@ -446,8 +484,24 @@ for _packet in (aten.__lshift__, aten.__rshift__, aten.bitwise_left_shift, aten.
         METAS[getattr(_packet, _overload)] = _shifted_meta(getattr(_packet, _overload))
 
 
-lowers(aten.fmax.default)(lambda x, y: jnp.where((x >= y) | jnp.isnan(y), x, y))
-lowers(aten.fmin.default)(lambda x, y: jnp.where((x <= y) | jnp.isnan(y), x, y))
+def _fmax(x, y):
+    return jnp.where((x >= y) | jnp.isnan(y), x, y)
+
+
+def _fmin(x, y):
+    return jnp.where((x <= y) | jnp.isnan(y), x, y)
+
+
+def _shared_at_ties(chosen: Callable[[Any, Any], jax.Array]) -> tuple[Derivative, Derivative]:
+    """Returns the derivatives of a choice between two arrays; `chosen(x, y)` is True where `x` is taken, and no tie."""
+    return (
+        lambda t, out, x, y: jnp.where(x == y, t / 2, jnp.where(chosen(x, y) | jnp.isnan(y), t, 0)),
+        lambda t, out, x, y: jnp.where(x == y, t / 2, jnp.where(chosen(x, y) | jnp.isnan(y), 0, t)),
+    )
+
+
+for _op, _function, _chosen in ((aten.fmax.default, _fmax, jnp.greater), (aten.fmin.default, _fmin, jnp.less)):
+    lowers(_op)(with_derivatives(*_shared_at_ties(_chosen))(_function) if TIES_ARE_SHARED else _function)
 # Integers stay integers: as floats, those beyond 2**24 would lose their last digits.
 lowers(aten.fmod.Tensor, aten.fmod.Scalar)(jnp.fmod)
 # A sum would lose the sign of an imaginary zero, which decides the side of a branch cut.

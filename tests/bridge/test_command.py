@@ -125,7 +125,7 @@ def test_inspect(here, capsys):
         (["test_command:nonsense"], "returned 3; it must return (module, inputs)"),
         (["test_command:misnamed"], "returned (Linear("),
         (["test_command:failing"], "test_command:failing failed: ValueError: no such checkpoint"),
-        (["test_command:too_wide"], "PyTorch itself fails, in step 0: RuntimeError: mat1 and mat2"),
+        (["test_command:too_wide"], "PyTorch itself fails, in step 0: RuntimeError: "),
         (["test_command:good", "--tolerance", "small"], "--tolerance"),
         (["test_command:good", "--tolerance", "-1"], "tolerance is -1.0; it must be a number above 0"),
         (["test_command:good", "--steps", "0"], "steps is 0; it must be at least 1"),
