@@ -1,4 +1,4 @@
-"""Gradients of `clamp`, `fmax` and `fmin` at bounds and ties, and beside nan, which differ between releases of PyTorch."""
+"""Gradients of `clamp`, `fmax` and `fmin` at ties and beside nan, which differ between releases of PyTorch."""
 
 import itertools
 
