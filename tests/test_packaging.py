@@ -50,7 +50,7 @@ def test_a_closed_pipe_is_no_traceback(argument):
 def test_a_missing_package_names_its_extra(monkeypatch, capsys, tmp_path):
     for package, extra in {"optax": "train", "orbax.checkpoint": "train", "uvicorn": "serve", "yaml": "text"}.items():
         name = package.partition(".")[0]
-        monkeypatch.setattr(__main__, "_stage", lambda _, package=package: importlib.import_module(package))
+        monkeypatch.setattr(__main__, "_load", lambda _, package=package: importlib.import_module(package))
         monkeypatch.setitem(sys.modules, package, None)
         assert main(["status"]) == 2
         command = f"`pip install -c constraints.txt -e '.[{extra}]'`"
@@ -73,7 +73,7 @@ def test_another_distribution_that_installs_a_package_bridge_is_named(monkeypatc
     error = ImportError(
         "cannot import name 'export' from 'bridge'", name="bridge", path="/elsewhere/bridge/__init__.py"
     )
-    monkeypatch.setattr(__main__, "_stage", lambda _: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(__main__, "_load", lambda _: (_ for _ in ()).throw(error))
     monkeypatch.setattr(metadata, "packages_distributions", lambda: {"bridge": ["trm-bridge", "cards"]})
     assert main(["status"]) == 2
     assert "`bridge` in /elsewhere/bridge/__init__.py is not that of this project but of cards; install each" in (

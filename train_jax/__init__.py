@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from train_jax import plugin as _plugin
 from train_jax.cli.parts import PARTS as _PARTS
-from train_jax.moved import explain_moved_modules as _explain_moved_modules
+from train_jax.errors import explain_moved_modules as _explain_moved_modules
 
 if TYPE_CHECKING:
     from train_jax.core.objective import LossSums

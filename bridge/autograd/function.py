@@ -19,14 +19,12 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx
-from torch.autograd.graph import increment_version
 
 from bridge._compat.jax import Tracer, depends_on
 from bridge._compat.torch import (
     AutogradFunction,
     Replacement,
     before_registered_backward,
-    below_modes,
     closure_of,
     engine_gradient,
     engine_leaf,
@@ -141,8 +139,6 @@ def _forward(call: CallState, function: type[Any], ctx: Context, args: tuple) ->
     # not find among the results.
     for name in ("dirty_tensors", "non_differentiable"):
         setattr(ctx, name, tuple(call.wrap(t) for t in getattr(ctx, name) if not wrapped_by_transform(t)))
-    with below_modes():
-        increment_version([t for t in ctx.dirty_tensors if not t.is_inference()])  # PyTorch's engine does the same
     return results
 
 

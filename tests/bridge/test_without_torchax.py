@@ -8,7 +8,7 @@ from torch import nn
 
 import bridge
 from bridge._compat import torchax
-from bridge.dispatch import compute
+from bridge.dispatch import computation
 
 
 @pytest.fixture(autouse=True)
@@ -78,4 +78,4 @@ def test_the_rest_is_refused_by_name():
     fn = bridge.export(Call(lambda x: torch.linalg.matrix_exp(x)))
     with pytest.raises(bridge.BridgeError, match="linalg_matrix_exp"):
         fn({}, {}, jnp.eye(3))
-    assert compute._plain(torch.ops.aten.linalg_matrix_exp.default)[0] is None
+    assert computation._plain(torch.ops.aten.linalg_matrix_exp.default)[0] is None

@@ -219,7 +219,7 @@ def test_closed_streams_are_no_error(arguments, status):
 @pytest.mark.parametrize(
     ("change", "status"),
     [
-        ("trm._stage = interrupt", 130),
+        ("trm._load = interrupt", 130),
         ("trm.main = lambda argv: 0; atexit.register(interrupt, '')", 0),
     ],
     ids=["while modules are imported", "while the process ends"],

@@ -109,7 +109,7 @@ def test_the_answer_of_several_views_is_the_surest_one_or_the_first_that_two_sha
     ]
     assert choose_view(answers, agree=False) == (3, 1, False)
     assert choose_view(answers, agree=True) == (1, 0, True)
-    without_equal_ones = [StepAnswers(*(array[2:] for array in each)) for each in answers]
+    without_equal_ones = [StepAnswers(each.tokens[2:], each.q_halt_logits[2:]) for each in answers]
     assert choose_view(without_equal_ones, agree=True) == (1, 1, False)
 
 

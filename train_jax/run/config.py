@@ -87,8 +87,7 @@ class RunConfig:
     """A training run. `trm train PRESET` starts from a preset; every field can be set after it."""
 
     data_dir: str
-    """Data set built by `trm build-data`, a folder or gs://bucket/folder; or several separated by commas to train on
-    jointly."""
+    """Data set built by `trm build-data`, a folder or gs://bucket/folder; or several, separated by commas."""
     run_dir: str
     """Folder of the run, or gs://bucket/folder; started again with the same fields, the run continues where it
     stopped."""

@@ -224,7 +224,10 @@ def _bias_of(body: dict[str, Any], fields: Fields, tokenizer: Tokenizer, end: in
     biases = _logit_bias(body.get("logit_bias"), tokenizer)
     penalties = {"presence": fields.presence_penalty, "frequency": fields.frequency_penalty}
     response_format = body.get("response_format")
-    schema_bias(tokenizer, end, response_format)  # a mistake is reported before anything is computed
+    try:
+        schema_bias(tokenizer, end, response_format)  # a mistake is reported before anything is computed
+    except UserError as error:
+        raise ApiError(400, str(error), "response_format") from None
 
     def make() -> Bias | None:
         schema = schema_bias(tokenizer, end, response_format)

@@ -40,9 +40,9 @@ class Serve(Limits):
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Folders of runs of `trm train`, also gs://bucket/folder: language models, Sudokus and mazes."""
     depth: Annotated[int | None, Range(1, 10**6)] = None
-    """Serve the run of `trm train --depth N`, the last phase of it that is there, before the other runs."""
+    """Serve the last phase of the run of `trm train --depth N` first."""
     step: str = "newest"
-    """Checkpoint: newest, best (of a run with --keep-best), or its step. Requests to language models can name another
+    """Checkpoint: newest, best (of a run with --keep-best), or its step. Requests name another
     one as NAME@STEP."""
     model_name: str | None = None
     """Name of the only model in requests; by default the folder's name."""

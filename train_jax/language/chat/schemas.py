@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from train_jax.errors import pip_install
+from train_jax.errors import UserError, pip_install
 from train_jax.language.biases import FORBIDDEN
 from train_jax.language.tokenizer import Tokenizer
-from train_jax.serve.limits import ApiError
 
 _OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """A small model could write blanks without end; these separators are those of `json.dumps`."""
@@ -49,7 +48,7 @@ class SchemaBias:
 def schema_bias(tokenizer: Tokenizer, end: int, response_format: Any) -> SchemaBias | None:
     """Reads `response_format`; None for a text. `end` is the token that ends the answer.
 
-    Raises `ApiError` for another form, for a schema that llguidance does not know, and if it is not installed.
+    Raises `UserError` for another form, for a schema that llguidance does not know, and if it is not installed.
     """
     kind = response_format.get("type") if isinstance(response_format, dict) else response_format
     if kind in (None, "text"):
@@ -60,7 +59,7 @@ def schema_bias(tokenizer: Tokenizer, end: int, response_format: Any) -> SchemaB
         schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict | bool):
         expected = '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
-        raise ApiError(400, f"response_format is wrong; use {expected}, or the type json_object or text", _FIELD)
+        raise UserError(f"response_format is wrong; use {expected}, or the type json_object or text")
     library = _library()
     try:
         grammar = library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
@@ -70,11 +69,8 @@ def schema_bias(tokenizer: Tokenizer, end: int, response_format: Any) -> SchemaB
         problem = str(error)
     if problem:
         reason = " ".join(problem.split())[:200]
-        raise ApiError(400, f"response_format has a schema that is not supported ({reason}); simplify it", _FIELD)
+        raise UserError(f"response_format has a schema that is not supported ({reason}); simplify it")
     return SchemaBias(matcher, tokenizer.vocab_size)
-
-
-_FIELD = "response_format"
 
 
 def _library() -> Any:
@@ -82,7 +78,7 @@ def _library() -> Any:
         return importlib.import_module("llguidance")
     except ImportError:
         message = f"response_format needs the package llguidance on the server; install it with {pip_install('schema')}"
-        raise ApiError(400, message, _FIELD) from None
+        raise UserError(message) from None
 
 
 class _Vocabulary:
