@@ -42,8 +42,7 @@ class Serve(Limits):
     depth: Annotated[int | None, Range(1, 10**6)] = None
     """Serve the last phase of the run of `trm train --depth N` first."""
     step: str = "newest"
-    """Checkpoint: newest, best (of a run with --keep-best), or its step. Requests name another
-    one as NAME@STEP."""
+    """Checkpoint: newest, best (with --keep-best), or its step; requests name another one as NAME@STEP."""
     model_name: str | None = None
     """Name of the only model in requests; by default the folder's name."""
     host: str = "127.0.0.1"
