@@ -35,7 +35,8 @@ from torchax.interop import JittableModule, jax_view, torch_view
 import bridge
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bridge"))
-ROWS = importlib.import_module("rows").ROWS
+rows = importlib.import_module("rows")
+ROWS = rows.ROWS
 
 Leaves = dict[str, np.ndarray]
 Errors = dict[str, float]
@@ -170,10 +171,6 @@ def through_bridge() -> dict[str, Errors]:
     return results
 
 
-def in_words(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
-
-
 def table() -> str:
     alone = subprocess.run([sys.executable, "-m", "benchmarks.meanings", ALONE], check=True, stdout=subprocess.PIPE)
     theirs, ours = json.loads(alone.stdout), through_bridge()
@@ -181,7 +178,7 @@ def table() -> str:
     worst = {"float32": 0.0, "16 bits": 0.0}
     for name, row in ROWS.items():
         result, error = outcome(theirs[name], max(row.tolerance, 1e-4))
-        groups.setdefault(result, []).append(f"{in_words(name)} {error}".strip())
+        groups.setdefault(result, []).append(f"{rows.in_words(name)} {error}".strip())
         width = "float32" if row.tolerance < 1e-4 else "16 bits"
         worst[width] = max(worst[width], *(error for error in ours[name].values() if error is not None))
     largest_first = sorted(groups.items(), key=lambda item: -len(item[1]))

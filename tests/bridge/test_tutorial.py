@@ -8,9 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from rows import ROWS
+from rows import ROWS, in_words
 
-from benchmarks.meanings import in_words
 from bridge.__main__ import main
 
 pytestmark = pytest.mark.docs
