@@ -16,7 +16,6 @@ import dataclasses
 import importlib
 import json
 import platform
-import re
 import subprocess
 import sys
 import time
