@@ -178,7 +178,8 @@ def _compare(
 
     def results(first: Any, second: Any) -> tuple[list, list]:
         (after, changed), (alone, changed_alone) = next_call(first, second)
-        left.update(changed)
+        for place, value in changed.items():
+            left[place] = None if _arrays_in(value) else value  # a traced value must not outlive its trace
         halves = [jax.tree.leaves(after), jax.tree.leaves(alone)]
         for half in halves:
             others.append([_without_addresses(v) for v in half if not is_number(v)])
