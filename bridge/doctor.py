@@ -132,7 +132,7 @@ def doctor() -> int:
         version = "not installed, imported from a folder"
     print(f"{DISTRIBUTION} {version} in {Path(__file__).parent}")
     for name, found in installed().items():
-        note = "" if is_tested(name) else "   untested"
+        note = "" if is_tested(name, found) else "   untested"
         print(f"{name:<10} {found:<22} tested: {tested_releases(name)}{note}")
     print(Environment.here().device, f"x {jax.device_count()}, {jax.default_backend()}")
     for other in other_owners():

@@ -325,7 +325,8 @@ def in_place_of_function_apply(is_wanted: Callable[[], bool], apply: Callable[[A
     def make(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         def getattribute(function: Any, name: str) -> Any:
             if name == "_backward_cls" and is_wanted():
-                asked.function, asked.gradients = function, torch.is_grad_enabled()
+                asked.function = function
+                asked.gradients = torch.is_grad_enabled()
             elif name == "forward" and vars(asked).get("function") is function:
                 asked.function = None
                 return functools.partial(forward, function, asked.gradients)
@@ -366,9 +367,11 @@ def before_registered_backward(wanted: Callable[[tuple], bool]) -> Replacement:
 
     def make(asks: Callable[..., bool]) -> Callable[..., bool]:
         def any_requires_grad(*args: Any) -> bool:
-            definition = _maybe_get_opdef(sys._getframe(1).f_locals["op"])  # it is not among the arguments
-            registered = definition is None or definition._backward_fn is not None
-            return (registered and wanted(args)) or asks(*args)
+            if wanted(args):
+                definition = _maybe_get_opdef(sys._getframe(1).f_locals["op"])  # it is not among the arguments
+                if definition is None or definition._backward_fn is not None:
+                    return True
+            return asks(*args)
 
         return any_requires_grad
 

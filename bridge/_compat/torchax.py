@@ -73,14 +73,10 @@ def installed() -> dict[str, str]:
     return {"python": platform.python_version()} | versions
 
 
-def _release(name: str) -> tuple[int, ...]:
-    """Returns the first numbers of an installed version, as many as those in `TESTED` have."""
-    return tuple(int(n) for n in re.findall(r"\d+", installed()[name])[: len(TESTED[name][0])])
-
-
-def is_tested(name: str) -> bool:
+def is_tested(name: str, version: str) -> bool:
     oldest, newest = TESTED[name]
-    return oldest <= _release(name) <= newest
+    release = tuple(int(n) for n in re.findall(r"\d+", version)[: len(oldest)])
+    return oldest <= release <= newest
 
 
 def tested_releases(name: str) -> str:
@@ -211,6 +207,6 @@ torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype
 def check_releases() -> None:
     """Warns about each release that the tests have not been run with."""
     for name, version in installed().items():
-        if not is_tested(name):
+        if not is_tested(name, version):
             message = f"{name} {version} is untested: the bridge is tested with {tested_releases(name)}"
             warnings.warn(BridgeWarning(message), stacklevel=2)

@@ -102,8 +102,7 @@ def _var(
     *,
     output_dtype: torch.dtype | None = None,
 ) -> jax.Array:
-    axes = None if dims is None else tuple(dims)
-    return _reduction(functools.partial(_corrected_var, correction=correction or 0), x, axes, output_dtype=output_dtype)
+    return _reduction(functools.partial(_corrected_var, correction=correction or 0), x, dims, output_dtype=output_dtype)
 
 
 def _corrected_var(x: jax.Array, axes: tuple[int, ...] | None, correction: float) -> jax.Array:
@@ -114,14 +113,12 @@ PLAIN[aten.where.self] = inlined(jnp.where)  # PyTorch's composition leaves a nu
 PLAIN[aten.mm.default] = PLAIN[aten.bmm.default] = inlined(jnp.matmul)
 
 
-@plain(aten.argmax.default)
-def _argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
-    return jnp.argmax(x, dim, keepdims=keepdim)
+def _place(find: Callable, x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
+    return find(x, dim, keepdims=keepdim)
 
 
-@plain(aten.argmin.default)
-def _argmin(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
-    return jnp.argmin(x, dim, keepdims=keepdim)
+PLAIN[aten.argmax.default] = functools.partial(_place, jnp.argmax)
+PLAIN[aten.argmin.default] = functools.partial(_place, jnp.argmin)
 
 
 @plain(aten.equal.default)

@@ -178,13 +178,16 @@ def _compare(
 
     def results(first: Any, second: Any) -> tuple[list, list]:
         (after, changed), (alone, changed_alone) = next_call(first, second)
+        arrays = []
         for place, value in changed.items():
-            left[place] = None if _arrays_in(value) else value  # a traced value must not outlive its trace
+            mine = _arrays_in(value)
+            left[place] = None if mine else value  # a traced value must not outlive its trace
+            arrays.append((mine, _arrays_in(changed_alone.get(place))))
         halves = [jax.tree.leaves(after), jax.tree.leaves(alone)]
         for half in halves:
             others.append([_without_addresses(v) for v in half if not is_number(v)])
         numbers = [[v for v in half if is_number(v)] for half in halves]
-        return numbers, [(_arrays_in(value), _arrays_in(changed_alone.get(place))) for place, value in changed.items()]
+        return numbers, arrays
 
     closed, tree = jax.make_jaxpr(results, return_shape=True)(shapes.leaves, shapes.leaves)
     (after, alone), arrays = jax.tree.unflatten(jax.tree.structure(tree), value_numbers(closed))

@@ -225,16 +225,15 @@ def _bias_of(body: dict[str, Any], fields: Fields, tokenizer: Tokenizer, end: in
     penalties = {"presence": fields.presence_penalty, "frequency": fields.frequency_penalty}
     response_format = body.get("response_format")
     try:
-        schema_bias(tokenizer, end, response_format)  # a mistake is reported before anything is computed
+        schema = schema_bias(tokenizer, end, response_format)  # a mistake is reported before anything is computed
     except UserError as error:
         raise ApiError(400, str(error), "response_format") from None
 
     def make() -> Bias | None:
-        schema = schema_bias(tokenizer, end, response_format)
         tokens = TokenBias(tokenizer.vocab_size, biases, **penalties) if biases or any(penalties.values()) else None
         if schema is None:
             return tokens
-        return schema if tokens is None else JointBias(schema, tokens)
+        return schema.fresh() if tokens is None else JointBias(schema.fresh(), tokens)
 
     return make
 

@@ -40,6 +40,10 @@ class SchemaBias:
         self._follow(tokens)
         return self._matcher.compute_ff_tokens()
 
+    def fresh(self) -> SchemaBias:
+        """Returns a bias for one more answer, from one that has read no token: the schema is compiled only once."""
+        return SchemaBias(self._matcher.deep_copy(), self._vocab_size)
+
     def _follow(self, tokens: Sequence[int]) -> None:
         self._matcher.consume_tokens(list(tokens[self._read :]))
         self._read = len(tokens)
