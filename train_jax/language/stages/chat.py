@@ -33,7 +33,7 @@ _COMMANDS = "/clear begins a new conversation, /exit ends"
 class Chat:
     """Talk to a language model that was trained on conversations or instructions. Each line is a message.
 
-    The calls of the calculator and their outputs appear as [12*3][= 36]. A model of conversations reads the whole
+    The calls of the calculator and their outputs appear as `[12*3][= 36]`. A model of conversations reads the whole
     conversation, a model of instructions reads each message alone. /clear begins a new conversation, Ctrl-C stops an
     answer, and /exit or Ctrl-D ends the program. The messages may come from a pipe.
     """

@@ -47,7 +47,7 @@ class ChatEval:
     run_dir: Annotated[str, tyro.conf.Positional]
     """Folder of a run of `trm train`, also gs://bucket/folder."""
     tasks: tuple[str, ...] = ("arithmetic:256", "calculator:256", "spelling:256", "counting:256", "identity")
-    """Problems, NAME[,OPTION=VALUE…][@FOLDER][:COUNT], as for `trm build-data chat`; also humaneval."""
+    """Problems, `NAME[,OPTION=VALUE…][@FOLDER][:COUNT]`, as for `trm build-data chat`; also humaneval."""
     step: str = NEWEST
     """Checkpoint: newest, best (of a run with --keep-best), or its step."""
     num_samples: Annotated[int, Range(1, 10**4)] = 1
