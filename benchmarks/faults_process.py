@@ -51,7 +51,7 @@ def main() -> int:
         announced(Saving, "restore", "restoring")
         announced(Devices, "compile", "compiling", float(os.environ.get("COMPILE_SECONDS", "0")))
         announced(Checkpoints, "save", "saving")
-        announced(Evaluating, "end", "evaluating")
+        announced(Evaluating, "_evaluate", "evaluating")
         before_step = Preemption.before_step
 
         def announced_step(self: Preemption, step: int, *args: Any) -> None:

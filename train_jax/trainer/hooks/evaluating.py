@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from train_jax.core.state import TrainState
 from train_jax.run.tracking import duration
 from train_jax.runtime.processes import is_main_process
 from train_jax.storage.lease import check_writer
@@ -27,20 +28,20 @@ class Evaluating(Hook):
         with session.pausing("evaluation"):
             whole = session.training.placement.whole(session.state)
             for each in due:
-                self._evaluate(session, each, each.evaluator(whole, limit=each.limit, metrics_only=True))
+                self._evaluate(session, each, whole, limit=each.limit, metrics_only=True)
 
     def end(self, session: Session) -> None:
         with session.pausing("evaluation"):
             whole = session.training.placement.whole(session.state)
             for each in self._evaluations:
-                evaluation = each.evaluator(whole)
-                self._evaluate(session, each, evaluation)
+                evaluation = self._evaluate(session, each, whole)
                 if is_main_process():
                     evaluation.save(session.folder, each.name or "test")
                 if not each.name:
                     self.final = evaluation
 
-    def _evaluate(self, session: Session, which: Periodic, evaluation: Evaluation) -> None:
+    def _evaluate(self, session: Session, which: Periodic, state: TrainState, **options: Any) -> Evaluation:
+        evaluation = which.evaluator(state, **options)
         prefix = f"{which.name}/" if which.name else ""
         metrics = {f"{prefix}{name}": value for name, value in evaluation.metrics.items()}
         session.metrics |= metrics
@@ -52,3 +53,4 @@ class Evaluating(Hook):
         if is_main_process():
             check_writer(session.folder.path)
             evaluation.record(session.folder, session.step)
+        return evaluation
