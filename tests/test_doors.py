@@ -19,6 +19,9 @@ TORCH_ALLOWED = {
     "run/restore.py",
     "puzzles/export_check.py",
     "language/export_check.py",
+    "script/optimizers.py",
+    "script/rules.py",
+    "script/schedules.py",
 }
 
 
