@@ -19,9 +19,14 @@ TORCH_ALLOWED = {
     "run/restore.py",
     "puzzles/export_check.py",
     "language/export_check.py",
+    "script/check.py",
+    "script/data.py",
+    "script/fit.py",
     "script/optimizers.py",
     "script/rules.py",
     "script/schedules.py",
+    "script/structure.py",
+    "script/task.py",
 }
 
 

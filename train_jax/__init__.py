@@ -15,23 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 from train_jax import plugin as _plugin
 from train_jax.cli.parts import PARTS as _PARTS
+from train_jax.cli.parts import SCRIPT as _SCRIPT
 from train_jax.errors import explain_moved_modules as _explain_moved_modules
 
 if TYPE_CHECKING:
     from train_jax.core.objective import LossSums
     from train_jax.plugin import Plugin
     from train_jax.run.config import RunConfig
+    from train_jax.script.fit import fit
     from train_jax.task import Task
     from train_jax.trainer.evaluation import evaluate_on
 
-__all__ = ["LossSums", "Plugin", "Task", "evaluate_on", "load_run", "preset", "train"]
+__all__ = ["LossSums", "Plugin", "Task", "evaluate_on", "fit", "load_run", "preset", "train"]
 
-_plugin.use(_PARTS)
+_plugin.use(_PARTS, _SCRIPT)
 _explain_moved_modules()
 
 _WHERE = {
     "LossSums": "train_jax.core.objective",
     "Plugin": "train_jax.plugin",
+    "fit": "train_jax.script.fit",
     "Task": "train_jax.task",
     "evaluate_on": "train_jax.trainer.evaluation",
 }

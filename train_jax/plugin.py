@@ -22,6 +22,8 @@ GROUP = "train_jax.plugins"
 """Group of the entry points of installed plugins."""
 ATTRIBUTE = "PLUGIN"
 """Name of the `Plugin` in a file of `--plugin`."""
+SCRIPT = "loss"
+"""Name of the function by which a file without a plugin is a training script."""
 OPTION = "--plugin"
 RECORD = "plugins"
 """Key in config.json of the plugins of the user that a run was trained with; it is no field of the configuration."""
@@ -110,6 +112,8 @@ class _Given(NamedTuple):
     path: str
     sha256: str
     plugin: Plugin
+    is_script: bool = False
+    """True for a training script, which has no plugin."""
 
     @property
     def record(self) -> dict[str, str]:
@@ -124,6 +128,8 @@ class _Known:
         """Those of this package, not imported yet."""
         self.plugins: list[Plugin] = []
         self.files: list[_Given] = []
+        self.script = ""
+        """The plugin of training scripts, by its name, until it is in use."""
         self.installed: dict[str, Plugin] | None = None
         """Those of entry points, by name; None before they are looked for."""
 
@@ -131,9 +137,20 @@ class _Known:
 _known = _Known()
 
 
-def use(targets: Sequence[str]) -> None:
-    """Adds plugins by their names, `package.module:PLUGIN`; they are imported when a part is looked for."""
+def use(targets: Sequence[str], script: str = "") -> None:
+    """Adds plugins by their names, `package.module:PLUGIN`; they are imported when a part is looked for.
+
+    `script` is the plugin of training scripts, which is imported with the first script.
+    """
     _known.targets.extend(targets)
+    _known.script = script
+
+
+def use_scripts() -> None:
+    """Adds the plugin of training scripts."""
+    if _known.script:
+        _known.targets.append(_known.script)
+        _known.script = ""
 
 
 def own_plugins() -> list[Plugin]:
@@ -201,21 +218,25 @@ def recipes() -> dict[str, tuple[str, int]]:
 
 
 def take_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the values of `--plugin`, and the other arguments. Words after `--` are those of another command.
+    """Returns the files of `trm STAGE mine.py … --plugin FILE`, and the arguments with the name of a script in its
+    place and without the others.
 
-    Raises `UserError` for an option without a value.
+    Words after `--` are those of another command. Raises `UserError` for an option without a value.
     """
     end = argv.index("--") if "--" in argv else len(argv)
     words, rest, files = iter(argv[:end]), [], []
     for word in words:
         option, equals, value = word.partition("=")
-        if option != OPTION:
+        if len(rest) == 1 and word.endswith(".py"):
+            files.append(word)
+            rest.append(os.path.splitext(os.path.basename(word))[0])
+        elif option != OPTION:
             rest.append(word)
-            continue
-        value = value if equals else next(words, "")
-        if not value:
-            raise UserError(f"{OPTION} without a file; give a Python file such as mine.py")
-        files.append(value)
+        else:
+            value = value if equals else next(words, "")
+            if not value:
+                raise UserError(f"{OPTION} without a file; give a Python file such as mine.py")
+            files.append(value)
     return files, [*rest, *argv[end:]]
 
 
@@ -243,14 +264,24 @@ def use_file(path: str) -> Plugin:
     spec: Any = importlib.util.spec_from_file_location(name, path)  # for a file of this extension there is one
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs, so that its parts are found as `name:Object`
+    if os.path.dirname(path) not in sys.path:
+        sys.path.append(os.path.dirname(path))  # for the modules beside it; last, so that it shadows no package
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise UserError(f"{OPTION} {path} cannot be imported ({type(error).__name__}: {error}); correct it") from error
-    plugin = _plugin_of(getattr(module, ATTRIBUTE, None), path)
-    _known.files.append(_Given(path, hashlib.sha256(content).hexdigest(), plugin))
+    is_script = not hasattr(module, ATTRIBUTE) and hasattr(module, SCRIPT)
+    if is_script:
+        use_scripts()
+    plugin = Plugin(name=name) if is_script else _plugin_of(getattr(module, ATTRIBUTE, None), path)
+    _known.files.append(_Given(path, hashlib.sha256(content).hexdigest(), plugin, is_script))
     return plugin
+
+
+def scripts() -> list[str]:
+    """Returns the names of the modules of the training scripts in use."""
+    return [os.path.splitext(os.path.basename(given.path))[0] for given in _known.files if given.is_script]
 
 
 def file_options() -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from train_jax.core.objective import Batch, Call, LossSums, Objective
+    from train_jax.core.optim.chain import Optimizer
     from train_jax.core.state import TrainState
     from train_jax.run.config import RunConfig
     from train_jax.run.folder import RunFolder
@@ -120,6 +121,12 @@ class Task:
     """Architectures of this package that the task can train; empty for all."""
     fact_kinds: ClassVar[Mapping[str, Kind]] = {}
     """Fields of `facts` that a task reads; dataset.json of a run is refused without them."""
+    comparison: ClassVar[str] = ""
+    """A function `(config) -> line of the log` that compares the first steps of a run with PyTorch, as
+    `package.module:function`; empty for a comparison of the module's first call."""
+    batches_by_device: ClassVar[bool] = False
+    """True if `batch` is asked for the shard of each device, and of each part of its examples, rather than of each
+    process; the arrays of a shard may then have any first axis."""
     needs_state: ClassVar[bool] = False
     """True if batches depend on the current model (rollouts); the feed then does not prefetch."""
 
@@ -155,6 +162,14 @@ class Task:
         raise NotImplementedError
 
     # The model and its loss
+
+    def build(self, arch: Any) -> torch.nn.Module | None:
+        """Returns the module with its loss head, for a task that has its own model; None for that of the run."""
+        return None
+
+    def optimizer(self, module: torch.nn.Module, total_steps: int) -> Optimizer | None:
+        """Returns the optimizer of the module's parameters; None for that of `config.optim`."""
+        return None
 
     def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:
         """Adds the loss head to a model of configuration `arch`."""

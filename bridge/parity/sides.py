@@ -100,7 +100,7 @@ def widened(value: Any) -> Any:
     return value.detach().to(torch.promote_types(value.dtype, torch.float64)).requires_grad_(value.requires_grad)
 
 
-class _WideCasts(TorchFunctionMode):
+class wide_casts(TorchFunctionMode):  # noqa: N801 (a context)
     """Casts to floating-point types of fewer bits than float64 give float64."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -129,7 +129,7 @@ def in_double(module: nn.Module, method: str) -> nn.Module:
 
     @functools.wraps(narrow)
     def wide(*args: Any, **kwargs: Any) -> Any:
-        with _WideCasts():  # inside of the call, where it precedes the modes of the bridge
+        with wide_casts():  # inside of the call, where it precedes the modes of the bridge
             return narrow(*args, **kwargs)
 
     vars(copy)[method] = wide

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from support.scripts import run_script
 from support.storage_emulator import Emulator
 from support.untrained_run import write_language_run
 
+from train_jax import plugin
 from train_jax.puzzles.building import write_dataset
 from train_jax.puzzles.metadata import Metadata
 from train_jax.puzzles.sudoku.generator import generate
@@ -111,3 +113,17 @@ def data_at(place, tmp_path, data_dir):
         (copy / "recipe.json").unlink()
         upload_folder(copy, place / "data", last=[])
     return place / "data"
+
+
+@pytest.fixture
+def forgotten(monkeypatch):
+    """Forgets the plugins that a test adds."""
+    known = plugin._Known()
+    known.plugins, known.script = [*plugin.own_plugins()], plugin._known.script
+    monkeypatch.setattr(plugin, "_known", known)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the folder of a file is appended
+    modules = set(sys.modules)
+    yield known
+    for name in set(sys.modules) - modules:
+        if not name.startswith(("train_jax", "models_torch", "bridge")) and "." not in name:
+            del sys.modules[name]

@@ -21,19 +21,6 @@ PAGE = ROOT / "docs" / "plugins.md"
 
 
 @pytest.fixture
-def forgotten(monkeypatch):
-    """Forgets the plugins that a test adds."""
-    known = plugin._Known()
-    known.plugins = [*plugin.own_plugins()]
-    monkeypatch.setattr(plugin, "_known", known)
-    modules = set(sys.modules)
-    yield known
-    for name in set(sys.modules) - modules:
-        if not name.startswith(("train_jax", "models_torch", "bridge")) and "." not in name:
-            del sys.modules[name]
-
-
-@pytest.fixture
 def example(tmp_path, monkeypatch, forgotten):
     """The file of the page, in an empty folder that is the current one."""
     monkeypatch.chdir(tmp_path)

@@ -9,3 +9,6 @@ PARTS = (
     "train_jax.serve.plugin:PLUGIN",
 )
 """Earlier ones are asked first for a preset, and their stages stand first in a group of `trm --help`."""
+
+SCRIPT = "train_jax.script.plugin:PLUGIN"
+"""The part that trains the files of users; it is imported with the first of them."""

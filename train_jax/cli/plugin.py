@@ -15,6 +15,11 @@ PLUGIN = Plugin(
             "training",
             "train a model, or continue a run: trm train PRESET [--field value …]",
         ),
+        "check": Stage(
+            "train_jax.script.stages.check:cli",
+            "training",
+            "compare the first steps of a script with PyTorch's: trm check mine.py",
+        ),
         "status": Stage(
             "train_jax.cli.status:Status",
             "training",

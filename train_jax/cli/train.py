@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from train_jax.run.arguments import option_value, parse_run
+from train_jax.run.arguments import FLAGS, option_value, parse_run
 from train_jax.run.config import RunConfig
 from train_jax.run.plan import differences, plan_lines, reference_run
 from train_jax.run.presets import Presets, listed_presets, table_of
@@ -68,7 +68,7 @@ def _shown(value: Any) -> Any:
 def cli(argv: list[str]) -> None:
     presets = listed_presets() if {"-h", "--help"} & set(argv) else ""
     name, config = parse_run(
-        [word for word in argv if word not in ("--dry-run", "--no-verify")],
+        [word for word in argv if word not in FLAGS],
         prog="trm train",
         description=f"Train a model from a preset ({presets}) or an experiment (`trm sweep list`; "
         "`--preset NAME` applies its changes to another preset). d12-2026-r8 is nanochat's model of 2026 with 12 "

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-import bridge
 from train_jax.core.objective import Batch, LossSums, Objective
 from train_jax.core.state import Arrays, TrainState
 from train_jax.errors import UserError
@@ -33,8 +32,8 @@ class Gradients(NamedTuple):
     """The state's buffers after the forward pass."""
 
 
-Keys = Callable[[Any, int], bridge.ShardedKey]
-"""Returns the random key of a part: (part, number of parts) -> key."""
+Keys = Callable[[Any, int], Any]
+"""Returns the random key of a part, or its draws: (part, number of parts) -> `rng` of `bridge.Functional`."""
 
 
 def compute_gradients(
@@ -58,7 +57,7 @@ def compute_gradients(
     of an example do not depend on `parts`, and buffers that the module writes are passed from part to part.
     """
 
-    def of_part(buffers: Arrays, carry: Any, batch: Batch, rng: bridge.ShardedKey) -> Gradients:
+    def of_part(buffers: Arrays, carry: Any, batch: Batch, rng: Any) -> Gradients:
         def loss(trainable: Arrays, rows: Arrays) -> tuple[jax.Array, LossSums]:
             out = objective(state.params | trainable, rows, buffers, carry, batch, rng, overrides)
             return out.loss * (scale / global_batch_size if out.weight is None else scale), out

@@ -42,6 +42,10 @@ class StepOptions:
     """Placement of parameters, averages and optimizer state."""
     overrides: Mapping[str, optax.Schedule] = dataclasses.field(default_factory=dict)
     """Schedules of numeric module attributes, by dotted path."""
+    replays_draws: bool = False
+    """True if the key of a step is the list of its random draws, as `bridge.Functional` takes them."""
+    rates: Mapping[str, optax.Schedule] = dataclasses.field(default_factory=dict)
+    """Learning rates to log of an optimizer that `config` does not describe; empty for those of `config`."""
 
 
 def make_train_step(
@@ -57,16 +61,18 @@ def make_train_step(
             f"optim.freeze {config.freeze!r} leaves nothing to train: the model has no sparse table; freeze less"
         )
     update = _make_update(optimizer, config, options.total_steps)
-    dense_rates = learning_rates(trained, config, options.total_steps).values()
+    rates = options.rates or learning_rates(trained, config, options.total_steps)
     groups = parameter_groups(trained)
     sharding = options.sharding
     growth_steps = config.loss_scale_growth_steps if options.scales_loss else None
 
     def train_step(state: TrainState, carry: Any, batch: Batch, key: jax.Array) -> tuple[TrainState, Any, Metrics]:
         # Skipped steps count, because their random numbers may have caused the failure.
-        key = jax.random.fold_in(key, state.step + state.guard.skipped_steps)
+        key = key if options.replays_draws else jax.random.fold_in(key, state.step + state.guard.skipped_steps)
 
-        def keys(part: Any, parts: int) -> bridge.ShardedKey:
+        def keys(part: Any, parts: int) -> Any:
+            if options.replays_draws:
+                return key
             replicas = options.device_count * parts
             replica = jax.lax.axis_index(AXIS) * parts + part
             return bridge.ShardedKey(key, replica, replicas, options.global_batch_size // replicas)
@@ -100,7 +106,7 @@ def make_train_step(
         after, updates = update(state, check.good, dense, sparse, out.buffers)
         metrics = {name: jnp.where(check.finite, value, 0) for name, value in sums.items()}
         metrics |= check.metrics | {
-            "lr": jnp.array([rate(state.step) for rate in dense_rates], float),
+            "lr": jnp.array([rate(state.step) for rate in rates.values()], float),
             "grad_norm": grad_norm,
             "sparse_grad_norm": sparse_grad_norm,
             "update_norm": norms_by_group(sharding.squares(updates), groups),

@@ -15,6 +15,7 @@ from bridge.tensor.arrays import tensor_of
 from bridge.tensor.pytrees import convert
 from models_torch.outside import is_outside
 from train_jax.errors import UserError
+from train_jax.plugin import load_object
 from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module, build_objective
 from train_jax.runtime.backend import host_device
@@ -33,6 +34,8 @@ def verified(config: RunConfig, task: Task) -> str:
 
     Raises `UserError` where they differ, or where one of them cannot be run.
     """
+    if task.comparison:
+        return load_object(task.comparison, "comparison")(config)
     if not is_outside(config.model):
         return ""
     begun = time.perf_counter()

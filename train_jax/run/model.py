@@ -36,7 +36,8 @@ def build_module(config: RunConfig, task: Task, local_batch_size: int, *, varian
         arch = sized(config.arch if variant is None else task.arch_of(variant), task, local_batch_size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            return task.wrap(registry.build_model(config.model, arch), arch)
+            own = task.build(arch)
+            return task.wrap(registry.build_model(config.model, arch), arch) if own is None else own
     except ValueError as error:
         raise UserError(f"the architecture cannot be built: {error}") from error
 

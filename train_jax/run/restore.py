@@ -175,7 +175,8 @@ def restore(
     with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
         steps = chosen_steps(checkpoints, str(step), average, average_last)
         if whole_state:
-            optimizer = dense_optimizer(config.optim, 1)
+            own = task.optimizer(objective.fn.module, 1)
+            optimizer = dense_optimizer(config.optim, 1) if own is None else own.transformation
             like = new_state(
                 params, objective.buffers, optimizer, trainable=trainable(params, config.optim), keeps_ema=averaged
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.task import Task
@@ -20,13 +21,20 @@ if TYPE_CHECKING:
 class Batches:
     """The batches of a run for the devices of this process: a function of the step, and of the state if needed."""
 
-    def __init__(self, task: Task, devices: Devices, *, total_steps: int, steps_per_dispatch: int = 1):
-        self._task, self._devices = task, devices
+    def __init__(self, task: Task, devices: Devices, *, total_steps: int, steps_per_dispatch: int = 1, parts: int = 0):
+        """`parts`: number of parts of a device's examples that the task makes one by one; 0 for a whole process."""
+        self._task, self._devices, self._parts = task, devices, parts
         self._total_steps, self._steps_per_dispatch = total_steps, steps_per_dispatch
 
     def at(self, step: int, state: TrainState | None = None) -> dict[str, np.ndarray]:
         """Returns the batch of one step, with a leading device axis."""
-        return self._devices.split_batch(self._task.batch(step, process_shard(), state))
+        if not self._parts:
+            return self._devices.split_batch(self._task.batch(step, process_shard(), state))
+        index, count = process_shard()
+        here = len(self._devices.local) * self._parts
+        shards = [self._task.batch(step, (index * here + part, count * here), state) for part in range(here)]
+        check_alike(shards, "on one device and {} on a different one; pad it to one shape in collate")
+        return self._devices.split_batch({name: np.concatenate([s[name] for s in shards]) for name in shards[0]})
 
     def dispatch(self, first: int) -> range:
         """Returns the steps that are dispatched at once after `first` steps, up to a multiple of their number."""
@@ -42,7 +50,17 @@ class Batches:
         if self._steps_per_dispatch == 1:
             return self.at(first, state)
         batches = [self.at(step, state) for step in self.dispatch(first)]
+        check_alike(batches, "at one step and {} at a different one of a dispatch; use --compute.steps-per-dispatch 1")
         return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}
+
+
+def check_alike(batches: Sequence[dict[str, np.ndarray]], where: str) -> None:
+    """Raises `UserError` for arrays of different shapes, which one program cannot have; `where` ends the message."""
+    for name, array in batches[0].items():
+        for other in batches[1:]:
+            if other[name].shape != array.shape:
+                end = where.format(other[name].shape)
+                raise UserError(f"{name} of a batch has shape {array.shape} {end}")
 
 
 class _Dispatches(Sequence[range]):

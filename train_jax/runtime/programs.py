@@ -1,4 +1,5 @@
-"""The compiled train steps of a run, one for each variant; the next one is compiled in the background."""
+"""The compiled train steps of a run, one for each variant and shape of a batch; the next variant's is compiled in the
+background."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,6 +16,19 @@ from train_jax.runtime.clock import Clock
 from train_jax.runtime.coordination import wait_for_processes
 from train_jax.runtime.devices import Devices
 from train_jax.task import VariantSchedule
+
+MANY_SHAPES = 4
+"""Number of shapes of a batch after which a new one causes a warning."""
+
+
+class _Key(NamedTuple):
+    """What a program is compiled for."""
+
+    variant: Any
+    steps: int
+    """Number of steps in a dispatch."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Those of the arrays of a batch."""
 
 
 class Programs:
@@ -36,29 +50,29 @@ class Programs:
         self._clock = clock or Clock()
         self._news: list[str] = []
         self._devices, self._step_at, self.variants = devices, step_at, variants
-        self._compiled: dict[tuple[Any, int], Future] = {}
+        self._compiled: dict[_Key, Future] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._called: frozenset[Any] = frozenset()
-        self._ready: set[tuple[Any, int]] = set()
+        self._ready: set[_Key] = set()
 
     def get(self, step: int, steps: int, args: tuple) -> Callable[..., Any]:
         """Returns the program for the `steps` steps that follow the first `step` ones, compiled for `args`.
 
         Blocks until it is compiled, and starts to compile that of the next variant.
         """
-        variant = self.variants.at(step)
-        if (variant, steps) not in self._compiled:
-            self._start(variant, steps, args)
+        key = _Key(self.variants.at(step), steps, _shapes(args))
+        if key not in self._compiled:
+            self._start(key, args)
         with self._clock.doing("compile"):
-            compiled = self._compiled[variant, steps].result()
-            if (variant, steps) not in self._ready:
+            compiled = self._compiled[key].result()
+            if key not in self._ready:
                 # No process begins the step, which takes the memory of the state, while another one could not follow.
                 wait_for_processes("compiled")
-                self._ready.add((variant, steps))
+                self._ready.add(key)
         following = self.variants.after(step)
-        known = (following, steps) in self._compiled or self._devices.compiles_for_arrays
+        known = key._replace(variant=following) in self._compiled or self._devices.compiles_for_arrays
         if following is not None and not known:
-            self._start(following, steps, args)
+            self._start(key._replace(variant=following), args)
         return functools.partial(self._call, compiled)
 
     def _call(self, compiled: Any, *args: Any) -> Any:
@@ -84,19 +98,23 @@ class Programs:
     def _latest(self) -> Any:
         return next((future.result() for future in reversed(self._compiled.values()) if future.done()), None)
 
-    def _start(self, variant: Any, steps: int, args: tuple) -> None:
+    def _start(self, key: _Key, args: tuple) -> None:
+        alike = [each for each in self._compiled if each[:2] == key[:2]]
+        if len(alike) == MANY_SHAPES:
+            shape = next(shape for shape in key.shapes if shape not in alike[-1].shapes)
+            self._news.append(f"warning: {MANY_SHAPES} shapes of batches are compiled, {shape} is new; pad to fewer")
         shapes = args if self._devices.compiles_for_arrays else jax.tree.map(_shape, args)
 
         def compiled() -> Any:
             start = time.perf_counter()
-            saved = self._saved_at(variant, steps)
-            made, source = self._devices.compile(self._step_at(variant), shapes, saved)
+            saved = self._saved_at(key.variant, key.steps)
+            made, source = self._devices.compile(self._step_at(key.variant), shapes, saved)
             seconds = time.perf_counter() - start
             how = f"loaded in {seconds:.1f} s" if saved else f"compiled in {seconds:.1f} s,"
             self._news.append(f"train step {how} {source}")
             return made
 
-        self._compiled[variant, steps] = self._pool.submit(compiled)
+        self._compiled[key] = self._pool.submit(compiled)
 
     def news(self) -> list[str]:
         """Returns one line for each program that was compiled since the last call."""
@@ -108,6 +126,11 @@ class Programs:
 
     def __exit__(self, *_exception: object) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+
+def _shapes(args: tuple) -> tuple[tuple[int, ...], ...]:
+    _state, _carry, batch, *_ = args
+    return tuple(array.shape for array in batch.values())
 
 
 def _shape(x: Any) -> Any:

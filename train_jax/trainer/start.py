@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import optax
 
 from train_jax.core.metrics import Groups, parameter_groups
 from train_jax.core.objective import Objective
-from train_jax.core.optim.chain import dense_optimizer, matrices_alike, trainable
+from train_jax.core.optim.chain import Optimizer, dense_optimizer, learning_rates, matrices_alike, trainable
 from train_jax.core.sharding import Replicated, Sharded
 from train_jax.core.state import TrainState, new_state
 from train_jax.core.step import StepOptions, TrainStep, make_train_step, several_steps
@@ -49,6 +49,8 @@ class Training:
     optimizer: optax.GradientTransformation
     placement: Placement
     """Placement of the state between two steps."""
+    rates: Mapping[str, optax.Schedule]
+    """Learning rates to log, by parameter group."""
 
     @property
     def groups(self) -> Groups:
@@ -58,7 +60,8 @@ class Training:
     @property
     def batches(self) -> Batches:
         dispatch = self.config.compute.steps_per_dispatch
-        return Batches(self.task, self.devices, total_steps=self.total_steps, steps_per_dispatch=dispatch)
+        parts = part_count(self.config, self.devices) if self.task.batches_by_device else 0
+        return Batches(self.task, self.devices, total_steps=self.total_steps, steps_per_dispatch=dispatch, parts=parts)
 
     def initial_state(self, *, continues: bool = False, say: Callable[[str], None] = lambda _: None) -> TrainState:
         """Returns the initial state on the host; a copy, because steps donate their state.
@@ -114,6 +117,7 @@ class Training:
             accumulation_steps=part_count(config, self.devices),
             sharding=self.placement.sharding,
             overrides=self.task.overrides(objective.fn.module, self.total_steps),
+            rates=self.rates,
         )
         return make_train_step(objective, self.optimizer, config.optim, options)
 
@@ -202,8 +206,12 @@ def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
     with _memory_of_whole_state(config):
         objective = build_objective(config, task, part_size(config, devices), platform=devices.platform)
     placement = _placement(config, objective, devices)
-    optimizer = dense_optimizer(config.optim, total_steps, placement.sharding.norm)
-    return Training(config, task, devices, total_steps, objective, optimizer, placement)
+    optimizer = task.optimizer(objective.fn.module, total_steps)
+    if optimizer is None:
+        trained = trainable(objective.params, config.optim)
+        dense = dense_optimizer(config.optim, total_steps, placement.sharding.norm)
+        optimizer = Optimizer(dense, learning_rates(trained, config.optim, total_steps))
+    return Training(config, task, devices, total_steps, objective, optimizer.transformation, placement, optimizer.rates)
 
 
 def _memory_of_whole_state(config: RunConfig) -> contextlib.AbstractContextManager:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,14 @@ from train_jax.plugin import load_object, names_object
 
 Norm = Callable[[Arrays], jax.Array]
 """Returns the global norm of all parameters or gradients."""
+
+
+class Optimizer(NamedTuple):
+    """An optimizer of the dense parameters, and what is logged of it."""
+
+    transformation: optax.GradientTransformation
+    rates: Mapping[str, optax.Schedule]
+    """Learning rates by the name of a parameter group; one that is named "" if all have the same."""
 
 
 def dense_optimizer(

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from train_jax.errors import LostProcessError
+from train_jax.plugin import file_options
 from train_jax.pods.prove.context import Context
 from train_jax.pods.prove.rows import NO_TIME, Row, absent, passed
 from train_jax.pods.yardsticks import read_profile
@@ -105,7 +106,7 @@ class Runs:
             "--compute.runner": "shard_map",  # `pmap` on several hosts gives no program for the profile
         }  # fmt: skip
         words = [word for pair in shared.items() for word in pair]
-        command = [*COMMAND, "train", self._context.name, *self._context.arguments, *words, *fields]
+        command = [*COMMAND, *file_options(), "train", self._context.name, *self._context.arguments, *words, *fields]
         with tempfile.TemporaryDirectory() as place, Path(place, "output").open("wb") as output:
             variables = os.environ | environment
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)

@@ -116,9 +116,10 @@ def _local_run(command: Sequence[str]) -> str:
         return ""
     for path in files:
         use_file(path)
-    from train_jax.run.arguments import parse_run  # imports torch and JAX
+    from train_jax.run.arguments import FLAGS, parse_run  # imports torch and JAX
 
-    _, config = parse_run(restarts_option(command[1:])[1], prog="trm train", description="")
+    words = [word for word in restarts_option(command[1:])[1] if word not in FLAGS]
+    _, config = parse_run(words, prog="trm train", description="")
     return "" if is_remote(config.run_dir) else config.run_dir
 
 

@@ -19,6 +19,7 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import PreemptedError, UserError
+from train_jax.plugin import file_options
 from train_jax.pods.prove.context import Context
 from train_jax.pods.prove.parts import CHOOSE, PARTS, Part
 from train_jax.pods.prove.rows import Record, passed
@@ -125,7 +126,16 @@ def _worker(options: Prove, arguments: list[str]) -> list[str]:
     """Returns the command of the worker: that of this process."""
     names = ("part_seconds", "output")
     fields = [f"--{name.replace('_', '-')}={value}" for name in names if (value := getattr(options, name)) != ""]
-    return [*COMMAND, "prove", options.name, *fields, *(["--choose"] * options.choose), *arguments, "--worker"]
+    return [
+        *COMMAND,
+        *file_options(),
+        "prove",
+        options.name,
+        *fields,
+        *(["--choose"] * options.choose),
+        *arguments,
+        "--worker",
+    ]
 
 
 def _work(options: Prove, config: RunConfig, folder: Path, parts: Sequence[Part]) -> None:

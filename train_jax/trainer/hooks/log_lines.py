@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from train_jax.core.metrics import optimizer_figures, window_sums
-from train_jax.core.optim.chain import learning_rates
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.run.performance import model_flops, peak_flops, performance
@@ -22,7 +20,7 @@ class Logging(Hook):
 
     def __init__(self, training: Training):
         self._window: list[tuple[int, Any]] = []
-        self._rates = list(learning_rates(itertools.chain(*training.groups.values()), training.config.optim, 1))
+        self._rates = list(training.rates)
         self._model_flops: float | None = None
         """FLOPs of a step on one device; None if no peak is known, or for a model that changes during the run."""
         constant = training.task.variants(training.total_steps).after(0) is None

@@ -1,0 +1,365 @@
+"""Training scripts: plain PyTorch files that `trm train` trains, and what is checked of them."""
+
+import dataclasses
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bridge
+from train_jax.__main__ import main
+from train_jax.errors import UserError
+from train_jax.plugin import use_file
+from train_jax.run.presets import preset
+from train_jax.script import check, padding, task
+from train_jax.script.structure import Form
+
+SCRIPT = '''
+"""Classifies points in two classes."""
+
+import torch
+from torch import nn
+
+
+def model():
+    return nn.Sequential(nn.Linear(2, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+
+
+def points(seed, count):
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
+    return x, (x.prod(1) > 0).long()
+
+
+def train_data():
+    return points(0, 100)
+
+
+def test_data():
+    return points(1, 37)
+
+
+def loss(model, batch):
+    x, y = batch
+    logits = model(x)
+    return nn.functional.cross_entropy(logits, y), {"accuracy": (logits.argmax(-1) == y).float().mean()}
+'''
+
+LENGTHS = """
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 4)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, ids):
+        mask = (ids > 0).float()
+        return self.head((self.embed(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))[:, 0]
+
+
+def model():
+    return Mean()
+
+
+def train_data():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(1, 11, (length,), generator=generator) for length in [3, 5, 8, 9, 12] * 16]
+
+
+def test_data():
+    return train_data()[:21]
+
+
+def collate(examples):
+    return {"ids": pad_sequence(examples, batch_first=True), "y": torch.stack([e.float().mean() for e in examples])}
+
+
+def loss(model, batch):
+    error = (model(batch["ids"]) - batch["y"]) ** 2
+    return error.sum(), len(error)
+"""
+OPTIONS = ["--wandb=disabled", "--no-verify"]
+
+
+OPTIMIZER = """
+
+def optimizer(model):
+    first, rest = [*model[0].parameters()], [*model[1].parameters(), model[4].bias]
+    groups = [{"params": first, "weight_decay": 0.1}, {"params": rest}]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+
+def schedule(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 5)
+"""
+"""An optimizer that does not have model[4].weight."""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch, forgotten):
+    """`script(text, name)`: a script in an empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+
+    def written(text=SCRIPT, name="mine"):
+        (tmp_path / f"{name}.py").write_text(text)
+        return f"{name}.py"
+
+    return written
+
+
+def config_of(path, **fields):
+    """The run of a script."""
+    use_file(path)
+    return dataclasses.replace(preset(Path(path).stem), **fields)
+
+
+def test_a_script_trains_and_its_run_is_evaluated(script, capsys):
+    path = script()
+    assert (
+        main(["train", path, "--steps=20", "--eval-every-steps=10", "--optim.ema-decay=0.9", "--wandb=disabled"]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert "mine.py: 2 steps agree with PyTorch" in shown
+    assert "100 examples, 37 to test on" in shown and "20 steps" in shown
+    assert main(["evaluate", "runs/mine", "--plugin", path]) == 0
+    assert "accuracy" in capsys.readouterr().out
+    assert main(["export", "runs/mine", "--plugin", path, "--no-check"]) == 0
+    weights = bridge.load_weights(Path("runs/mine/weights.safetensors"))
+    plain = nn.Sequential(nn.Linear(2, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+    plain.load_state_dict(weights, strict=True)
+    x = torch.randn(37, 2, generator=torch.Generator().manual_seed(1))
+    right = (plain.eval()(x).argmax(-1) == (x.prod(1) > 0)).float().mean()
+    metrics = json.loads(Path("runs/mine/FINISHED").read_text())
+    assert metrics["accuracy"] == pytest.approx(float(right), abs=1e-6)
+
+
+def test_the_steps_of_a_script_are_pytorchs(script):
+    found = check.check_steps(config_of(script()), 3)
+    assert found.ok and len(found.losses) == 3
+
+
+def weights_of(run):
+    """The exported weights of a run."""
+    assert (
+        main(["export", run, "--no-check", *[word for path in Path().glob("*.py") for word in ("--plugin", str(path))]])
+        == 0
+    )
+    return bridge.load_weights(Path(run) / "weights.safetensors")
+
+
+def test_an_optimizer_and_a_schedule_of_the_script_are_used_and_continue_exactly(script):
+    path = script(SCRIPT + OPTIMIZER)
+    assert check.check_steps(config_of(path), 7).ok
+    options = ["--steps=20", "--checkpoint-every-steps=10", *OPTIONS]
+    assert main(["train", path, *options]) == 0
+    whole = weights_of("runs/mine")
+    shutil.copytree("runs/mine", "runs/again")
+    shutil.rmtree("runs/again/checkpoints/20")
+    Path("runs/again/FINISHED").unlink()
+    assert main(["train", path, *options, "--run-dir=runs/again"]) == 0
+    again = weights_of("runs/again")
+    assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = sys.modules["mine"].model()
+    assert torch.equal(first[4].weight, whole["4.weight"]) and not torch.equal(first[4].bias, whole["4.bias"])
+
+
+def _faulty_loss(monkeypatch):
+    right = task.ScriptTask._loss_of_arrays
+
+    def faulty(self, dtype):
+        method = right(self, dtype)
+
+        def script_loss(self, arrays):
+            sums = method(self, arrays)
+            return sums | {"loss": (sums["loss"][0] + 0.02 * self[0].weight.square().sum(), None)}
+
+        return script_loss
+
+    monkeypatch.setattr(task.ScriptTask, "_loss_of_arrays", faulty)
+
+
+def _faulty_optimizer(monkeypatch):
+    right = task.translate
+
+    def faulty(optimizer, *arguments, **options):
+        optimizer.param_groups[0]["weight_decay"] = 0.09
+        return right(optimizer, *arguments, **options)
+
+    monkeypatch.setattr(task, "translate", faulty)
+
+
+def _faulty_schedule(monkeypatch):
+    right = task.translate
+
+    def faulty(optimizer, model, schedule, *arguments, **options):
+        schedule.step_size = 2
+        return right(optimizer, model, schedule, *arguments, **options)
+
+    monkeypatch.setattr(task, "translate", faulty)
+
+
+def _faulty_data(monkeypatch):
+    right = Form.arrays
+
+    def faulty(self, batch, where):
+        arrays = right(self, batch, where)
+        return arrays | {"1": 1 - arrays["1"]}
+
+    monkeypatch.setattr(Form, "arrays", faulty)
+
+
+@pytest.mark.parametrize("fault", [_faulty_loss, _faulty_optimizer, _faulty_schedule, _faulty_data])
+def test_a_fault_in_a_step_is_found(script, monkeypatch, fault):
+    config = config_of(script(SCRIPT + OPTIMIZER))
+    fault(monkeypatch)
+    found = check.check_steps(config, 4)
+    assert not found.ok and "differ from PyTorch" in str(found)
+
+
+def test_in_16_bits_the_steps_are_compared_in_float64_and_the_gradient_by_verify(script):
+    config = config_of(script())
+    config = dataclasses.replace(config, arch=dataclasses.replace(config.arch, forward_dtype="bfloat16"))
+    found = check.check_steps(config, 1)
+    assert found.ok, [leaf for leaf in found.leaves if not leaf.agrees]
+
+
+def test_batches_of_different_lengths_have_few_shapes_and_the_values_of_collate(script):
+    config = config_of(script(LENGTHS, "lengths"), global_batch_size=4)
+    own = task.ScriptTask(config)
+    whole = [own.batch(step, (0, 1)) for step in range(40)]
+    assert len({batch["ids"].shape for batch in whole}) <= padding.SHAPES
+    for step in (0, 7):
+        parts = [own.batch(step, (part, 4)) for part in range(4)]
+        assert {part["ids"].shape[1] for part in parts} == {whole[step]["ids"].shape[1]}
+        for name, array in whole[step].items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
+    row = whole[0]["ids"][0]
+    assert row.any() and (row[np.count_nonzero(row) :] == 0).all()
+
+
+def test_a_run_on_batches_of_different_lengths_equals_one_that_pads_to_the_longest(script, capsys):
+    path, longest = (
+        script(LENGTHS, "lengths"),
+        script(
+            LENGTHS.replace(
+                "pad_sequence(examples, batch_first=True)",
+                "pad_sequence([*examples, torch.zeros(12).long()], batch_first=True)[:-1]",
+            ),
+            "longest",
+        ),
+    )
+    options = ["--steps=12", "--global-batch-size=4", "--eval-batch-size=8", *OPTIONS]
+    assert main(["train", path, *options]) == 0
+    assert main(["train", longest, *options]) == 0
+    ours, theirs = (json.loads(Path(f"runs/{name}/FINISHED").read_text()) for name in ("lengths", "longest"))
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+def test_a_form_keeps_the_structure_of_a_batch():
+    batch = {"x": torch.ones(2, 3), "meta": ("name", 4), "parts": [np.zeros(2), torch.tensor(1.5)]}
+    form = Form(batch)
+    arrays = form.arrays(batch, "collate()")
+    assert {name: array.shape for name, array in arrays.items()} == {"x": (2, 3), "parts.0": (2,), "parts.1": (1,)}
+    again = form.batch({name: torch.as_tensor(array) for name, array in arrays.items()})
+    assert again["meta"] == ("name", 4) and again["parts"][1].shape == ()
+    with pytest.raises(UserError, match=r"meta.0 is 'name' and 'other', which cannot change unless it is a tensor"):
+        form.arrays(batch | {"meta": ("other", 4)}, "collate()")
+    with pytest.raises(UserError, match="beyond 32 bits"):
+        Form(torch.tensor([2**40])).arrays(torch.tensor([2**40]), "collate()")
+
+
+def changed(old, new):
+    assert old in SCRIPT
+    return SCRIPT.replace(old, new)
+
+
+MISTAKES = {
+    "no loss": (SCRIPT.replace("def loss(", "def other("), "expected a train_jax.Plugin"),
+    "no model": (SCRIPT.replace("def model(", "def other("), r"mine.py does not define model; add `def model\(\)`"),
+    "arguments of loss": (
+        changed("def loss(model, batch)", "def loss(batch)"),
+        r"mine.py:\d+: loss\(batch\) cannot be",
+    ),
+    "no module": (changed("return nn.Sequential(", "return ("), r"model\(\) returns tuple, expected an nn.Module"),
+    "model raises": (changed("nn.Linear(8, 2)", "nn.Linear(8, '2')"), r"mine.py:\d+: model\(\) raised TypeError"),
+    "model is a module": (
+        changed("def points", "model = nn.Linear(2, 2)\n\n\ndef points"),
+        "number of|raised|cannot be",
+    ),
+    "no examples": (changed("points(0, 100)", "points(0, 0)"), r"train_data\(\) has no examples"),
+    "no data": (changed("return points(0, 100)", "return 3"), r"train_data\(\) returns int, expected a Dataset"),
+    "rows": (changed("points(0, 100)", "torch.ones(3), torch.ones(4)"), r"have .* rows; return arrays with the same"),
+    "data raises": (
+        changed("return points(0, 100)", "raise KeyError(3)"),
+        r"mine.py:\d+: train_data\(\) raised KeyErr",
+    ),
+    "loss of rows": (
+        changed("logits, y), {", "logits, y, reduction='none'), {"),
+        r"loss has shape \(32,\), expected a sc",
+    ),
+    "loss is a dict": (
+        changed("return nn.functional.cross_entropy(logits, y), {", "return {'a': logits.sum()}, {"),
+        "loss is of type dict",
+    ),
+    "metric of rows": (changed(".float().mean()}", ".float()}"), r"the metric accuracy has shape \(32,\)"),
+    "metric named loss": (changed('"accuracy"', '"loss"'), "metric called loss"),
+    "three values": (changed("return nn.functional", "return 1.0, 2, nn.functional"), "3 values, expected a scalar"),
+    "constant loss": (
+        changed("nn.functional.cross_entropy(logits, y), {", "logits.sum().detach(), {"),
+        "does not depend",
+    ),
+    "loss raises": (
+        changed("logits = model(x)", "logits = model(x[:, :1])"),
+        r"mine.py:\d+: loss\(\) raised RuntimeError",
+    ),
+    "text in a batch": (
+        changed("return points(0, 100)", "return [(torch.ones(2), str(n)) for n in range(9)]"),
+        r"mine.py:\d+: loss\(\) raised",
+    ),
+    "example raises": (
+        changed("return points(0, 100)", "return Bad()")
+        + """
+
+class Bad:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        raise IndexError("no such file")
+""",
+        r"mine.py:\d+: example \d+ of train_data\(\) raised IndexError: no such file",
+    ),
+    "different sizes": (
+        changed("return points(0, 100)", "return [(torch.ones(n % 3 + 1), 1) for n in range(64)]"),
+        r"collate\(\) raised RuntimeError: .*equal size",
+    ),
+    "integers": (changed("(x.prod(1) > 0).long()", "(x.prod(1) > 0).long() + 2**40"), "beyond 32 bits"),
+    "syntax": (SCRIPT + "\ndef broken(:\n", "cannot be imported"),
+    "no optimizer": (SCRIPT + "\n\ndef optimizer(model):\n    return 3\n", r"returns int, expected a torch.optim"),
+    "optimizer raises": (SCRIPT + "\n\ndef optimizer(model):\n    return torch.optim.SGD([])\n", "raised"),
+    "stream without a length": (changed("return points(0, 100)", "yield points(0, 32)"), "no length; give --steps"),
+}
+"""Scripts with a mistake, and the line that says so."""
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_a_script_is_one_line(name, script, capsys):
+    text, expected = MISTAKES[name]
+    steps = [] if name == "stream without a length" else ["--steps=3"]
+    assert main(["train", script(text), *steps, "--wandb=disabled"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1, err
+    assert re.search(expected, err), err
+    assert not Path("runs").exists()

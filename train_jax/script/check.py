@@ -1,0 +1,333 @@
+"""The first steps of a script in PyTorch beside the same steps here: losses, and parameters and buffers after them.
+
+PyTorch runs its own loop with the model, the loss, the optimizer and the schedule of the script. JAX runs the training
+step of a run on the same batches and replays PyTorch's random draws. A leaf that differs in the script's own precision
+is decided in float64, where both sides must agree to `WIDE_TOLERANCE` or to `ROUNDING_RATIO` of the difference: what
+differs only in fewer bits is rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import Mesh, PartitionSpec
+
+import bridge
+from bridge.parity.sides import watching, wide_casts
+from bridge.tensor.arrays import array_of
+from train_jax.core.objective import Objective
+from train_jax.core.optim.chain import Optimizer, dense_optimizer, learning_rates, trainable
+from train_jax.core.reduction import AXIS
+from train_jax.core.state import new_state
+from train_jax.core.step import StepOptions, make_train_step
+from train_jax.errors import UserError
+from train_jax.run.config import RunConfig
+from train_jax.runtime.backend import host_device
+from train_jax.script.structure import is_array, mapped
+from train_jax.script.task import LOSS, LOSS_METHOD, ScriptTask, as_given, sums_of
+
+LOSS_TOLERANCE = 1e-5
+"""Largest relative difference of a loss in float32."""
+TOLERANCE = 1e-4
+"""Largest difference of a leaf after the steps in float32, relative to its largest entry."""
+WIDE_TOLERANCE = 1e-9
+"""Largest relative difference of losses and leaves in float64."""
+ROUNDING_RATIO = 1e-6
+"""Largest ratio of the difference in float64 to that in float32 of a leaf whose gradient is rounding alone.
+
+The ratio of the precisions is 2e-9; Adam makes steps of any size out of such a gradient. A fault has the same size in
+both."""
+NARROW_TOLERANCE = 1e-6
+"""Largest relative difference in float64 of losses and leaves of a script in 16 bits."""
+_REMEDY = "--no-verify trains without this check"
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What one side did."""
+
+    losses: list[float]
+    leaves: dict[str, np.ndarray]
+    """Parameters and buffers after the steps, by qualified name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A difference of a loss or of a leaf, relative to PyTorch's largest entry."""
+
+    name: str
+    difference: float
+    tolerance: float
+    wide_difference: float | None = None
+    """The same in float64, where it was needed."""
+
+    @property
+    def agrees(self) -> bool:
+        if self.wide_difference is not None:
+            return self.wide_difference <= max(WIDE_TOLERANCE, ROUNDING_RATIO * self.difference)
+        return self.difference <= self.tolerance
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCheck:
+    """The result of a comparison."""
+
+    losses: list[tuple[float, float]]
+    """The loss of each step in PyTorch and in JAX."""
+    leaves: list[Leaf]
+    """Losses of the steps, parameters and buffers; the largest differences first."""
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return all(leaf.agrees for leaf in self.leaves)
+
+    @property
+    def rounded(self) -> list[Leaf]:
+        """The leaves that differ in fewer bits and agree in float64."""
+        return [leaf for leaf in self.leaves if leaf.wide_difference is not None and leaf.agrees]
+
+    def __str__(self) -> str:
+        worst = self.leaves[0]
+        if not self.ok:
+            worst = next(leaf for leaf in self.leaves if not leaf.agrees)
+            wide = "" if worst.wide_difference is None else f", in float64 by {worst.wide_difference:.0e}"
+            return (
+                f"{len(self.losses)} steps differ from PyTorch, most in {worst.name}: by {worst.difference:.0e} of its "
+                f"largest entry{wide}"
+            )
+        rounding = ""
+        if self.rounded:
+            names = ", ".join(leaf.name for leaf in self.rounded[:3])
+            rounding = f", but for rounding in {names}{', …' * (len(self.rounded) > 3)}, equal in float64"
+        worst = next((leaf for leaf in self.leaves if leaf not in self.rounded), worst)
+        return (
+            f"{len(self.losses)} steps agree with PyTorch: {len(self.leaves)} losses and leaves to "
+            f"{worst.difference:.0e}{rounding} ({self.seconds:.1f} s)"
+        )
+
+
+def check_steps(config: RunConfig, steps: int, say: Callable[[str], None] = lambda _: None) -> StepCheck:
+    """Compares `steps` training steps with PyTorch's. Raises `UserError` for a script that cannot be run."""
+    begun = time.perf_counter()
+    narrow = _is_narrow(config)
+    with jax.default_device(host_device()):
+        theirs, ours = _both(config, steps, torch.float64 if narrow else torch.float32, say)
+        leaves = _differences(theirs, ours)
+        if narrow:
+            leaves = [dataclasses.replace(leaf, tolerance=NARROW_TOLERANCE) for leaf in leaves]
+            leaves += _narrow_leaves(config)
+        elif not all(leaf.agrees for leaf in leaves):
+            say("some leaves differ in float32; comparing in float64")
+            wide = {leaf.name: leaf.difference for leaf in _differences(*_both(config, steps, torch.float64, say))}
+            leaves = [
+                leaf if leaf.agrees else dataclasses.replace(leaf, wide_difference=wide[leaf.name]) for leaf in leaves
+            ]
+    leaves.sort(key=lambda leaf: -leaf.difference)
+    pairs = list(zip(theirs.losses, ours.losses, strict=True))
+    return StepCheck(pairs, leaves, time.perf_counter() - begun)
+
+
+def verified(config: RunConfig) -> str:
+    """Compares the first two steps of a new run; returns a line for the log. Raises `UserError` where they differ."""
+    script = ScriptTask(config).script
+    try:
+        check = check_steps(config, 2)
+    except bridge.BridgeError as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"{script.file} cannot be compared with PyTorch: {text}; {_REMEDY}") from error
+    if not check.ok:
+        raise UserError(f"{script.file}: {check}; `trm check {script.file}` shows every leaf, and {_REMEDY}")
+    return f"{script.file}: {check}"
+
+
+def _is_narrow(config: RunConfig) -> bool:
+    """Returns whether a script computes in 16 bits."""
+    dtypes = {config.arch.torch_dtype, *(each.dtype for each in _module(config, ScriptTask(config)).parameters())}
+    return bool(dtypes & {torch.bfloat16, torch.float16})
+
+
+def _both(
+    config: RunConfig, steps: int, dtype: torch.dtype, say: Callable[[str], None] = lambda _: None
+) -> tuple[Steps, Steps]:
+    """Returns the steps of PyTorch and of JAX in a precision: float32, or float64."""
+    config = dataclasses.replace(config, arch=dataclasses.replace(config.arch, forward_dtype="float32"))
+    with _computing_in(dtype), wide_casts() if dtype == torch.float64 else contextlib.nullcontext():
+        their_task, our_task = ScriptTask(config), ScriptTask(config)
+        theirs = _TorchLoop(config, their_task, dtype)
+        ours = _JaxLoop(config, our_task, steps, dtype)
+        for step in range(steps):
+            batch = their_task.train_data.batch(step, config.global_batch_size, (0, 1), config.seed)
+            batch = mapped(batch, lambda value, _: _widened(value, dtype))
+            draws = theirs.step(batch)
+            ours.step(our_task.form.arrays(batch, "collate()"), draws)
+            say(f"step {step + 1}: loss {theirs.losses[-1]:.8g} in PyTorch, {ours.losses[-1]:.8g} in JAX")
+        return theirs.result(), ours.result()
+
+
+@contextlib.contextmanager
+def _computing_in(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with jax.enable_x64(dtype == torch.float64):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _widened(value: Any, dtype: torch.dtype) -> Any:
+    """Returns numbers with a fraction at least in this precision, and anything else unchanged."""
+    if isinstance(value, torch.Tensor):
+        return value.to(torch.promote_types(value.dtype, dtype)) if value.is_floating_point() else value
+    if is_array(value) and value.dtype.kind == "f":
+        return value.astype(np.promote_types(value.dtype, str(dtype).removeprefix("torch.")))
+    return value
+
+
+def _module(config: RunConfig, task: ScriptTask, dtype: torch.dtype | None = None) -> torch.nn.Module:
+    """Returns the module of a script, at least in this precision if one is given."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        module = task.build(config.arch)
+    if dtype is not None:
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = _widened(tensor.data, dtype)
+    return module
+
+
+class _TorchLoop:
+    """PyTorch's own loop over a script."""
+
+    def __init__(self, config: RunConfig, task: ScriptTask, dtype: torch.dtype):
+        self._config, self._task = config, task
+        self._module = _module(config, task, dtype)
+        self._optimizer, self._schedule = task.torch_optimizer, task.torch_schedule
+        self._rate = None
+        if self._optimizer is None:
+            self._optimizer, self._rate = _adamw(config, self._module)
+        self.losses: list[float] = []
+
+    def step(self, batch: Any) -> list[torch.Tensor]:
+        """Trains one step; returns what PyTorch drew."""
+        script, optimizer, clip = self._task.script, self._optimizer, self._config.optim.clip_norm
+        if self._rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = float(self._rate(len(self.losses)))
+        optimizer.zero_grad()
+        with script.errors_of("loss()"), watching(None) as watch:
+            loss = mean_loss(sums_of(script.loss(as_given(self._module), batch), script.line_of("loss")))
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            raise UserError(f"{script.line_of('loss')}: the loss does not depend on the parameters of the model")
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(self._module.parameters(), clip)
+        optimizer.step()
+        if self._schedule is not None:
+            self._schedule.step()
+        self.losses.append(float(loss.detach()))
+        return watch.draws
+
+    def result(self) -> Steps:
+        fn = bridge.export(self._module)
+        return Steps(self.losses, {name: np.asarray(array) for name, array in (fn.params | fn.buffers).items()})
+
+
+def _adamw(config: RunConfig, module: torch.nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+    """Returns PyTorch's AdamW with the values of `config.optim`, and its learning rate by step."""
+    optim = config.optim
+    if optim.optimizer != "adamw" or optim.groups or optim.freeze:
+        raise UserError(
+            f"optim.optimizer {optim.optimizer} with groups and freeze has no counterpart in PyTorch to compare with; "
+            f"{_REMEDY}"
+        )
+    betas = optim.beta1, optim.beta2
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, 1.0, betas, optim.eps, optim.weight_decay)
+    return optimizer, learning_rates({"": None}, optim, config.steps or 1)[""]
+
+
+class _JaxLoop:
+    """The training step of a run, on one device."""
+
+    def __init__(self, config: RunConfig, task: ScriptTask, steps: int, dtype: torch.dtype):
+        module = _module(config, task, dtype)
+        self._objective = Objective(bridge.export(module), task)
+        optimizer = task.optimizer(module, max(config.steps, steps))
+        params = self._objective.params
+        if optimizer is None:
+            dense = dense_optimizer(config.optim, config.steps or 1)
+            optimizer = Optimizer(dense, learning_rates(trainable(params, config.optim), config.optim, 1))
+        options = StepOptions(
+            total_steps=config.steps or 1,
+            global_batch_size=config.global_batch_size,
+            device_count=1,
+            rates=optimizer.rates,
+            replays_draws=True,
+        )
+        step = make_train_step(self._objective, optimizer.transformation, config.optim, options)
+        mesh = Mesh(np.array([host_device()]), (AXIS,))
+        whole = PartitionSpec()
+        mapped_step = jax.shard_map(step, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+        self._step = jax.jit(mapped_step)
+        self._state = new_state(params, self._objective.buffers, optimizer.transformation, keeps_ema=False)
+        self.losses: list[float] = []
+
+    def step(self, arrays: Mapping[str, np.ndarray], draws: list[torch.Tensor]) -> None:
+        drawn = [array_of(draw) for draw in draws]
+        self._state, _, metrics = self._step(self._state, (), dict(arrays), drawn)
+        self.losses.append(float(metrics[LOSS]) / float(metrics[f"{LOSS}:count"]))
+
+    def result(self) -> Steps:
+        arrays = self._state.params | self._state.buffers
+        return Steps(self.losses, {name: np.asarray(array) for name, array in arrays.items()})
+
+
+def mean_loss(sums: Mapping[str, tuple[Any, Any]]) -> Any:
+    total, count = sums[LOSS]
+    return total if count is None else total / count
+
+
+def _differences(theirs: Steps, ours: Steps) -> list[Leaf]:
+    leaves = [
+        Leaf(f"{LOSS} of step {step}", _difference(np.float64(a), np.float64(b)), LOSS_TOLERANCE)
+        for step, (a, b) in enumerate(zip(theirs.losses, ours.losses, strict=True), 1)
+    ]
+    arrays = theirs.leaves.items()
+    return leaves + [Leaf(name, _difference(array, ours.leaves[name]), TOLERANCE) for name, array in arrays]
+
+
+def _difference(theirs: Any, ours: Any) -> float:
+    if not np.size(theirs):
+        return 0.0
+    kind = np.complex128 if np.iscomplexobj(theirs) else np.float64
+    theirs, ours = np.asarray(theirs).astype(kind), np.asarray(ours).astype(kind)
+    if not np.array_equal(np.isfinite(theirs), np.isfinite(ours)):
+        return float("inf")
+    finite = np.isfinite(theirs)
+    largest = np.abs(theirs[finite]).max(initial=0.0)
+    error = np.abs(theirs - ours)[finite].max(initial=0.0)
+    return float(error / largest) if largest else float(error)
+
+
+def _narrow_leaves(config: RunConfig) -> list[Leaf]:
+    """Returns the leaves of the loss and its gradient that `bridge.verify` does not accept."""
+    task = ScriptTask(config)
+    module = _module(config, task)
+    batch = task.train_data.batch(0, config.global_batch_size, (0, 1), config.seed)
+    tensors = task.form.leaves(batch)
+    report = bridge.verify(
+        module, tensors, method=LOSS_METHOD, steps=1, loss=mean_loss, train=True, input_gradients=False
+    )
+    return [
+        Leaf(f"{row.kind} {row.name} in 16 bits", row.error / row.scale if row.scale else row.error, 0.0)
+        for row in report.rows
+        if row.verdict == "beyond tolerance"
+    ]

@@ -1,0 +1,73 @@
+"""`train_jax.fit`: trains a model from Python, as `trm train mine.py` trains that of a script."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from train_jax.errors import UserError
+from train_jax.plugin import use_scripts
+from train_jax.run.config import RunConfig
+from train_jax.run.restore import Restored, restore
+from train_jax.runtime.devices import Devices
+from train_jax.script.presets import run_of
+from train_jax.script.source import Script, use_script
+from train_jax.trainer.loop import train
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """The result of `fit`."""
+
+    metrics: dict[str, Any]
+    """The metrics of the final evaluation on the test data, `train_seconds` and `train_steps`."""
+    run: Restored
+    """The run at its last checkpoint: `run.state_dict()` returns the weights under PyTorch's names."""
+
+
+def fit(
+    model: nn.Module | dict[str, nn.Module],
+    train_data: Any,
+    loss: Callable[[Any, Any], Any],
+    *,
+    steps: int,
+    run_dir: str,
+    test_data: Any = None,
+    collate: Callable[[list], Any] | None = None,
+    optimizer: Callable[[Any], Any] | None = None,
+    schedule: Callable[[Any], Any] | None = None,
+    verify: bool = True,
+    **fields: Any,
+) -> Fitted:
+    """Trains a PyTorch module in JAX on all devices, or continues the run in `run_dir`; the module is not changed.
+
+    `train_data`, `loss`, `test_data`, `collate`, `optimizer` and `schedule` are those of a training script; the data
+    are given as objects. `steps`: number of optimizer steps. `verify`: compare the first steps of a new run with
+    PyTorch's. `fields` are fields of `RunConfig`, such as `global_batch_size=64`, or dataclasses of it, such as
+    `optim=OptimConfig(...)`.
+
+    Raises `UserError` for what cannot be trained, before a folder is made.
+    """
+    script = Script(
+        name="fit",
+        path="fit",
+        model=lambda: copy.deepcopy(model),
+        train_data=lambda: train_data,
+        loss=loss,
+        test_data=None if test_data is None else lambda: test_data,
+        collate=collate,
+        optimizer=optimizer,
+        schedule=schedule,
+    )
+    use_scripts()
+    use_script(script)
+    known = {field.name for field in dataclasses.fields(RunConfig)}
+    if unknown := sorted(fields.keys() - known):
+        raise UserError(f"{unknown[0]} is no field of a run; use one of {', '.join(sorted(known))}")
+    config = dataclasses.replace(run_of("fit"), **{"wandb": "disabled", **fields, "run_dir": run_dir, "steps": steps})
+    metrics = train(config, Devices(runner=config.compute.runner), verify=verify)
+    return Fitted(metrics, restore(run_dir))

@@ -1,0 +1,9 @@
+"""Training scripts: the task that trains the model of a plain PyTorch file, and its presets, one for each file."""
+
+from train_jax.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="script",
+    tasks={"script": "train_jax.script.task:ScriptTask"},
+    presets=("train_jax.script.presets:presets",),
+)

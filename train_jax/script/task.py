@@ -1,0 +1,309 @@
+"""The task of a training script: its model, its data, its loss and its optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+from models_torch.config import ForwardDtype, ModelConfig
+from train_jax.core.objective import Batch, Call, LossSums, Objective
+from train_jax.core.optim.chain import Optimizer
+from train_jax.core.reduction import AXIS
+from train_jax.core.state import TrainState
+from train_jax.errors import UserError
+from train_jax.runtime.devices import Devices
+from train_jax.runtime.processes import process_shard
+from train_jax.script.data import Source, read_data
+from train_jax.script.optimizers import translate
+from train_jax.script.source import Script, script_of
+from train_jax.script.structure import Form
+from train_jax.storage.json_files import NUMBER
+from train_jax.task import Evaluation, Evaluator, Periodic, Task
+
+if TYPE_CHECKING:
+    from train_jax.run.config import RunConfig
+
+LOSS_METHOD = "script_loss"
+"""Name of the method of the module that computes the loss of a batch, given by name."""
+LOSS = "loss"
+COUNT = ":count"
+"""Ends the name of the divisor of a metric."""
+_FINGERPRINTED = 32
+"""Number of examples of a split that the fingerprint of the data has."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScriptModelConfig(ModelConfig):
+    """The configuration of the model of a script; its sizes are those of the script."""
+
+    forward_dtype: ForwardDtype = "float32"  # under autocast for 16 bits, which changes nothing in a module of 16 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptEvaluation(Evaluation):
+    """Means over the test examples."""
+
+    @property
+    def summary(self) -> str:
+        means = [f"{name} {value:.4f}" for name, value in self.metrics.items() if name != "count"]
+        return f"{', '.join(means)} on {self.metrics['count']:,.0f} test examples"
+
+
+class ScriptTask(Task):
+    """Trains the model of a script with its loss; the model is `SCRIPT:model`."""
+
+    outside_model_config_class = ScriptModelConfig
+    fact_kinds: ClassVar = {"examples": NUMBER, "test_examples": NUMBER}
+    sizes: Mapping[str, int] = {}
+    comparison = "train_jax.script.check:verified"
+    batches_by_device = True
+
+    def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
+        super().__init__(config, facts)
+        self.script: Script = script_of(config.model.partition(":")[0])
+        self._facts = facts
+        if facts is None and self.train_data.count is None and not config.steps:
+            raise UserError(f"{self.script.line_of('train_data')}: train_data() has no length; give --steps")
+
+    # Data
+
+    @cached_property
+    def train_data(self) -> Source:
+        return read_data(self.script, "train_data")
+
+    @cached_property
+    def test_data(self) -> Source | None:
+        return read_data(self.script, "test_data") if self.script.test_data is not None else None
+
+    @cached_property
+    def form(self) -> Form:
+        """The structure of a batch, that of the first one."""
+        return Form(self.train_data.batch(0, 1, (0, 1), self.config.seed))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        if self._facts is not None:
+            return self._facts
+        test = self.test_data
+        return {
+            "examples": self.train_data.count or 0,
+            "test_examples": 0 if test is None else test.count or 0,
+        }
+
+    @property
+    def examples_per_epoch(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.facts["examples"] or self.config.global_batch_size
+
+    @property
+    def description(self) -> str:
+        facts = self.facts
+        known = f"{facts['examples']:,} examples" if facts["examples"] else "a stream of batches"
+        return f"{known}, {facts['test_examples']:,} to test on" if facts["test_examples"] else known
+
+    @cached_property
+    def fingerprint(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        found = hashlib.sha256()
+        for source in filter(None, (self.train_data, self.test_data)):
+            found.update(f"{source.count}\n".encode())
+            for number in np.unique(np.linspace(0, (source.count or 1) - 1, _FINGERPRINTED).astype(int)):
+                example = source.rows(int(number), int(number) + 1) if source.count else ()
+                for name, array in Form(example).arrays(example, "collate()").items():
+                    found.update(f"{name} {array.dtype} {array.shape}\n".encode() + array.tobytes())
+        return found.hexdigest()
+
+    def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
+        made = self.train_data.batch(step, self.config.global_batch_size, shard, self.config.seed)
+        return self.form.arrays(made, self._collate)
+
+    @property
+    def _collate(self) -> str:
+        return self.script.line_of("train_data" if self.script.collate is None else "collate")
+
+    # The model and its loss
+
+    def build(self, arch: Any) -> nn.Module:
+        models = self.script.call("model")
+        for model in models.values() if isinstance(models, dict) else (models,):
+            if not isinstance(model, nn.Module):
+                where, kind = self.script.line_of("model"), type(model).__name__
+                raise UserError(f"{where}: model() returns {kind}, expected an nn.Module, or a dict of them")
+        module = nn.ModuleDict(models) if isinstance(models, dict) else models
+        module.train()
+        self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
+        _add_method(module, self._loss_of_arrays(arch.torch_dtype))
+        return module
+
+    def _optimizer_of(self, module: nn.Module) -> tuple[Any, Any]:
+        """Returns the optimizer of the script and its schedule. Parameters that it does not have become constant."""
+        if self.script.optimizer is None:
+            return None, None
+        optimizer = self.script.call("optimizer", as_given(module))
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            where, kind = self.script.line_of("optimizer"), type(optimizer).__name__
+            raise UserError(f"{where}: optimizer() returns {kind}, expected a torch.optim.Optimizer")
+        trained = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        for parameter in module.parameters():
+            if id(parameter) not in trained:
+                parameter.requires_grad_(False)
+        return optimizer, None if self.script.schedule is None else self.script.call("schedule", optimizer)
+
+    def _loss_of_arrays(self, dtype: torch.dtype) -> Any:
+        """Returns the method that computes the loss of a batch, whose arrays it gets by name."""
+        task = self
+
+        def script_loss(self: nn.Module, arrays: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+            batch = task.form.batch(arrays)
+            with torch.autocast("cpu", dtype, enabled=dtype in (torch.bfloat16, torch.float16)):
+                result = task.script.loss(as_given(self), batch)
+            return sums_of(result, task.script.line_of("loss"))
+
+        return script_loss
+
+    def optimizer(self, module: nn.Module, total_steps: int) -> Optimizer | None:
+        if self.torch_optimizer is None:
+            return None
+        where = self.script.line_of("optimizer")
+        translated = translate(self.torch_optimizer, module, self.torch_schedule, total_steps, where=where)
+        return Optimizer(translated.transformation, translated.rates)
+
+    def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
+        outputs, buffers = call(batch, method=LOSS_METHOD)
+        sums = _flat(outputs, 1)
+        return LossSums(sums[LOSS], sums[f"{LOSS}{COUNT}"], sums, carry, buffers)
+
+    def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
+        return _means(sums)
+
+    # Evaluation
+
+    def evaluations(self, objective: Objective, devices: Devices) -> Sequence[Periodic]:
+        return super().evaluations(objective, devices) if self.script.test_data is not None else ()
+
+    def evaluator(self, objective: Objective, devices: Devices) -> Evaluator:
+        """Returns the evaluator of the loss and the metrics of the script, in evaluation mode, on all test examples.
+
+        The examples that are left after the last whole batch are a smaller one, which every device computes.
+        """
+        data = self.test_data
+        if data is None:
+            raise UserError(f"{self.script.path} defines no test_data; add `def test_data()`")
+        total: int = data.count  # pyright: ignore[reportAssignmentType]
+        size = devices.local_batch_size(self.config.eval_batch_size)
+
+        def step(state: TrainState, batch: Any) -> Any:
+            first, rows = batch.pop("")
+            key = jax.random.fold_in(jax.random.key(self.config.seed), first)  # for a loss that draws
+            call = objective.call(state.eval_params, state.buffers, train=False, rng=key)
+            outputs, _ = call(batch, method=LOSS_METHOD)
+            return jax.lax.psum(_flat(outputs, rows), AXIS), {}
+
+        parallel_step = devices.parallel_eval_step(step)
+        first_device = process_shard()[0] * len(devices.local)
+        at_once = size * devices.count
+
+        def arrays(first: int, end: int) -> dict[str, np.ndarray]:
+            start = first - first % at_once
+            made = data.rows(first, end, (start, min(start + at_once, total)))
+            return {"": np.array([first, end - first], np.int32), **self.form.arrays(made, self._collate)}
+
+        def evaluate(state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> Evaluation:
+            placed = devices.replicate(state)
+            sums: dict[str, float] = {}
+            examples = min(limit or total, total)
+            whole = examples - examples % at_once
+            firsts = [[start + d * size for d in devices_here] for start in range(0, whole, at_once)]
+            parts = [([(first, first + size) for first in each], 1) for each in firsts]
+            if whole < examples:  # the same part on all devices, whose sum has it as often as there are devices
+                parts.append(([(whole, examples)] * len(devices.local), devices.count))
+            for ranges, times in parts:
+                made = [arrays(*each) for each in ranges]
+                batch = {name: np.stack([each[name] for each in made]) for name in made[0]}
+                computed, _ = parallel_step(placed, devices.shard(batch))
+                for name, value in devices.to_host(computed).items():
+                    sums[name] = sums.get(name, 0.0) + float(value) / times
+            return ScriptEvaluation(_means(sums) | {"count": float(examples)})
+
+        devices_here = range(first_device, first_device + len(devices.local))
+        return evaluate
+
+
+def as_given(module: nn.Module) -> Any:
+    """Returns the models as the script knows them: a dict if `model` returns one."""
+    return dict(module.items()) if isinstance(module, nn.ModuleDict) else module
+
+
+def sums_of(result: Any, where: str) -> dict[str, tuple[Any, Any]]:
+    """Returns sum and count of the loss and of each metric, for the result of `loss` of a script; None for the count of
+    a mean.
+
+    `where`: the line of the function, for messages. Raises `UserError` for a result that is no loss.
+    """
+    parts = result if isinstance(result, tuple) else (result,)
+    metrics: Mapping[str, Any] = {}
+    if len(parts) > 1 and isinstance(parts[-1], Mapping):
+        *parts, metrics = parts
+    if len(parts) not in (1, 2):
+        raise UserError(f"{where}: loss() returns {len(parts)} values, expected a scalar or (sum, count), then a dict")
+    found = {LOSS: _pair(tuple(parts), LOSS, where)}
+    for name, value in metrics.items():
+        if name == LOSS:
+            raise UserError(f"{where}: loss() returns a metric called {LOSS}, which is the loss; use a different name")
+        total, count = _pair(value, f"the metric {name}", where)
+        found[str(name)] = _detached(total), _detached(count)
+    return found
+
+
+def _pair(value: Any, what: str, where: str) -> tuple[Any, Any]:
+    values = value if isinstance(value, tuple) else (value,)
+    if len(values) not in (1, 2):
+        raise UserError(f"{where}: {what} has {len(values)} values, expected a scalar or (sum, count)")
+    scalars = [_scalar(each, what, where) for each in values]
+    return scalars[0], scalars[1] if len(scalars) == 2 else None
+
+
+def _scalar(value: Any, what: str, where: str) -> Any:
+    if not isinstance(value, (torch.Tensor, int, float)):
+        raise UserError(f"{where}: {what} is of type {type(value).__name__}, expected a scalar or (sum, count)")
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.numel() != 1:
+        shape = tuple(value.shape)
+        raise UserError(f"{where}: {what} has shape {shape}, expected a scalar; return its mean, or (sum, count)")
+    return value.reshape(())
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _flat(outputs: Mapping[str, tuple[Any, Any]], rows: Any) -> dict[str, Any]:
+    """Returns sums and counts by name, at least in float32; `rows` is the count of a mean."""
+    sums: dict[str, Any] = {}
+    for name, (value, count) in outputs.items():
+        total = jnp.asarray(value, jnp.promote_types(jnp.result_type(value), jnp.float32))
+        divisor = jnp.asarray(rows if count is None else count, total.dtype)
+        sums[name] = total * divisor if count is None else total
+        sums[f"{name}{COUNT}"] = divisor
+    return sums
+
+
+def _means(sums: Mapping[str, Any]) -> dict[str, float]:
+    names = [name for name in sums if not name.endswith(COUNT)]
+    return {name: float(sums[name]) / max(float(sums[f"{name}{COUNT}"]), 1e-30) for name in names}
+
+
+def _add_method(module: nn.Module, method: Any) -> None:
+    """Adds a method to one module by a subclass of its class, which keeps the names of its parameters."""
+    own = type(module)
+    subclass = type(own.__name__, (own,), {LOSS_METHOD: method, "__module__": own.__module__})
+    subclass.__qualname__ = own.__qualname__
+    module.__class__ = subclass
