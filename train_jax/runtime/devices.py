@@ -24,6 +24,13 @@ from train_jax.runtime.compilation import check_program, compile_lowered, load_p
 Runner = Literal["pmap", "shard_map"]
 
 
+def on_one_device(function: Callable[..., Any], device: Any) -> Callable[..., Any]:
+    """Returns a function, compiled for one device, whose collectives over `AXIS` have only this device."""
+    mesh = Mesh(np.array([device]), (AXIS,))
+    whole = PartitionSpec()
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False))
+
+
 class Devices:
     """The devices of this process, in order.
 

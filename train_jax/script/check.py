@@ -17,19 +17,18 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.sharding import Mesh, PartitionSpec
 
 import bridge
 from bridge.parity.sides import watching, wide_casts
 from bridge.tensor.arrays import array_of
 from train_jax.core.objective import Objective
 from train_jax.core.optim.chain import Optimizer, dense_optimizer, learning_rates, trainable
-from train_jax.core.reduction import AXIS
 from train_jax.core.state import new_state
 from train_jax.core.step import StepOptions, make_train_step
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.runtime.backend import host_device
+from train_jax.runtime.devices import on_one_device
 from train_jax.script.structure import is_array, mapped
 from train_jax.script.task import LOSS, LOSS_METHOD, ScriptTask, as_given, sums_of
 
@@ -273,10 +272,7 @@ class _JaxLoop:
             replays_draws=True,
         )
         step = make_train_step(self._objective, optimizer.transformation, config.optim, options)
-        mesh = Mesh(np.array([host_device()]), (AXIS,))
-        whole = PartitionSpec()
-        mapped_step = jax.shard_map(step, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
-        self._step = jax.jit(mapped_step)
+        self._step = on_one_device(step, host_device())
         self._state = new_state(params, self._objective.buffers, optimizer.transformation, keeps_ema=False)
         self.losses: list[float] = []
 
