@@ -1,6 +1,6 @@
 # Sourced in the folder of the project: creates .venv with the pinned versions if it is missing or out of date, and activates it.
 #   source ./environment.sh [extra …]      extras of pyproject.toml beside `train`: text, chat, sandbox, test, docs, serve, tpu, cuda, gcs;
-#                                          and pod, the TPU compiler
+#                                          and pod, the TPU compiler, and gpu-aot, that for NVIDIA GPUs
 #   source ./environment.sh newest [extra …]      .venv-newest with Python 3.13 and the newest releases, constraints-newest.txt
 #
 # For bash and zsh. A shell that sources it goes on after a failure: the status says whether everything is installed.
@@ -21,7 +21,7 @@ _trm_environment() {
         missing="" extras=train
         for extra in base "$@"; do
             grep -qx -e "$extra" "$record" 2>/dev/null || missing="$missing $extra"
-            case $extra in base | pod | newest) continue ;; esac
+            case $extra in base | pod | gpu-aot | newest) continue ;; esac
             grep -q "^$extra = \[" pyproject.toml || refuse "$extra is no extra of pyproject.toml; see the top of environment.sh"
             extras="$extras,$extra"
         done
@@ -36,6 +36,11 @@ _trm_environment() {
         pip -e ".[$extras]"
         case " $* " in
         *" pod "*) pip --no-deps --upgrade --target "$venv/pod" libtpu ;;   # apart: JAX would search for a TPU in every program
+        esac
+        case " $* " in
+        *" gpu-aot "*)
+            pip --no-deps --upgrade --target "$venv/gpu-aot" jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc \
+                nvidia-cuda-crt nvidia-nvvm nvidia-cudnn-cu13 ;;
         esac
         for extra in base "$@"; do
             grep -qx -e "$extra" "$record" 2>/dev/null || echo "$extra" >> "$record"

@@ -2,11 +2,10 @@
 
     python -m benchmarks.pod [--variants attention mixer] [--sides bridge-fused by-hand-fused …] [--json FILE]
 
-Nothing runs on a TPU. Cycles are the compiler's estimate, with the bundles of Pallas kernels, which it does not
-estimate; bundles are the scheduled instructions of all kernels. `by-hand` is the program that `benchmarks.overhead`
-measures, `by-hand-tuned` has all that makes the bridge's program fast, and `-fused` the Pallas kernels of
-`--compute.mlp fused --compute.attention fused`. Each program is compiled in a process of its own, in one to two minutes
-on two cores. A second table has the same by kind of work, by pass and, of the bridge, by PyTorch class.
+Nothing runs on a TPU. Bundles are the scheduled instructions of all kernels. `by-hand` is the program that
+`benchmarks.overhead` measures, `by-hand-tuned` has all that makes the bridge's program fast, and `-fused` the Pallas
+kernels of `--compute.mlp fused --compute.attention fused`. Each program is compiled in a process of its own, in one to
+two minutes on two cores. A second table has the same by kind of work, by pass and, of the bridge, by PyTorch class.
 `trm compile-pod` shows one program in detail.
 """
 
@@ -28,8 +27,8 @@ Side = Literal["by-hand", "by-hand-tuned", "by-hand-fused", "bridge", "bridge-fu
 SIDES: tuple[Side, ...] = ("by-hand", "by-hand-tuned", "by-hand-fused", "bridge", "bridge-fused")
 Variant = Literal["attention", "mixer"]
 _IN_OVERHEAD: dict[Variant, str] = {"attention": "attention", "mixer": "MLP mixer"}
-TITLES = ("variant", "side", "estimated Mcycles", "Mbundles", "HBM GB", "temporaries GB", "compiled in, s")
-PARTS = ("variant", "by", "of", "side", "estimated Mcycles", "Mbundles", "HBM GB")
+TITLES = ("variant", "side", "Mbundles", "HBM GB", "temporaries GB", "compiled in, s")
+PARTS = ("variant", "by", "of", "side", "Mbundles", "HBM GB")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +61,8 @@ def main() -> int:
     for variant in options.variants:
         for side in options.sides:
             compiled = _in_a_process(options, variant, side)
-            cycles, _, size = compiled["total"]
-            figures |= {f"{variant}, {side}, Mcycles": cycles, f"{variant}, {side}, HBM GB": size}
+            bundles, size = compiled["total"]
+            figures |= {f"{variant}, {side}, Mbundles": bundles, f"{variant}, {side}, HBM GB": size}
             rest = f"{compiled['temporaries']:.2f}", f"{compiled['seconds']:.0f}"
             print(tables.row((variant, side, *_cells(compiled["total"]), *rest)), flush=True)
             for split, costs in compiled["splits"].items():
@@ -80,9 +79,9 @@ def main() -> int:
 
 
 def _cells(cost: list[float]) -> tuple[str, ...]:
-    """Formats Mcycles, Mbundles and gigabytes."""
-    cycles, bundles, size = cost
-    return f"{cycles:.1f}", f"{bundles:.1f}" if bundles else "-", f"{size:.2f}"
+    """Formats Mbundles and gigabytes."""
+    bundles, size = cost
+    return f"{bundles:.1f}" if bundles else "-", f"{size:.2f}"
 
 
 def _in_a_process(options: Options, variant: Variant, side: Side) -> dict[str, Any]:
@@ -98,9 +97,10 @@ def _in_a_process(options: Options, variant: Variant, side: Side) -> dict[str, A
 def _compile(options: Options) -> None:
     # Imported here: libtpu and JAX are for the processes that compile.
     from benchmarks import trm_jnp, trm_tuned
-    from benchmarks.bundles import read_schedules, write_schedules
     from benchmarks.overhead import VARIANTS, by_hand
-    from train_jax.pods.compile import compile_train_step, topology, training_for, use_host_backend
+    from train_jax.pods.bundles import read_schedules, write_schedules
+    from train_jax.pods.compile import compile_train_step, training_for
+    from train_jax.pods.topologies import topology, use_host_backend
     from train_jax.pods.yardsticks import yardsticks
     from train_jax.puzzles.task import UnbuiltPuzzles
     from train_jax.run.presets import preset
@@ -127,13 +127,10 @@ def _compile(options: Options) -> None:
     def bundles(each: Any) -> float:
         return (schedules.of(each) or 0) if schedules else 0
 
-    def cycles(each: Any) -> float:
-        return each.estimated_cycles or (bundles(each) if each.is_kernel else 0)
-
-    estimated, scheduled = (yardsticks(compiled.program, cycles=count) for count in (cycles, bundles))
+    estimated, scheduled = yardsticks(compiled.program), yardsticks(compiled.program, cycles=bundles)
 
     def of(cost: Any, known: Any) -> list[float]:
-        return [cost.cycles / 1e6, known.cycles / 1e6 if known else 0, cost.hbm_bytes / 1e9]
+        return [known.cycles / 1e6 if known else 0, cost.hbm_bytes / 1e9]
 
     splits = {
         split: {

@@ -110,6 +110,13 @@ def test_paths_and_links_exist(page):
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_estimated_cycles_of_a_tpu_stand_beside_its_bundles_alone(page):
+    """They are different units: the estimate for attention is more than twice the bundles of the same kernels."""
+    lines = [line for line in page.read_text().splitlines() if "Mcycles" in line]
+    assert all("Mbundles" in line for line in lines), lines
+
+
 def test_the_map_names_every_module_once():
     page = (ROOT / "docs/dev/architecture.md").read_text()
     listed = []

@@ -73,6 +73,8 @@ def test_extras_are_installed_once_and_recorded(folder):
     assert folder.recorded == ["base", "gcs", "text", "pod"]
     assert folder.installed[1].endswith("-e .[train,gcs,text]") and folder.installed[3].endswith("-e .[train,gcs]")
     assert folder.installed[4].endswith("--target .venv/pod libtpu")
+    assert folder.source("gpu-aot")[1] == ["0 1"]
+    assert "--no-deps --upgrade --target .venv/gpu-aot jax-cuda13-plugin jax-cuda13-pjrt" in folder.installed[-1]
 
 
 def test_the_newest_releases_have_an_environment_of_their_own(folder):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
+from jax._src.cudnn import fused_attention_stablehlo
 from jax._src.interpreters.batching import BatchTracer
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 from jax.core import Tracer as Tracer
@@ -16,6 +20,39 @@ INLINED: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True  # pyrig
 
 True means that since JAX 0.12 only for the lowered program: the trace, and the names of operations, have the call.
 """
+
+_ABSENT_GPU: ContextVar[tuple[int, int] | None] = ContextVar("compute capability of an absent GPU", default=None)
+
+
+def compute_capability() -> tuple[int, int]:
+    """Returns that of the NVIDIA GPU which programs are traced for; (0, 0) for any other device."""
+    absent = _ABSENT_GPU.get()
+    if absent is not None:
+        return absent
+    device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
+    major, _, minor = getattr(device, "compute_capability", "0.0").partition(".")  # no other platform has one
+    return int(major), int(minor or 0)
+
+
+@contextlib.contextmanager
+def tracing_for_gpu(capability: tuple[int, int], cudnn_version: int) -> Iterator[None]:
+    """Traces programs as on an NVIDIA GPU, on a machine without one.
+
+    JAX asks the devices of the machine and its cuDNN which attention they serve, and has no other place for the answer.
+    """
+    stand_ins = {
+        "check_cudnn_version": lambda: cudnn_version,
+        "check_compute_capability": lambda least: capability >= tuple(map(int, least.split("."))),
+        "is_cuda_compute_capability_equal": lambda other: capability == tuple(map(int, other.split("."))),
+    }
+    jax.clear_caches()  # traces for other devices
+    token = _ABSENT_GPU.set(capability)
+    try:
+        with mock.patch.multiple(fused_attention_stablehlo, **stand_ins):
+            yield
+    finally:
+        _ABSENT_GPU.reset(token)
+        jax.clear_caches()
 
 
 def same_values(one: Any, other: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from jax.custom_derivatives import SymbolicZero
 
-from bridge._compat.jax import Tracer
+from bridge._compat.jax import Tracer, compute_capability
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.registry import FUNCTIONS, METAS, decomposes, inlined, lowers
 
@@ -166,9 +166,7 @@ def _weights_jvp(dtype, primals, tangents):
 
 def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool) -> bool:
     """True if cuDNN's fused attention accepts this: half precision on an NVIDIA GPU from Ampere on, plain shapes."""
-    device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
     width = query.shape[-1]
-    capability = getattr(device, "compute_capability", "0")  # no other platform has one
     return (
         query.ndim == key.ndim == value.ndim == 4
         and query.dtype == key.dtype == value.dtype
@@ -179,7 +177,7 @@ def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal:
         and query.shape[1] % key.shape[1] == 0
         and (not is_causal or query.shape[2] == key.shape[2])
         and query.shape[2] % 2 == key.shape[2] % 2 == 0  # JAX refuses the gradient of odd lengths
-        and float(capability) >= 8
+        and compute_capability() >= (8, 0)
     )
 
 

@@ -16,7 +16,7 @@ from train_jax.core.kernels.attention import fused_mix_by_attention, heads_of
 from train_jax.core.kernels.blocks import blocks_of
 from train_jax.core.kernels.mix_positions import examples_of, fused_mix_positions
 from train_jax.core.kernels.normed_mlp import fused_normed_mlp
-from train_jax.pods.compile import topology, use_host_backend
+from train_jax.pods.topologies import topology, use_host_backend
 
 use_host_backend()
 MESH = Mesh(np.array(topology("v4:2x2x1").devices[:1]), ("devices",))

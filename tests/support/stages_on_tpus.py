@@ -15,7 +15,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 
 from train_jax.__main__ import main
-from train_jax.pods.compile import topology, use_host_backend
+from train_jax.pods.topologies import topology, use_host_backend
 from train_jax.runtime.devices import Devices
 
 use_host_backend()

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from models_torch.registry import ARCHITECTURES
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pods.compile import train_step_arguments
+from train_jax.pods.gpus import CARDS
 from train_jax.pods.stages import compile_pod as stage
 from train_jax.puzzles.presets import PRESETS
 from train_jax.puzzles.task import UnbuiltPuzzles
@@ -47,13 +49,67 @@ def test_the_train_step_compiles_for_a_host_of_v4(tmp_path):
     assert "model.inner.L_level.layers.0.mlp.down_proj" in figures["by_module"]
     assert [each["kind"] for each in figures["collectives"]].count("all-gather") == 1  # the rows of the puzzle table
     assert "by module" in text
+    assert figures["bundles"] == pytest.approx(sum(part["bundles"] for part in figures["by_pass"].values()))
+    assert figures["bundles"] > 0 and "Mbundles  share     HBM GB  share" in text
+
+
+GPU_COMPILER = [
+    Path(sys.prefix, "gpu-aot", "jax_plugins"),
+    *(Path(folder, "jax_plugins", "xla_cuda13") for folder in sys.path),
+]
+with_gpu_compiler = pytest.mark.skipif(
+    not any(path.exists() for path in GPU_COMPILER), reason="the GPU compiler is not installed"
+)
+
+
+@pytest.mark.slow
+@with_gpu_compiler
+def test_the_train_step_compiles_for_eight_gpus(tmp_path):
+    small = ["--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.forward-dtype", "bfloat16"]
+    figures, text = compile_pod(tmp_path, "tiny", "--topology", "gpu:h100:8", *small)
+    assert (figures["devices"], figures["hosts"], figures["batch_size"]) == (8, 1, 16)
+    assert figures["fits"] and 0 < figures["memory"]["peak"] < figures["hbm_capacity"]
+    assert figures["product_flops"] == pytest.approx(figures["analytic_flops"], rel=0.2)  # the scores again
+    assert {"matrix products", "fused attention of cuDNN", "collectives"} <= set(figures["by_kind"])
+    assert {"forward", "backward", "update"} <= set(figures["by_pass"])
+    assert sorted(each["kind"] for each in figures["collectives"]) == ["all-gather", "all-reduce"]
+    assert figures["instructions"] == sum(part["instructions"] for part in figures["by_kind"].values()) > 100
+    assert "kernels  share     HBM GB  share" in text and "bundles" not in text and "cycles" not in text
+
+
+@pytest.mark.slow
+@with_gpu_compiler
+def test_a_program_compiles_for_every_card():
+    script = """
+import jax
+from train_jax.pods.gpus import CARDS
+from train_jax.pods.topologies import topology, use_host_backend
+use_host_backend()
+for card in CARDS:
+    pod = topology(f"gpu:{card}:2x4")
+    assert (len(pod.devices), pod.hosts) == (8, 2), pod
+    x = jax.ShapeDtypeStruct((8, 64, 64), "bfloat16")
+    step = jax.pmap(lambda x: jax.lax.psum(x @ x, "devices"), axis_name="devices", devices=pod.devices)
+    text = step.lower(x).compile(compiler_options=dict(pod.compiler_options)).as_text()
+    assert "all-reduce" in text
+    print(pod)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == len(CARDS)
+
+
+@pytest.mark.parametrize("name", ["gpu:h1000", "gpu:", "gpu:h100:0", "gpu:h100:x8", "gpu:h100:8:8"])
+def test_an_unknown_gpu_is_one_line(name, capsys):
+    assert main(["compile-pod", "tiny", "--topology", name]) == 2
+    assert f"unknown topology '{name}'; use gpu: and one of a100, a6000, h100" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("topology", slow_or_campaign(["v5e:2x2"], ["v6e:2x2", "v4:2x2x2", "v5p:2x2x1"]))
 def test_every_generation_of_chips_has_an_estimate(topology, tmp_path):
     figures, _ = compile_pod(tmp_path, "tiny", "--topology", topology, "--compute.runner", "shard_map")
     assert figures["estimated_cycles"] > 0 and figures["fits"]
-    assert (figures["estimated_seconds"] is None) == topology.startswith("v6e")
+    assert (figures["bundles"] is None) == (not topology.startswith("v4"))
 
 
 STEPS = slow_or_campaign(
@@ -80,6 +136,14 @@ def test_without_the_compiler(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["compile-pod", "tiny"]) == 2
     assert "the TPU compiler is not installed; run `source ./environment.sh pod`" in capsys.readouterr().err
+    assert main(["compile-pod", "tiny", "--topology", "gpu:h100"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the GPU compiler is not installed; run `source ./environment.sh gpu-aot`" in line
+
+
+def test_a_program_for_a_gpu_is_not_kept(capsys):
+    assert main(["compile-pod", "tiny", "--topology", "gpu:h100", "--fill-cache", "cache"]) == 2
+    assert "--save and --fill-cache are for TPUs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -115,7 +179,7 @@ def sizes_of(name):
 def test_an_experiment_is_assembled(monkeypatch, tmp_path, name):
     trainings = []
 
-    def leave_out(training):
+    def leave_out(training, options):
         trainings.append((training, train_step_arguments(training)))
         raise UserError("left out")
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import pytest
-from support.compiled_program import PROGRAM
+from support.compiled_program import GPU_PROGRAM, PROGRAM
 
 import bridge
 from models_torch.flops import language_flops_per_token
@@ -67,6 +67,21 @@ def test_costs_are_summed_by_kind_pass_module_and_class():
     }
     (collective,) = sums.collectives
     assert (collective.kind, collective.bytes, collective.asynchronous) == ("all-reduce", 32, False)
+
+
+def test_every_kernel_of_a_gpu_counts_with_its_operands_results_and_workspace():
+    sums = yardsticks(Program(GPU_PROGRAM), counts=lambda each: each.launches)
+    rows, weight = 96 * 512 * 2, 512 * 512 * 2
+    kinds = {
+        "matrix products": (3, 3 * (2 * rows + weight)),
+        "fused attention of cuDNN": (1, 4 * rows + 1000),
+        "collectives": (1, 2 * 32),
+    }
+    assert {name: (cost.instructions, cost.hbm_bytes) for name, cost in sums.splits["kind"].items()} == kinds
+    assert [*sums.splits["kind"]] == [*kinds], "the most bytes first"
+    (collective,) = sums.collectives
+    assert (collective.kind, collective.bytes, collective.asynchronous) == ("all-reduce", 32, True)
+    assert not yardsticks(Program(GPU_PROGRAM.replace("false}", "true}"))).collectives[0].asynchronous
 
 
 def test_flops_count_products_in_loops_branches_gradients_and_convolutions():
@@ -200,10 +215,10 @@ PRODUCTS = {
 
 
 class Slice:
-    """Stands for a `Topology`: four devices of 1 GiB, 1 TB/s, 100 TFLOP/s and 1 GHz."""
+    """Stands for a `Topology`: four devices of 1 GiB and 100 TFLOP/s."""
 
-    name, devices, hosts = "v4:2x2x1", range(4), 1
-    hbm_bytes, hbm_bandwidth, peak_flops, clock = 2**30, 1e12, 1e14, 1e9
+    name, devices, hosts, is_gpu = "v4:2x2x1", range(4), 1, False
+    hbm_bytes, peak_flops = 2**30, 1e14
 
 
 def test_the_figures_of_a_step_add_up_and_name_what_does_not_fit():
@@ -215,10 +230,52 @@ def test_the_figures_of_a_step_add_up_and_name_what_does_not_fit():
     figures = figures_of("tiny", "evaluate", training, topology, compiled)
     assert not figures["fits"] and figures["roofline_seconds"] == 20e8 / 1e14
     for split in ("by_kind", "by_pass", "by_module", "by_class"):
-        for total in ("roofline_seconds", "hbm_seconds"):
-            assert sum(part[total] for part in figures[split].values()) == pytest.approx(figures[total])
+        for total in ("product_flops", "hbm_bytes"):
+            assert sum(part[total] for part in figures[split].values()) == figures[total]
     lines = [" ".join(line.split()) for line in lines_of(figures)]
     assert lines[0] == "tiny, evaluate step: trm, 32 examples (8 on a device)"
     assert "memory 1.25 of 1.00 GiB: DOES NOT FIT (arguments 0.25, temporaries 1.00, code 0.00)" in lines
-    assert "0.003 99.7% 0.001 100.0% 0.012 60.0% layers.0.mlp" in lines
-    assert "0.000 0.0% 0.000 0.0% 0.003 15.0% layers.0" in lines, "a product of a fusion that is counted elsewhere"
+    assert "0.001 100.0% 0.001 60.0% layers.0.mlp" in lines
+    assert "0.000 0.0% 0.000 15.0% layers.0" in lines, "a product of a fusion that is counted elsewhere"
+    assert not any("bundles" in line or "cycles" in line for line in lines), "no unit beside another one"
+
+
+class Bundles:
+    """Stands for `Schedules`: 2 million bundles of the kernel in the loop."""
+
+    def of(self, instruction):
+        return 2_000_000 if instruction.name == "product" else None
+
+
+def test_bundles_and_bytes_are_the_figures_of_a_tpu_v4_and_no_time_is_below_the_bound():
+    compute = SimpleNamespace(
+        runner="pmap", remat="", attention="plain", accumulation_steps=1, steps_per_dispatch=2, choices=""
+    )
+    config = dataclasses.replace(preset("tiny"), compute=cast(Any, compute), global_batch_size=16, log_every_steps=10)
+    training: Any = SimpleNamespace(
+        config=config, task=UnbuiltPuzzles(config), devices=SimpleNamespace(count=4), total_steps=8138
+    )
+    memory = Memory(arguments=2**28, temporaries=0, outputs=0, code=0)
+    compiled = Compiled(None, None, Program(PROGRAM), memory, 3e9, Products({"jit(step)": 332e10}), 1.5, 60.25)
+    figures = figures_of("tiny", "train", training, cast(Any, Slice()), compiled, schedules=cast(Any, Bundles()))
+    assert figures["bundles"] == 6e6 and figures["estimated_cycles"] == 3010
+    lines = [" ".join(line.split()) for line in lines_of(figures)]
+    assert "bundles 6.0 M, at most one in a cycle of a core" in lines
+    at = lines.index("at peak FLOP/s 33.20 ms, a bound and not an estimate")
+    assert lines[at + 1] == "x 4069 steps: 2.3 minutes at the peak, 11 at 20 % of it", "two steps in a dispatch"
+    assert sum(" ms" in line for line in lines) == 1
+    assert "Mbundles share HBM GB share TFLOP share by kind" in lines
+    assert "6.000 100.0% 0.001 100.0% 0.000 0.0% layers.0.mlp" in lines
+
+
+def test_a_gpu_has_kernels_and_bytes():
+    training: Any = SimpleNamespace(config=dataclasses.replace(preset("tiny"), eval_batch_size=16))
+    card = Slice()
+    card.is_gpu = True
+    memory = Memory(arguments=0, temporaries=0, outputs=0, code=0)
+    compiled = Compiled(None, None, Program(GPU_PROGRAM), memory, 0.0, Products({}), 1.5, 60.25)
+    figures = figures_of("tiny", "evaluate", training, cast(Any, card), compiled)
+    lines = [" ".join(line.split()) for line in lines_of(figures)]
+    assert "kernels 5" in lines and "HBM bytes 0.00 GB" in lines
+    assert "kernels share HBM GB share TFLOP share by kind" in lines
+    assert "FLOPs 0.000 T in matrix products" in lines, "XLA has no count for a GPU"

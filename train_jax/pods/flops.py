@@ -112,7 +112,19 @@ def _of_convolution(equation: Any) -> float:
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) / kernel[outputs]
 
 
-_PRODUCTS = {"dot_general": _of_dot, "conv_general_dilated": _of_convolution}
+def _of_attention(equation: Any, count: int) -> float:
+    """Returns the FLOPs of the products in fused attention of cuDNN, with every score that a mask removes."""
+    query, key = (variable.aval.shape for variable in equation.invars[:2])
+    batch, length, heads, width = query  # `jax.nn.dot_product_attention` has this layout
+    return 2.0 * count * batch * heads * length * key[1] * width
+
+
+_PRODUCTS = {
+    "dot_general": _of_dot,
+    "conv_general_dilated": _of_convolution,
+    "dot_product_attention_fwd_wrapper": lambda equation: _of_attention(equation, 2),
+    "dot_product_attention_bwd_wrapper": lambda equation: _of_attention(equation, 5),  # one for the scores, again
+}
 
 
 def _programs(value: Any) -> list[core.ClosedJaxpr]:

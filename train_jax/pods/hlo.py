@@ -13,6 +13,10 @@ BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "f8e4m3fn": 1, "f
 }
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
+_NO_LAUNCH = {
+    *("parameter", "constant", "iota", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"),
+    *("partition-id", "replica-id", "while", "conditional", "call", "async-start"),
+}
 _ARRAY = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _LINE = re.compile(r"\s+(ROOT )?%(?P<name>\S+) = ")
 _OPCODE = re.compile(r"([a-z][\w-]*)\(")
@@ -63,10 +67,21 @@ class Instruction:
         """Cycles that the TPU compiler estimates; 0 without an estimate."""
         return self.number(r'"estimated_cycles":"?(\d+)') or 0
 
+    @cached_property
+    def target(self) -> str:
+        """The function that a custom call calls; empty for other instructions."""
+        target = re.search(r'custom_call_target="([^"]*)"', self.text) if self.opcode == "custom-call" else None
+        return target[1] if target else ""
+
     @property
     def is_kernel(self) -> bool:
         """True if it calls a Pallas kernel."""
-        return self.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in self.text
+        return self.target in ("tpu_custom_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2")
+
+    @property
+    def launches(self) -> bool:
+        """True if a GPU runs it as a kernel, or as a call of a library: all but what only names values or others."""
+        return self.opcode not in _NO_LAUNCH and not self.opcode.endswith(("-done", "-update"))
 
     @property
     def op_name(self) -> str:

@@ -16,7 +16,7 @@ PLUGIN = Plugin(
         "compile-pod": Stage(
             "train_jax.pods.stages.compile_pod:cli",
             "pods",
-            "compile a run for a TPU topology, without a TPU, and print what it costs",
+            "compile a run for TPUs or GPUs, without them, and print what it costs",
         ),
         "launch": Stage(
             "train_jax.pods.stages.launch:cli",

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from train_jax.pods.compile import Compiled, Topology
-from train_jax.pods.yardsticks import SPLITS, tables, yardsticks
+from train_jax.pods.bundles import Schedules
+from train_jax.pods.compile import Compiled
+from train_jax.pods.hlo import Instruction
+from train_jax.pods.topologies import Topology
+from train_jax.pods.yardsticks import SPLITS, Yardsticks, tables, yardsticks
 from train_jax.run.performance import model_flops
 from train_jax.trainer.start import Training
 
 
 def figures_of(
-    name: str, step: str, training: Training, topology: Topology, compiled: Compiled, rows: int = 0
+    name: str,
+    step: str,
+    training: Training,
+    topology: Topology,
+    compiled: Compiled,
+    *,
+    schedules: Schedules | None = None,
+    rows: int = 0,
 ) -> dict[str, Any]:
-    """Returns every figure of a step, in bytes, FLOPs, cycles and seconds, of one device.
+    """Returns every figure of a step, in bytes, FLOPs, bundles and cycles, of one device.
 
-    None is measured on a TPU. `step` is `train`, `evaluate` or `decode`; `rows` are those of `decode`.
+    None is measured. `step` is `train`, `evaluate` or `decode`; `rows` are those of `decode`. `schedules` are those of
+    the kernels for a TPU v4.
     """
     config, memory, products = training.config, compiled.memory, compiled.products
-    sums = yardsticks(compiled.program, products.by_name)
-    splits = {
-        f"by_{split}": {
-            part: dataclasses.asdict(cost)
-            | {
-                "hbm_seconds": cost.hbm_bytes / topology.hbm_bandwidth,
-                "roofline_seconds": cost.product_flops / topology.peak_flops,
-            }
-            for part, cost in parts.items()
-        }
-        for split, parts in sums.splits.items()
-    }
+    sums = _sums(compiled, topology)
+    scheduled = _scheduled(compiled, schedules) if schedules else None
+    train = step == "train"
     return {
         "name": name,
         "step": step,
@@ -41,7 +43,7 @@ def figures_of(
         "slice": str(topology),
         "devices": len(topology.devices),
         "hosts": topology.hosts,
-        "batch_size": rows or (config.global_batch_size if step == "train" else config.eval_batch_size),
+        "batch_size": rows or (config.global_batch_size if train else config.eval_batch_size),
         "runner": config.compute.runner,
         "remat": config.compute.remat,
         "accumulation_steps": config.compute.accumulation_steps,
@@ -56,17 +58,43 @@ def figures_of(
         "model_flops": products.of_model,
         "recomputed_flops": products.recomputed,
         "flops_outside_of_the_model": products.outside,
-        "analytic_flops": model_flops(config, training.task, training.devices.count) if step == "train" else None,
+        "analytic_flops": model_flops(config, training.task, training.devices.count) if train else None,
+        "peak_flops": topology.peak_flops,
         "roofline_seconds": products.total / topology.peak_flops,
+        "dispatches": training.total_steps / config.compute.steps_per_dispatch if train else None,
+        "bundles": scheduled.total.cycles if scheduled else None,
         "estimated_cycles": sums.total.cycles,
-        "estimated_seconds": None if topology.clock is None else sums.total.cycles / topology.clock,
+        "instructions": sums.total.instructions,
         "kernels": sums.total.kernels,
+        "is_gpu": topology.is_gpu,
         "hbm_bytes": sums.total.hbm_bytes,
         "prefetched_bytes": sums.prefetched_bytes,
-        "hbm_seconds": sums.total.hbm_bytes / topology.hbm_bandwidth,
-        **splits,
+        **{f"by_{split}": _parts(sums, scheduled, split) for split in SPLITS},
         "collectives": [dataclasses.asdict(each) for each in sums.collectives],
     }
+
+
+def _sums(compiled: Compiled, topology: Topology) -> Yardsticks:
+    products = compiled.products.by_name
+    if topology.is_gpu:
+        return yardsticks(compiled.program, products, counts=lambda each: each.launches)
+    return yardsticks(compiled.program, products)
+
+
+def _scheduled(compiled: Compiled, schedules: Schedules) -> Yardsticks:
+    def bundles(each: Instruction) -> int:
+        return schedules.of(each) or 0
+
+    return yardsticks(compiled.program, cycles=bundles)
+
+
+def _parts(sums: Yardsticks, scheduled: Yardsticks | None, split: str) -> dict[str, dict[str, float]]:
+    """Returns the costs of every part of a split, with its bundles if they are known; the largest first."""
+    known = scheduled.splits[split] if scheduled else {}
+    parts = {name: dataclasses.asdict(cost) for name, cost in sums.splits[split].items()}
+    for name, part in parts.items():
+        part["bundles"] = known[name].cycles if name in known else 0
+    return dict(sorted(parts.items(), key=lambda item: -item[1]["bundles"])) if known else parts
 
 
 def lines_of(figures: dict[str, Any]) -> Iterator[str]:
@@ -77,38 +105,55 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
     yield figures["slice"]
     yield f"traced and lowered in {figures['lower_seconds']:.1f} s, compiled in {figures['compile_seconds']:.1f} s"
     yield ""
-    yield "one step on one device; compiled or estimated, never measured:"
+    yield "one step on one device; compiled, never measured:"
     parts = ", ".join(f"{part} {_gib(memory[part])}" for part in ("arguments", "temporaries", "code"))
     verdict = "fits" if figures["fits"] else "DOES NOT FIT"
     yield f"  memory           {_gib(memory['peak'])} of {_gib(figures['hbm_capacity'])} GiB: {verdict} ({parts})"
     if not figures["fits"] and figures["step"] == "train":
         yield "                   --compute.remat blocks and --compute.accumulation-steps 2 need less memory"
-    products, everything = _tera(figures["product_flops"]), _tera(figures["flops"])
-    yield f"  FLOPs            {products} in matrix products; XLA counts {everything} in all, a loop once"
+    if figures["bundles"] is not None:
+        yield f"  bundles          {figures['bundles'] / 1e6:.1f} M, at most one in a cycle of a core"
+    if figures["is_gpu"]:
+        yield f"  kernels          {figures['instructions']}"
+    yield f"  HBM bytes        {figures['hbm_bytes'] / 1e9:.2f} GB"
+    if figures["prefetched_bytes"]:
+        yield f"                   and {figures['prefetched_bytes'] / 1e9:.2f} GB in copies beside other work"
+    everything = f"; XLA counts {_tera(figures['flops'])} in all, a loop once" if figures["flops"] else ""
+    yield f"  FLOPs            {_tera(figures['product_flops'])} in matrix products{everything}"
     if figures["analytic_flops"]:
         yield (
             f"                   forward and backward {_tera(figures['model_flops'])}, the analytic count "
             f"{_tera(figures['analytic_flops'])}; recomputed {_tera(figures['recomputed_flops'])}, optimizer "
             f"{_tera(figures['flops_outside_of_the_model'])}"
         )
-    yield f"  at peak FLOP/s   {_ms(figures['roofline_seconds'])}"
-    yield f"  HBM bytes        {figures['hbm_bytes'] / 1e9:.2f} GB, {_ms(figures['hbm_seconds'])} at peak bandwidth"
-    yield f"                   and {figures['prefetched_bytes'] / 1e9:.2f} GB in copies beside other work"
-    seconds = figures["estimated_seconds"]
-    clock = "" if seconds is None else f", {_ms(seconds)} at the clock of the chip"
-    yield f"  estimated cycles {figures['estimated_cycles'] / 1e6:.1f} M{clock}"
-    if figures["kernels"]:
-        yield f"                   without {figures['kernels']} Pallas kernels, which the compiler does not estimate"
+    yield from _least_time(figures)
     for each, count in Counter(tuple(each.values()) for each in figures["collectives"]).items():
         kind, size, asynchronous = each
         beside = "beside other work" if asynchronous else "nothing else runs meanwhile"
         yield f"  collective       {count} x {kind}, {size / 1e6:.2f} MB, {beside}"
-    columns = {
-        "Mcycles": lambda part: part["cycles"] / 1e6,
-        "HBM ms": lambda part: part["hbm_seconds"] * 1e3,
-        "peak ms": lambda part: part["roofline_seconds"] * 1e3,
-    }
-    yield from tables({split: figures[f"by_{split}"] for split in SPLITS}, columns)
+    yield from tables({split: figures[f"by_{split}"] for split in SPLITS}, _columns(figures))
+
+
+def _least_time(figures: dict[str, Any]) -> Iterator[str]:
+    """Yields the time below which no program with these products can be, for a step and for a run."""
+    least = figures["roofline_seconds"]
+    yield f"  at peak FLOP/s   {least * 1e3:.2f} ms, a bound and not an estimate"
+    if figures["dispatches"]:
+        steps = figures["dispatches"]
+        run = least * steps / 60
+        yield f"                   x {steps:.0f} steps: {run:.1f} minutes at the peak, {run / 0.2:.0f} at 20 % of it"
+
+
+def _columns(figures: dict[str, Any]) -> dict[str, Callable[[dict[str, float]], float]]:
+    """Returns the columns of the tables: bundles of a TPU v4, or kernels of a GPU, then bytes and FLOPs."""
+    columns: dict[str, Callable[[dict[str, float]], float]] = {}
+    if figures["bundles"] is not None:
+        columns["Mbundles"] = lambda part: part["bundles"] / 1e6
+    if figures["is_gpu"]:
+        columns["kernels"] = lambda part: part["instructions"]
+    columns["HBM GB"] = lambda part: part["hbm_bytes"] / 1e9
+    columns["TFLOP"] = lambda part: part["product_flops"] / 1e12
+    return columns
 
 
 def _gib(size: float) -> str:
@@ -117,7 +162,3 @@ def _gib(size: float) -> str:
 
 def _tera(flops: float) -> str:
     return f"{flops / 1e12:.3f} T"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"

@@ -1,5 +1,5 @@
-"""The costs of a compiled program by kind of work, pass, PyTorch module and class: estimated cycles, HBM bytes and
-collectives of a TPU program, and the measured time of profiled steps."""
+"""The costs of a compiled program by kind of work, pass, PyTorch module and class: bundles or cycles, HBM bytes,
+kernels and collectives, and the measured time of profiled steps."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP
 FORWARD, BACKWARD, UPDATE, UNNAMED = "forward", "backward", "update", "made by the compiler"
 PRODUCTS, COLLECTIVE = "matrix products", "collectives"
 KERNELS = "Pallas kernels"
+ATTENTION = "fused attention of cuDNN"
 SORTS, ELEMENTWISE = "gathers and sorts", "elementwise, reductions"
 CONTROL_FLOW = "loops and branches"
 """Kind of the measured time that a loop takes between its operations."""
@@ -53,10 +54,11 @@ class Cost:
     """The sum over some of a program's instructions, for one device and one step."""
 
     cycles: float = 0
-    """Cycles that the compiler estimates; it has no estimate for Pallas kernels."""
+    """Scheduled bundles, or cycles that the compiler estimates; it has no estimate for Pallas kernels."""
     hbm_bytes: float = 0
     """Bytes of operands and results in the memory of the device, with the padding of their tiles."""
     instructions: int = 0
+    """Number of runs of instructions that count; on a GPU, of kernels."""
     kernels: int = 0
     """Number of runs of Pallas kernels."""
     product_flops: float = 0
@@ -77,7 +79,7 @@ class CollectiveOperation:
     kind: str
     """Name of the operation, such as `all-reduce`."""
     bytes: float
-    """The size of its result on one device."""
+    """The size of its results on one device."""
     asynchronous: bool
     """True if other work can run meanwhile."""
 
@@ -88,7 +90,7 @@ class Yardsticks:
 
     total: Cost
     splits: Mapping[str, Mapping[str, Cost]]
-    """Costs by each of `SPLITS`, the most cycles first."""
+    """Costs by each of `SPLITS`, the most cycles first, without cycles the most bytes."""
     collectives: tuple[CollectiveOperation, ...]
     prefetched_bytes: float
     """Bytes of copies between the memory and the caches of the device that run beside the instructions."""
@@ -98,10 +100,12 @@ def yardsticks(
     program: Program,
     products: Mapping[str, float] | None = None,
     cycles: Callable[[Instruction], float] = lambda instruction: instruction.estimated_cycles,
+    counts: Callable[[Instruction], bool] = lambda instruction: instruction.is_kernel,
 ) -> Yardsticks:
-    """Sums the instructions that have `cycles`, and Pallas kernels.
+    """Sums the instructions that have `cycles`, and others that `counts` is true for: by default Pallas kernels.
 
-    `products` are the FLOPs of matrix products by the names of their operations.
+    `products` are the FLOPs of matrix products by the names of their operations. A GPU program has no cycles; there
+    every instruction counts that `launches`.
     """
     costs: list[tuple[tuple[str, ...], Cost]] = []
     collectives, prefetched = [], 0.0
@@ -109,12 +113,10 @@ def yardsticks(
         kind = kind_of(program, instruction)
         if instruction.opcode in ("copy-start", "slice-start"):
             prefetched += sum(array.size_bytes for array in instruction.results[1:2]) * times
-        if kind == COLLECTIVE and not instruction.opcode.endswith("-done"):
-            size = sum(array.size_bytes for array in instruction.results[-1:])
-            asynchronous = instruction.opcode.endswith("-start")
-            operation = CollectiveOperation(instruction.opcode.removesuffix("-start"), size, asynchronous)
-            collectives += [operation] * times
-        if not (own := cycles(instruction)) and not instruction.is_kernel:
+        if kind == COLLECTIVE and not instruction.opcode.endswith("-start"):  # the end of one has its results alone
+            collectives += [_collective(program, instruction)] * times
+        own = cycles(instruction)
+        if not own and not counts(instruction):
             continue
         operands = (array for name in instruction.operands for array in program.shapes_of(name))
         size = sum(array.size_bytes for array in (*instruction.results, *operands) if array.in_hbm)
@@ -124,16 +126,27 @@ def yardsticks(
     for name, flops in (products or {}).items():
         costs.append(((PRODUCTS, pass_of(name), *module_of(name)), Cost(product_flops=flops)))
     total = sum((cost for _, cost in costs), Cost())
-    return Yardsticks(total, _split(costs, lambda cost: cost.cycles), tuple(collectives), prefetched)
+    return Yardsticks(total, _split(costs, lambda cost: (cost.cycles, cost.hbm_bytes)), tuple(collectives), prefetched)
 
 
-def _split(costs: Iterable[tuple[tuple[str, ...], C]], size: Callable[[C], float]) -> dict[str, dict[str, C]]:
+def _collective(program: Program, instruction: Instruction) -> CollectiveOperation:
+    size = sum(array.size_bytes for array in instruction.results)
+    asynchronous = instruction.opcode.endswith("-done")
+    if asynchronous:
+        start = program.instructions[instruction.operands[0]]
+        asynchronous = '"is_sync":true' not in start.text
+    return CollectiveOperation(instruction.opcode.removesuffix("-done"), size, asynchronous)
+
+
+def _split(costs: Iterable[tuple[tuple[str, ...], C]], size: Callable[[C], Any]) -> dict[str, dict[str, C]]:
     """Sums costs by each of their keys, which are those of `SPLITS`; the largest first."""
     sums: dict[str, dict[str, C]] = {name: {} for name in SPLITS}
     for keys, cost in costs:
         for part, key in zip(sums.values(), keys, strict=True):
             part[key] = part[key] + cost if key in part else cost
-    return {name: dict(sorted(part.items(), key=lambda item: -size(item[1]))) for name, part in sums.items()}
+    return {
+        name: dict(sorted(part.items(), key=lambda item: size(item[1]), reverse=True)) for name, part in sums.items()
+    }
 
 
 def tables(splits: Mapping[str, Mapping[str, T]], columns: Mapping[str, Callable[[T], float]]) -> Iterator[str]:
@@ -153,6 +166,10 @@ def kind_of(program: Program, instruction: Instruction) -> str:
         return COLLECTIVE
     if instruction.is_kernel:
         return KERNELS
+    if "fmha" in instruction.target:
+        return ATTENTION
+    if instruction.target.startswith(("__cublas", "__cudnn$conv")):
+        return PRODUCTS
     opcodes = {instruction.opcode, *(each.opcode for each in program.inside(instruction))}
     if opcodes & {"convolution", "dot"}:
         return PRODUCTS

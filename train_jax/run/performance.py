@@ -38,6 +38,9 @@ PEAK_BF16_FLOPS = {
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA RTX A6000": 155e12,
+    "NVIDIA RTX PRO 6000 Blackwell": 504e12,
 }
 """Peak dense bfloat16 FLOP/s of one device, by JAX's `device_kind`, from the vendors' data sheets. A TPU v4 device with
 megacore is a whole chip."""
@@ -55,6 +58,9 @@ PEAK_BYTES_PER_SECOND = {
     "NVIDIA H100 80GB HBM3": 3350e9,
     "NVIDIA H100 PCIe": 2000e9,
     "NVIDIA H200": 4800e9,
+    "NVIDIA B200": 8000e9,
+    "NVIDIA RTX A6000": 768e9,
+    "NVIDIA RTX PRO 6000 Blackwell": 1792e9,
 }
 """Peak bytes/s between one device and its memory, from the same sources."""
 

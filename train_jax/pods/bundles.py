@@ -6,9 +6,13 @@ are compiled once, under the name of the first instruction that needs one; the o
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -78,6 +82,15 @@ def write_schedules(folder: Path) -> None:
     os.environ[_VARIABLE] = " ".join(filter(None, [os.environ.get(_VARIABLE), arguments]))
 
 
+@functools.cache
+def folder_of_process() -> Path:
+    """Returns a folder of `write_schedules`, the same for all programs of this process: libtpu reads its name once."""
+    folder = Path(tempfile.mkdtemp(prefix="bundles-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_schedules(folder)
+    return folder
+
+
 def read_schedules(folder: Path, program: Program) -> Schedules:
     """Reads what libtpu wrote while it compiled `program`. Raises `UserError` if it wrote nothing."""
     schedules = {}
@@ -85,6 +98,7 @@ def read_schedules(folder: Path, program: Program) -> Schedules:
         name = _SCHEDULE_FILE.fullmatch(file.name)
         if name and name["name"] != _TOP_LEVEL:
             schedules[name["name"]] = bundles_of(file.read_text())
+        file.unlink()  # the next program of the process is written into the same folder
     if not schedules:
         raise UserError("this version of libtpu writes no scheduled bundles; use --no-bundles")
     return Schedules(program, schedules)
