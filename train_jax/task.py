@@ -163,6 +163,10 @@ class Task:
 
     # The model and its loss
 
+    def part(self, name: str) -> Any:
+        """Returns the `TrainingTask` of a part of the step, for an optimizer with parts."""
+        raise NotImplementedError
+
     def build(self, arch: Any) -> torch.nn.Module | None:
         """Returns the module with its loss head, for a task that has its own model; None for that of the run."""
         return None

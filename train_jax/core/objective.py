@@ -60,6 +60,11 @@ class Objective:
     task: TrainingTask
     tables: tuple[SparseTable, ...] = ()
 
+    def of_part(self, name: str) -> Objective:
+        """Returns the objective of a part of the step, for a task with a method `part`."""
+        task: Any = self.task
+        return dataclasses.replace(self, task=task.part(name))
+
     @property
     def params(self) -> Arrays:
         """The dense parameters: all except the leaves of the sparse tables."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import jax
@@ -15,7 +15,7 @@ from train_jax.core.gradients import compute_gradients
 from train_jax.core.guard import check_finite, where_tree
 from train_jax.core.metrics import Metrics, norms_by_group, parameter_groups
 from train_jax.core.objective import Batch, Objective
-from train_jax.core.optim.chain import learning_rates, trainable
+from train_jax.core.optim.chain import Optimizer, learning_rates, trainable
 from train_jax.core.optim.config import OptimConfig
 from train_jax.core.optim.rules import RowGradients, sparse_sign_sgd, sum_by_row, update_ema
 from train_jax.core.optim.schedule import learning_rate
@@ -46,6 +46,8 @@ class StepOptions:
     """True if the key of a step is the list of its random draws, as `bridge.Functional` takes them."""
     rates: Mapping[str, optax.Schedule] = dataclasses.field(default_factory=dict)
     """Learning rates to log of an optimizer that `config` does not describe; empty for those of `config`."""
+    part: str = ""
+    """The step trains only the parameters below this name; empty for all."""
 
 
 def make_train_step(
@@ -55,14 +57,20 @@ def make_train_step(
 
     A step with a non-finite loss or gradient changes only the guard of the state; one without targets changes nothing.
     """
-    trained = trainable(objective.params, config)
+
+    def of_part(params: Arrays) -> Arrays:
+        trained = trainable(params, config)
+        below = f"{options.part}."
+        return {n: a for n, a in trained.items() if n.startswith(below)} if options.part else trained
+
+    trained = of_part(objective.params)
     if not trained and not objective.tables:
         raise UserError(
             f"optim.freeze {config.freeze!r} leaves nothing to train: the model has no sparse table; freeze less"
         )
-    update = _make_update(optimizer, config, options.total_steps)
+    update = _make_update(optimizer, config, options.total_steps, of_part)
     rates = options.rates or learning_rates(trained, config, options.total_steps)
-    groups = parameter_groups(trained)
+    groups = {options.part: tuple(trained)} if options.part else parameter_groups(trained)
     sharding = options.sharding
     growth_steps = config.loss_scale_growth_steps if options.scales_loss else None
 
@@ -82,7 +90,7 @@ def make_train_step(
         out = compute_gradients(
             objective,
             whole,
-            trainable(whole.params, config),
+            of_part(whole.params),
             carry,
             batch,
             keys,
@@ -118,6 +126,43 @@ def make_train_step(
     return train_step
 
 
+def step_of(objective: Objective, optimizer: Optimizer, config: OptimConfig, options: StepOptions) -> TrainStep:
+    """Returns the step of an optimizer, which may have several parts."""
+    if not optimizer.parts:
+        return make_train_step(objective, optimizer.transformation, config, options)
+    steps = {}
+    for name, transformation in optimizer.parts.items():
+        own = dataclasses.replace(options, part=name, rates={name: optimizer.rates[name]})
+        steps[name] = make_train_step(objective.of_part(name), transformation, config, own)
+    return in_order(steps, parameter_groups(trainable(objective.params, config)))
+
+
+def in_order(steps: Mapping[str, TrainStep], groups: Iterable[str]) -> TrainStep:
+    """Returns a step of several parts, such as the models of a GAN, which train their parameters one after the other.
+
+    `steps`: the step of each part, by its name. Their optimizer states are in a dict. `groups`: the names in the order
+    in which norms and learning rates are logged. A random key is split; a list of draws is given by part.
+    """
+
+    def train_step(state: TrainState, carry: Any, batch: Batch, key: Any) -> tuple[TrainState, Any, Metrics]:
+        before, found = state.step, {}
+        for number, (name, step) in enumerate(steps.items()):
+            own_key = key[name] if isinstance(key, dict) else jax.random.fold_in(key, number)
+            states: Any = state.opt_state
+            part = state._replace(step=before, opt_state=states[name])
+            after, carry, found[name] = step(part, carry, batch, own_key)
+            state = after._replace(opt_state={**states, name: after.opt_state})
+        metrics: Metrics = {}
+        for own in found.values():
+            counts = {name: metrics[name] + own[name] for name in ("skipped_steps", "empty_steps") if name in metrics}
+            metrics |= own | counts
+        for name in ("lr", "grad_norm", "update_norm"):
+            metrics[name] = jnp.concatenate([found[group][name] for group in groups])
+        return state, carry, metrics
+
+    return train_step
+
+
 def several_steps(train_step: TrainStep) -> TrainStep:
     """Scans the step over batches stacked along a new leading axis, in one dispatch; metrics are stacked too."""
 
@@ -132,14 +177,16 @@ def several_steps(train_step: TrainStep) -> TrainStep:
     return train_steps
 
 
-def _make_update(optimizer: optax.GradientTransformation, config: OptimConfig, total_steps: int) -> Callable[..., Any]:
+def _make_update(
+    optimizer: optax.GradientTransformation, config: OptimConfig, total_steps: int, of_part: Callable[[Arrays], Arrays]
+) -> Callable[..., Any]:
     """Returns `(state, good, dense, sparse, buffers) -> (state, updates)`; the state is unchanged unless `good`."""
     sparse_rate = learning_rate(config.sparse_lr, config, total_steps)
 
     def update(
         state: TrainState, good: jax.Array, dense: Arrays, sparse: dict[str, RowGradients], buffers: Arrays
     ) -> tuple[TrainState, Arrays]:
-        trained = trainable(state.params, config)
+        trained = of_part(state.params)
         updates, opt_state = optimizer.update(dense, state.opt_state, trained)
         trained = cast(Arrays, optax.apply_updates(trained, updates))
         after = TrainState(

@@ -24,13 +24,13 @@ from bridge.tensor.arrays import array_of
 from train_jax.core.objective import Objective
 from train_jax.core.optim.chain import Optimizer, dense_optimizer, learning_rates, trainable
 from train_jax.core.state import new_state
-from train_jax.core.step import StepOptions, make_train_step
+from train_jax.core.step import StepOptions, step_of
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.devices import on_one_device
 from train_jax.script.structure import is_array, mapped
-from train_jax.script.task import LOSS, LOSS_METHOD, ScriptTask, as_given, sums_of
+from train_jax.script.task import COUNT, LOSS, LOSS_METHOD, ScriptTask, as_given, sums_of
 
 LOSS_TOLERANCE = 1e-5
 """Largest relative difference of a loss in float32."""
@@ -52,7 +52,8 @@ _REMEDY = "--no-verify trains without this check"
 class Steps:
     """What one side did."""
 
-    losses: list[float]
+    losses: dict[str, float]
+    """The losses by name, such as `loss of step 1`."""
     leaves: dict[str, np.ndarray]
     """Parameters and buffers after the steps, by qualified name."""
 
@@ -78,8 +79,7 @@ class Leaf:
 class StepCheck:
     """The result of a comparison."""
 
-    losses: list[tuple[float, float]]
-    """The loss of each step in PyTorch and in JAX."""
+    steps: int
     leaves: list[Leaf]
     """Losses of the steps, parameters and buffers; the largest differences first."""
     seconds: float
@@ -99,7 +99,7 @@ class StepCheck:
             worst = next(leaf for leaf in self.leaves if not leaf.agrees)
             wide = "" if worst.wide_difference is None else f", in float64 by {worst.wide_difference:.0e}"
             return (
-                f"{len(self.losses)} steps differ from PyTorch, most in {worst.name}: by {worst.difference:.0e} of its "
+                f"{self.steps} steps differ from PyTorch, most in {worst.name}: by {worst.difference:.0e} of its "
                 f"largest entry{wide}"
             )
         rounding = ""
@@ -108,7 +108,7 @@ class StepCheck:
             rounding = f", but for rounding in {names}{', …' * (len(self.rounded) > 3)}, equal in float64"
         worst = next((leaf for leaf in self.leaves if leaf not in self.rounded), worst)
         return (
-            f"{len(self.losses)} steps agree with PyTorch: {len(self.leaves)} losses and leaves to "
+            f"{self.steps} steps agree with PyTorch: {len(self.leaves)} losses and leaves to "
             f"{worst.difference:.0e}{rounding} ({self.seconds:.1f} s)"
         )
 
@@ -130,8 +130,7 @@ def check_steps(config: RunConfig, steps: int, say: Callable[[str], None] = lamb
                 leaf if leaf.agrees else dataclasses.replace(leaf, wide_difference=wide[leaf.name]) for leaf in leaves
             ]
     leaves.sort(key=lambda leaf: -leaf.difference)
-    pairs = list(zip(theirs.losses, ours.losses, strict=True))
-    return StepCheck(pairs, leaves, time.perf_counter() - begun)
+    return StepCheck(steps, leaves, time.perf_counter() - begun)
 
 
 def verified(config: RunConfig) -> str:
@@ -167,7 +166,8 @@ def _both(
             batch = mapped(batch, lambda value, _: _widened(value, dtype))
             draws = theirs.step(batch)
             ours.step(our_task.form.arrays(batch, "collate()"), draws)
-            say(f"step {step + 1}: loss {theirs.losses[-1]:.8g} in PyTorch, {ours.losses[-1]:.8g} in JAX")
+            for name in list(theirs.losses)[-len(theirs.names) :]:
+                say(f"{name}: {theirs.losses[name]:.8g} in PyTorch, {ours.losses[name]:.8g} in JAX")
         return theirs.result(), ours.result()
 
 
@@ -208,30 +208,44 @@ class _TorchLoop:
     def __init__(self, config: RunConfig, task: ScriptTask, dtype: torch.dtype):
         self._config, self._task = config, task
         self._module = _module(config, task, dtype)
-        self._optimizer, self._schedule = task.torch_optimizer, task.torch_schedule
+        optimizer: Any = task.torch_optimizer
+        schedule = task.torch_schedule
         self._rate = None
-        if self._optimizer is None:
-            self._optimizer, self._rate = _adamw(config, self._module)
-        self.losses: list[float] = []
+        if optimizer is None:
+            optimizer, self._rate = _adamw(config, self._module)
+        self._optimizers = optimizer if task.parts else {LOSS: optimizer}
+        self._schedules = (schedule or {}) if task.parts else {LOSS: schedule}
+        self.names = task.parts or (LOSS,)
+        self.losses: dict[str, float] = {}
+        self._steps = 0
 
-    def step(self, batch: Any) -> list[torch.Tensor]:
-        """Trains one step; returns what PyTorch drew."""
-        script, optimizer, clip = self._task.script, self._optimizer, self._config.optim.clip_norm
+    def step(self, batch: Any) -> Any:
+        """Trains one step; returns what PyTorch drew, by part if the step has several."""
+        self._steps += 1
+        drawn = {name: self._train(name, batch) for name in self.names}
+        for schedule in filter(None, self._schedules.values()):
+            schedule.step()
+        return drawn if self._task.parts else drawn[LOSS]
+
+    def _train(self, name: str, batch: Any) -> list[torch.Tensor]:
+        """Trains a part by its loss."""
+        script, optimizer, clip = self._task.script, self._optimizers[name], self._config.optim.clip_norm
         if self._rate is not None:
             for group in optimizer.param_groups:
-                group["lr"] = float(self._rate(len(self.losses)))
-        optimizer.zero_grad()
+                group["lr"] = float(self._rate(self._steps - 1))
+        self._module.zero_grad()
+        where = script.line_of("loss")
         with script.errors_of("loss()"), watching(None) as watch:
-            loss = mean_loss(sums_of(script.loss(as_given(self._module), batch), script.line_of("loss")))
+            sums = sums_of(script.loss(as_given(self._module), batch), where, self._task.parts)
+            loss = mean_loss(sums, name)
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
-            raise UserError(f"{script.line_of('loss')}: the loss does not depend on the parameters of the model")
+            raise UserError(f"{where}: {name} does not depend on the parameters of the model")
         loss.backward()
         if clip:
-            torch.nn.utils.clip_grad_norm_(self._module.parameters(), clip)
+            trained = [each for group in optimizer.param_groups for each in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, clip)
         optimizer.step()
-        if self._schedule is not None:
-            self._schedule.step()
-        self.losses.append(float(loss.detach()))
+        self.losses[f"{name} of step {self._steps}"] = float(loss.detach())
         return watch.draws
 
     def result(self) -> Steps:
@@ -271,30 +285,33 @@ class _JaxLoop:
             rates=optimizer.rates,
             replays_draws=True,
         )
-        step = make_train_step(self._objective, optimizer.transformation, config.optim, options)
+        step = step_of(self._objective, optimizer, config.optim, options)
+        self._names = task.parts or (LOSS,)
+        self._steps = 0
         self._step = on_one_device(step, host_device())
         self._state = new_state(params, self._objective.buffers, optimizer.transformation, keeps_ema=False)
-        self.losses: list[float] = []
+        self.losses: dict[str, float] = {}
 
-    def step(self, arrays: Mapping[str, np.ndarray], draws: list[torch.Tensor]) -> None:
-        drawn = [array_of(draw) for draw in draws]
-        self._state, _, metrics = self._step(self._state, (), dict(arrays), drawn)
-        self.losses.append(float(metrics[LOSS]) / float(metrics[f"{LOSS}:count"]))
+    def step(self, arrays: Mapping[str, np.ndarray], draws: Any) -> None:
+        self._state, _, metrics = self._step(self._state, (), dict(arrays), jax.tree.map(array_of, draws))
+        self._steps += 1
+        for name in self._names:
+            self.losses[f"{name} of step {self._steps}"] = float(metrics[name]) / float(metrics[f"{name}{COUNT}"])
 
     def result(self) -> Steps:
         arrays = self._state.params | self._state.buffers
         return Steps(self.losses, {name: np.asarray(array) for name, array in arrays.items()})
 
 
-def mean_loss(sums: Mapping[str, tuple[Any, Any]]) -> Any:
-    total, count = sums[LOSS]
+def mean_loss(sums: Mapping[str, tuple[Any, Any]], name: str) -> Any:
+    total, count = sums[name]
     return total if count is None else total / count
 
 
 def _differences(theirs: Steps, ours: Steps) -> list[Leaf]:
     leaves = [
-        Leaf(f"{LOSS} of step {step}", _difference(np.float64(a), np.float64(b)), LOSS_TOLERANCE)
-        for step, (a, b) in enumerate(zip(theirs.losses, ours.losses, strict=True), 1)
+        Leaf(name, _difference(np.float64(loss), np.float64(ours.losses[name])), LOSS_TOLERANCE)
+        for name, loss in theirs.losses.items()
     ]
     arrays = theirs.leaves.items()
     return leaves + [Leaf(name, _difference(array, ours.leaves[name]), TOLERANCE) for name, array in arrays]
@@ -319,9 +336,11 @@ def _narrow_leaves(config: RunConfig) -> list[Leaf]:
     module = _module(config, task)
     batch = task.train_data.batch(0, config.global_batch_size, (0, 1), config.seed)
     tensors = task.form.leaves(batch)
-    report = bridge.verify(
-        module, tensors, method=LOSS_METHOD, steps=1, loss=mean_loss, train=True, input_gradients=False
-    )
+
+    def summed(sums: Mapping[str, tuple[Any, Any]]) -> Any:
+        return sum(mean_loss(sums, name) for name in task.parts or (LOSS,))
+
+    report = bridge.verify(module, tensors, method=LOSS_METHOD, steps=1, loss=summed, train=True, input_gradients=False)
     return [
         Leaf(f"{row.kind} {row.name} in 16 bits", row.error / row.scale if row.scale else row.error, 0.0)
         for row in report.rows

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import torch
 from torch import nn
 
@@ -143,18 +144,31 @@ class ScriptTask(Task):
         return module
 
     def _optimizer_of(self, module: nn.Module) -> tuple[Any, Any]:
-        """Returns the optimizer of the script and its schedule. Parameters that it does not have become constant."""
+        """Returns optimizers and schedules of the script. Parameters that no optimizer has become constant."""
         if self.script.optimizer is None:
             return None, None
         optimizer = self.script.call("optimizer", as_given(module))
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            where, kind = self.script.line_of("optimizer"), type(optimizer).__name__
-            raise UserError(f"{where}: optimizer() returns {kind}, expected a torch.optim.Optimizer")
-        trained = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        where = self.script.line_of("optimizer")
+        if isinstance(optimizer, dict) and not (isinstance(module, nn.ModuleDict) and optimizer.keys() <= {*module}):
+            raise UserError(f"{where}: optimizer() returns a dict with {', '.join(optimizer)}; use keys of model()")
+        for each in optimizer.values() if isinstance(optimizer, dict) else (optimizer,):
+            if not isinstance(each, torch.optim.Optimizer):
+                kind = type(each).__name__
+                raise UserError(f"{where}: optimizer() returns {kind}, expected a torch.optim.Optimizer")
+        trained = {id(t) for each in _listed(optimizer) for group in each.param_groups for t in group["params"]}
         for parameter in module.parameters():
             if id(parameter) not in trained:
                 parameter.requires_grad_(False)
         return optimizer, None if self.script.schedule is None else self.script.call("schedule", optimizer)
+
+    @property
+    def console(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {name: f"{name} {{:.4f}}" for name in self.parts or (LOSS,)}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The models that a step trains one after the other, each by its own loss; none for one loss."""
+        return tuple(self.torch_optimizer) if isinstance(self.torch_optimizer, dict) else ()
 
     def _loss_of_arrays(self, dtype: torch.dtype) -> Any:
         """Returns the method that computes the loss of a batch, whose arrays it gets by name."""
@@ -164,7 +178,7 @@ class ScriptTask(Task):
             batch = task.form.batch(arrays)
             with torch.autocast("cpu", dtype, enabled=dtype in (torch.bfloat16, torch.float16)):
                 result = task.script.loss(as_given(self), batch)
-            return sums_of(result, task.script.line_of("loss"))
+            return sums_of(result, task.script.line_of("loss"), task.parts)
 
         return script_loss
 
@@ -172,13 +186,23 @@ class ScriptTask(Task):
         if self.torch_optimizer is None:
             return None
         where = self.script.line_of("optimizer")
-        translated = translate(self.torch_optimizer, module, self.torch_schedule, total_steps, where=where)
-        return Optimizer(translated.transformation, translated.rates)
+        if not self.parts:
+            translated = translate(self.torch_optimizer, module, self.torch_schedule, total_steps, where=where)
+            return Optimizer(translated.transformation, translated.rates)
+        schedules = self.torch_schedule or {}
+        parts = {
+            name: translate(optimizer, module, schedules.get(name), total_steps, where=where)
+            for name, optimizer in self.torch_optimizer.items()
+        }
+        transformations = {name: part.transformation for name, part in parts.items()}
+        rates = {name: next(iter(part.rates.values())) for name, part in parts.items()}
+        return Optimizer(_all_of(transformations), rates, transformations)
 
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
-        outputs, buffers = call(batch, method=LOSS_METHOD)
-        sums = _flat(outputs, 1)
-        return LossSums(sums[LOSS], sums[f"{LOSS}{COUNT}"], sums, carry, buffers)
+        return ScriptPart(LOSS, ()).loss(call, carry, batch)
+
+    def part(self, name: str) -> ScriptPart:
+        return ScriptPart(name, tuple(other for other in self.parts if other != name))
 
     def figures(self, sums: dict[str, Any], examples: int) -> dict[str, float]:
         return _means(sums)
@@ -236,29 +260,78 @@ class ScriptTask(Task):
         return evaluate
 
 
+@dataclasses.dataclass(frozen=True)
+class ScriptPart:
+    """The loss of one model of a script."""
+
+    name: str
+    others: tuple[str, ...]
+    """The models that have their own losses."""
+
+    def initial_carry(self, call: Call, batch: Batch) -> Any:
+        return ()
+
+    def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
+        outputs, buffers = call(batch, method=LOSS_METHOD)
+        sums = _flat({name: pair for name, pair in outputs.items() if name not in self.others}, 1)
+        return LossSums(sums[self.name], sums[f"{self.name}{COUNT}"], sums, carry, buffers)
+
+
+def _all_of(parts: Mapping[str, optax.GradientTransformation]) -> optax.GradientTransformation:
+    """Returns an optimizer whose state has those of the parts in a dict; they are updated one by one."""
+
+    def init(params: Any) -> Any:
+        return {
+            name: part.init({n: array for n, array in params.items() if n.startswith(f"{name}.")})
+            for name, part in parts.items()
+        }
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        raise NotImplementedError("the parts of a step are updated one by one")
+
+    return optax.GradientTransformation(init, update)
+
+
+def _listed(optimizer: Any) -> list[Any]:
+    return list(optimizer.values()) if isinstance(optimizer, dict) else [optimizer]
+
+
 def as_given(module: nn.Module) -> Any:
     """Returns the models as the script knows them: a dict if `model` returns one."""
     return dict(module.items()) if isinstance(module, nn.ModuleDict) else module
 
 
-def sums_of(result: Any, where: str) -> dict[str, tuple[Any, Any]]:
+def sums_of(result: Any, where: str, parts: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
     """Returns sum and count of the loss and of each metric, for the result of `loss` of a script; None for the count of
     a mean.
 
-    `where`: the line of the function, for messages. Raises `UserError` for a result that is no loss.
+    `where`: the line of the function, for messages. `parts`: the models that have a loss each. Raises `UserError` for a
+    result that is no loss.
     """
-    parts = result if isinstance(result, tuple) else (result,)
-    metrics: Mapping[str, Any] = {}
-    if len(parts) > 1 and isinstance(parts[-1], Mapping):
-        *parts, metrics = parts
-    if len(parts) not in (1, 2):
-        raise UserError(f"{where}: loss() returns {len(parts)} values, expected a scalar or (sum, count), then a dict")
-    found = {LOSS: _pair(tuple(parts), LOSS, where)}
-    for name, value in metrics.items():
-        if name == LOSS:
-            raise UserError(f"{where}: loss() returns a metric called {LOSS}, which is the loss; use a different name")
-        total, count = _pair(value, f"the metric {name}", where)
-        found[str(name)] = _detached(total), _detached(count)
+    if not parts:
+        return _sums_of_loss(result, LOSS, where)
+    if not isinstance(result, Mapping) or tuple(result) != tuple(parts):
+        names = ", ".join(parts)
+        raise UserError(f"{where}: loss() returns no dict of {names}, the keys of optimizer() in their order")
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, loss in result.items():
+        found |= _sums_of_loss(loss, name, where)
+    return found
+
+
+def _sums_of_loss(result: Any, name: str, where: str) -> dict[str, tuple[Any, Any]]:
+    values: list[Any] = [*result] if isinstance(result, tuple) else [result]
+    metrics = values.pop() if len(values) > 1 and isinstance(values[-1], Mapping) else {}
+    if len(values) == 1 and isinstance(values[0], tuple):  # (sum, count), {…}
+        values = [*values[0]]
+    if len(values) not in (1, 2):
+        raise UserError(f"{where}: loss() returns {len(values)} values, expected a scalar or (sum, count), then a dict")
+    found = {name: _pair(tuple(values), name, where)}
+    for metric, value in metrics.items():
+        if metric == name:
+            raise UserError(f"{where}: loss() returns a metric called {name}, which is the loss; use a different name")
+        total, count = _pair(value, f"the metric {metric}", where)
+        found[str(metric)] = _detached(total), _detached(count)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from train_jax.core.objective import Objective
 from train_jax.core.optim.chain import Optimizer, dense_optimizer, learning_rates, matrices_alike, trainable
 from train_jax.core.sharding import Replicated, Sharded
 from train_jax.core.state import TrainState, new_state
-from train_jax.core.step import StepOptions, TrainStep, make_train_step, several_steps
+from train_jax.core.step import StepOptions, TrainStep, several_steps, step_of
 from train_jax.errors import UserError
 from train_jax.plugin import names_object
 from train_jax.run.config import RunConfig
@@ -46,11 +46,13 @@ class Training:
     total_steps: int
     objective: Objective
     """The module at the last variant of its schedule."""
-    optimizer: optax.GradientTransformation
+    own_optimizer: Optimizer
     placement: Placement
     """Placement of the state between two steps."""
-    rates: Mapping[str, optax.Schedule]
-    """Learning rates to log, by parameter group."""
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        return self.own_optimizer.transformation
 
     @property
     def groups(self) -> Groups:
@@ -117,9 +119,9 @@ class Training:
             accumulation_steps=part_count(config, self.devices),
             sharding=self.placement.sharding,
             overrides=self.task.overrides(objective.fn.module, self.total_steps),
-            rates=self.rates,
+            rates=self.own_optimizer.rates,
         )
-        return make_train_step(objective, self.optimizer, config.optim, options)
+        return step_of(objective, self.own_optimizer, config.optim, options)
 
     def parallel_step(self, objective: Objective | None = None) -> Any:
         """Returns the step over all devices, with all optimizer steps of a dispatch; not yet compiled."""
@@ -211,7 +213,7 @@ def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
         trained = trainable(objective.params, config.optim)
         dense = dense_optimizer(config.optim, total_steps, placement.sharding.norm)
         optimizer = Optimizer(dense, learning_rates(trained, config.optim, total_steps))
-    return Training(config, task, devices, total_steps, objective, optimizer.transformation, placement, optimizer.rates)
+    return Training(config, task, devices, total_steps, objective, optimizer, placement)
 
 
 def _memory_of_whole_state(config: RunConfig) -> contextlib.AbstractContextManager:

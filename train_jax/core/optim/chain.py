@@ -28,6 +28,8 @@ class Optimizer(NamedTuple):
     transformation: optax.GradientTransformation
     rates: Mapping[str, optax.Schedule]
     """Learning rates by the name of a parameter group; one that is named "" if all have the same."""
+    parts: Mapping[str, optax.GradientTransformation] = {}
+    """The optimizers of the parts of a step, whose states `transformation` initializes; empty for one step."""
 
 
 def dense_optimizer(

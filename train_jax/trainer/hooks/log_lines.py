@@ -20,7 +20,7 @@ class Logging(Hook):
 
     def __init__(self, training: Training):
         self._window: list[tuple[int, Any]] = []
-        self._rates = list(training.rates)
+        self._rates = list(training.own_optimizer.rates)
         self._model_flops: float | None = None
         """FLOPs of a step on one device; None if no peak is known, or for a model that changes during the run."""
         constant = training.task.variants(training.total_steps).after(0) is None
