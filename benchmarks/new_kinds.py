@@ -2,8 +2,8 @@
 
 usage: python -m benchmarks.new_kinds
 
-`new_kinds.tsv` has the candidates: name, package whose style the model follows, what it exercises. The first list is for
-work on the bridge. The second is held out: it is run once, after that work, and not read before.
+`new_kinds.tsv` has the candidates: name, package whose style the model follows, what it exercises. The first list is
+for work on the bridge. The second is held out: it is run once, after that work, and not read before.
 """
 
 from __future__ import annotations
