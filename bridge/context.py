@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 import threading
 import warnings
@@ -32,6 +33,8 @@ class Options:
     """Buffers that are constants, by their names, with the values that they had."""
     assumed: dict[str, None] = dataclasses.field(default_factory=dict)
     """Descriptions of the checks that calls have not made; `verify` reports them."""
+    branches: dict[Any, str] = dataclasses.field(default_factory=dict)
+    """The branches on traced values that calls compared by `verify` have met, and their places in words."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -60,6 +63,14 @@ class CallState(abc.ABC):
     """True within a function of `values.CHECKING`."""
     condition: Any = None
     """A traced bool, true if PyTorch would run the current turn of a loop; None outside of such a loop."""
+    truths: list[tuple[Any, bool]] = dataclasses.field(default_factory=list)
+    """Traced conditions, and their truth on the side of a branch that is being traced."""
+    sides: int = 0
+    """The number of sides that have been traced inside of the outermost branch."""
+    off_path: bool = False
+    """True on a side that PyTorch did not take, in a call with its draws, which has none for it."""
+    turns: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter)
+    """Branch -> the number of times that the call has met it, where PyTorch did."""
     handled: dict[Any, str] = dataclasses.field(default_factory=dict)
     """The checks inside of `try` or `with`, by `bytecode.places_inside_handlers`, and their places in words."""
     failing: Any = None
@@ -147,6 +158,8 @@ class _Current(threading.local):
     """The default generator of the call, once the code asks for it."""
     states: Any = None
     """The states of the generators of `random` and `numpy.random` before the last call; None if they are as before."""
+    answers: Any = None
+    """The `branches.Answers` of PyTorch's side, which runs, or whose draws the call gets; None outside of `verify`."""
     watched = False
     """True if the call refuses to draw from these generators."""
 

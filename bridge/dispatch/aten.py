@@ -170,7 +170,8 @@ class Dispatch(UncompiledDispatchMode, CallState):
 
     def _is_constant(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """True if the result depends on no input, parameter, buffer or key."""
-        written = self.condition is not None and written_arguments(func, args, kwargs)
+        traced = self.condition is not None or self.truths
+        written = traced and written_arguments(func, args, kwargs)
         if written or self.constants.any_traced(args, kwargs):
             return False
         if is_random(func):

@@ -83,6 +83,16 @@ class ConstantTable:
         self._known[id(real)] = real, None, tensor
         self._owners.setdefault(storage_id(real), []).append((tensor, tensor._handle))
 
+    def known(self) -> dict[int, tuple[torch.Tensor, Any, BridgeTensor]]:
+        """Returns the traced tensors that real ones have now, for `restore`."""
+        return dict(self._known)
+
+    def restore(self, known: dict[int, tuple[torch.Tensor, Any, BridgeTensor]]) -> None:
+        """Forgets traced tensors made since, except those of memory that has become traced."""
+        traced = {i: entry for i, entry in self._known.items() if entry[1] is None}
+        before = {i: entry for i, entry in known.items() if entry[1] is None or not self.is_traced(entry[0])}
+        self._known = before | traced
+
     # Tests for real tensors.
 
     def is_traced(self, tensor: torch.Tensor) -> bool:

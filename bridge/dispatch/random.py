@@ -109,6 +109,9 @@ def seeded_generator(context: CallState, func: Any, kwargs: dict) -> torch.Gener
     Raises `BridgeError` for a generator that was made before the call and that the call has not seeded.
     """
     generator = generator_of(kwargs.get("generator"))
+    if generator is not None and context.truths:
+        what = f"`{func.name()}` draws from a seeded generator on one side of a branch on a traced value"
+        raise context.error(what, "draw before the branch")
     if generator is not None and generator.initial_seed() in _UNSEEDED:
         raise context.error(
             f"`{func.name()}` draws from a torch.Generator that was made before the call, so each call would draw "
@@ -211,6 +214,8 @@ def drawn_numbers(
     generator = seeded_generator(context, func, kwargs)
     if generator is not None:
         return array_of(draw(generator, func, args, kwargs))
+    if context.off_path and isinstance(context.rng, list):
+        return by_key(Source(jax.random.key(0), context.draws))
     context.draws += 1
     if isinstance(context.rng, list):
         if context.draws > len(context.rng):

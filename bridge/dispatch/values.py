@@ -18,13 +18,15 @@ import torch
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
+from bridge.autograd.engine import Restart
 from bridge.context import CallState
 from bridge.dispatch.computation import LoweringError
 from bridge.dispatch.metas import meta_of
 from bridge.dispatch.schemas import is_random, listed, shapes_by_data, tensors_in
 from bridge.errors import BridgeError, is_framework
-from bridge.symbolic.bytecode import check_under_way, places_inside_handlers
+from bridge.symbolic.bytecode import check_under_way, code_that_asks, places_inside_handlers
 from bridge.symbolic.constants import as_constant
+from bridge.symbolic.conversion import convert
 from bridge.symbolic.ranges import known_number
 from bridge.symbolic.selections import SHAPE_REMEDY
 from bridge.tensor.arrays import jax_dtype, tensor_of
@@ -265,19 +267,26 @@ def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
         return False
     passes = check_under_way()
     if isinstance(passes, bool):
-        check = places_inside_handlers()
-        if check == context.failing:
-            context.failing = None
-            return not passes
-        if check:
-            context.handled[check] = context.where()
-        note_check(context)
-        return passes
+        return passes ^ fails(context)
+    if convert(code_that_asks()):
+        raise Restart(context.recording)
     inside, remedy = asked_inside(VALUE_REMEDY)
     if remedy not in _REMEDIES.values():
         remedy = as_constant(value, remedy)
     how = "a branch, `.item()`, `int()` or a loop bound"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
+
+
+def fails(context: CallState) -> bool:
+    """True for the one check that is to fail. Reports that any other one is not made."""
+    check = places_inside_handlers()
+    if check and check == context.failing:
+        context.failing = None
+        return True
+    if check:
+        context.handled[check] = context.where()
+    note_check(context)
+    return False
 
 
 def note_check(context: CallState) -> None:

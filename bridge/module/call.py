@@ -164,6 +164,7 @@ class Call:
             before = self._run(first)
         self._dispatch.rng = last.rng
         self._dispatch.draws = 0
+        self._dispatch.turns.clear()
         for name, array in last.params.items():  # as an optimizer does between the calls
             tensor = value_in(name, self._slots[name])
             self._dispatch.wrap(tensor).write(array, tracked=False, grad_enabled=False)

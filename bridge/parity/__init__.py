@@ -34,6 +34,7 @@ from bridge.parity.sides import (
     projection,
     widened,
 )
+from bridge.symbolic.branches import Unrecorded
 from bridge.symbolic.ranges import Int64, check_integers
 from bridge.tensor.arrays import check_kinds
 from bridge.tensor.pytrees import named_inputs
@@ -109,6 +110,11 @@ class _Comparison:
     """The options of `export`."""
 
     def report(self, steps: int) -> ParityReport:
+        while True:
+            with contextlib.suppress(Unrecorded):
+                return self._compared(steps)
+
+    def _compared(self, steps: int) -> ParityReport:
         inputs, _ = named_inputs(self.call.args, self.call.kwargs)
         known = self.call.known_inputs
         if known and not any(map(self.call.knows, inputs)):
@@ -132,6 +138,11 @@ class _Comparison:
         _warn_of_questions(jax_side.asked, rows)
         granted = [f"constant: {name}" for name in fn.options.static]
         granted += [f"check not made: {place}" for place in fn.options.assumed]
+        for branch, place in fn.options.branches.items():
+            taken = {side for draws in arbiter.draws for side in draws.answers.get(branch, ())}
+            granted += [
+                f"side not compared, where this is {side}: {place}" for side in (True, False) if side not in taken
+            ]
         wanted = {(row.kind, row.name) for row in rows if row.zero}
         if wanted:
             rows += self._perturbed(wanted, jax_side)

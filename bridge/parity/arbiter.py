@@ -9,6 +9,7 @@ not where the module cuts or replaces gradients, which need not be derivatives t
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
@@ -21,7 +22,7 @@ import torch
 
 from bridge.errors import first_line
 from bridge.parity.report import Leaves, Row, difference, largest_gradient, magnitude
-from bridge.parity.sides import JaxSide, Shifts, TorchSide, in_float64, widened
+from bridge.parity.sides import Draws, JaxSide, Shifts, TorchSide, in_float64, widened
 
 _STEPS = (1e-3, 1e-5)
 """Steps of finite differences along a unit direction: a module may round to float32 in between, or have corners."""
@@ -48,7 +49,7 @@ class Arbiter:
     """Makes PyTorch's side in the precision of the comparison, where no tensors share memory, as in float64."""
     limit: float
     """The largest difference from float64, relative to a leaf's scale, that is considered rounding of float32."""
-    draws: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
+    draws: list[Draws] = dataclasses.field(default_factory=list)
     """The draws of each step."""
     leaves: list[tuple[Leaves, Leaves]] = dataclasses.field(default_factory=list)
     """The leaves of each step, PyTorch's and JAX's."""
@@ -92,7 +93,12 @@ class Arbiter:
             return f"PyTorch fails in float64, so the leaf cannot be judged: {first_line(error)}"
 
     def _repeated(self, side: TorchSide | JaxSide) -> list[Leaves]:
-        return [side.next([widened(draw) for draw in draws]) for draws in self.draws]
+        leaves = []
+        for draws in self.draws:
+            wide = copy.copy(draws)
+            wide[:] = map(widened, draws)
+            leaves.append(side.next(wide))
+        return leaves
 
     def _beside_float64(self, row: Row) -> Row:
         if isinstance(self._second_run, str):

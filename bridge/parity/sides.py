@@ -29,6 +29,8 @@ from bridge.module.call import method_of, refuse_gradient_hooks
 from bridge.module.copying import independent
 from bridge.module.state import state_of, trained_in
 from bridge.parity.report import ARRAYS, Leaf, Leaves, leaf_of, named
+from bridge.symbolic.branches import Answers, answering
+from bridge.symbolic.conversion import converted
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert, is_number, named_inputs
 from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor
@@ -173,6 +175,12 @@ def inputs_of(call: Steps, convert_leaf: Callable[[Any], Any]) -> Generator[tupl
 # ---- one step on either side
 
 
+class Draws(list[torch.Tensor]):
+    """The random draws of a step, and the sides of branches that it took."""
+
+    answers: Answers
+
+
 class TorchSide:
     """The steps in PyTorch. The side works on `module` itself: give it a copy."""
 
@@ -181,7 +189,7 @@ class TorchSide:
         self._call = call
         self._inputs = inputs_of(call, convert_leaf)
         self._outputs = None
-        self.draws: list[torch.Tensor] = []
+        self.draws = Draws()
         """The draws of the last step."""
         self.objective = 0.0
         """The objective of the last step."""
@@ -292,7 +300,7 @@ class JaxSide:
         self.asked: list[str] = []
         """Places that ask an input whether it requires grad: it does in PyTorch, and does not in the bridge."""
 
-    def next(self, draws: list[torch.Tensor]) -> Leaves:
+    def next(self, draws: Draws) -> Leaves:
         """Runs the next step, with these random draws."""
         args, kwargs = self._inputs.send(self._outputs)
         inputs, structure = named_inputs(args, kwargs)
@@ -310,10 +318,10 @@ class JaxSide:
             rest[name] = value
         free = {n: v for n, v in arrays.items() if self._call.input_gradients and jnp.issubdtype(v.dtype, jnp.inexact)}
         unknown = {n: v for n, v in rest.items() if twins[n] not in known}
-        others = structure, unknown, [type(v) for v in rest.values()], twins
+        others = structure, unknown, [type(v) for v in rest.values()], twins, draws.answers
         if self._compiled is None or self._compiled[0] != others:
             # Compile again only if something besides the arrays has changed; known inputs do not change.
-            self._compiled = others, self._gradient(structure, rest, twins)
+            self._compiled = others, self._gradient(structure, rest, twins, draws.answers)
         drawn = [array_of(draw) for draw in draws]
         (_, result), gradients = self._compiled[1](self._params, free, arrays, self._buffers, drawn)
         self._outputs, self._buffers, self._params = result
@@ -335,7 +343,7 @@ class JaxSide:
         side._params, side._buffers = ({n: state[n] for n in each} for each in (self._fn.params, self._fn.buffers))
         return side
 
-    def _gradient(self, structure: Any, rest: dict[str, Any], twins: dict[str, str]) -> Callable:
+    def _gradient(self, structure: Any, rest: dict[str, Any], twins: dict[str, str], answers: Answers) -> Callable:
         """Returns the gradient of one call by its parameters and `free`.
 
         `rest` holds inputs that are not arrays, `twins` the name under which each input is given.
@@ -345,7 +353,7 @@ class JaxSide:
         def objective(params, free, arrays, buffers, draws):
             values = rest | arrays | free
             args, kwargs = jax.tree.unflatten(structure, [values[name] for name in twins.values()])
-            with _noting_who_asks_inputs(self.asked):
+            with _noting_who_asks_inputs(self.asked), answering(answers):
                 result = self._fn.run(
                     params, buffers, *args, rng=draws, train=call.train, method=call.method, module_kwargs=kwargs
                 )
@@ -381,7 +389,8 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
 def watching(given: list[torch.Tensor] | None) -> Iterator[Watch]:
     """Records what PyTorch draws, or replays `given`."""
     with watched_generator() as default, Watch(given, default) as watch, _NotingDetached(watch):
-        yield watch
+        with converted(), answering(watch.draws.answers):
+            yield watch
 
 
 class _NotingDetached(TorchFunctionMode):
@@ -407,7 +416,8 @@ class Watch(DispatchMode):
         super().__init__()
         self._default = default
         self._replay = None if given is None else iter(given)
-        self.draws: list[torch.Tensor] = []
+        self.draws = Draws()
+        self.draws.answers = Answers()
         self.epsilon = 0.0
         self.cuts_gradients = False
 
@@ -441,12 +451,12 @@ class Watch(DispatchMode):
 
 def projection(outputs: Any) -> Any:
     """Returns a real number that depends on every element of every output of either side: the default objective."""
-    rng = np.random.default_rng(0)
     total: Any = 0.0
     leaves: list[Any] = jax.tree.leaves(convert(outputs, lambda v: v, objects=True))
-    for leaf in leaves:
+    for place, leaf in enumerate(leaves):
         if not isinstance(leaf, (torch.Tensor, *ARRAYS)):
             continue
+        rng = np.random.default_rng(place)  # a number of Python's may be an array on the other side
         weights: Any = np.asarray(rng.normal(size=leaf.shape))
         if "complex" in str(leaf.dtype):
             weights = weights + 1j * rng.normal(size=leaf.shape)

@@ -30,12 +30,20 @@ def check_under_way() -> bool | str | None:
 
     Returns `COMPUTED` if the code first computes something from the value; None if no check is asking.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(HERE):
-        frame = frame.f_back
-    if frame is None:
-        return None
+    frame = _frame_that_asks()
     return _check_at(frame.f_code, frame.f_lasti)
+
+
+def code_that_asks() -> types.CodeType:
+    """Returns the code that is asking for the value of a tensor."""
+    return _frame_that_asks().f_code
+
+
+def _frame_that_asks() -> types.FrameType:
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(HERE) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def places_inside_handlers() -> tuple:

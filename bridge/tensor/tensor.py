@@ -71,15 +71,49 @@ def has_tangents(array: jax.Array) -> bool:
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
+class Undo:
+    """What storages and handles that were there before a region held then."""
+
+    def __init__(self):
+        self._made: set[int] = set()
+        self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
+
+    def note(self, holder: Storage | AutogradHandle, new: bool) -> None:
+        if new:
+            self._made.add(id(holder))
+        elif id(holder) not in self._made and id(holder) not in self._before:
+            slots = [name for name in type(holder).__slots__ if name != "__weakref__"]
+            self._before[id(holder)] = holder, {name: getattr(holder, name) for name in slots}
+
+    def written(self) -> list[Storage | AutogradHandle]:
+        """Returns the storages that have been written, and then the handles over them."""
+        storages = [
+            holder
+            for holder, before in self._before.values()
+            if isinstance(holder, Storage) and holder.array is not before["array"]
+        ]
+        handles = [holder for holder, _ in self._before.values() if isinstance(holder, AutogradHandle)]
+        return [*storages, *(handle for handle in handles if handle.storage in storages)]
+
+    def run(self) -> None:
+        for holder, before in self._before.values():
+            for name, value in before.items():
+                setattr(holder, name, value)
+
+
 class Region(threading.local):
     """Code whose arrays must not outlive it: the innermost open region notes what the code makes and changes."""
 
     notes: list[weakref.ref] | None = None
+    undo: Undo | None = None
+    """That of the innermost side of a branch."""
 
-    def note(self, holder: Storage | AutogradHandle | BridgeTensor) -> None:
-        """Must be called only if `notes` is not None."""
+    def note(self, holder: Storage | AutogradHandle | BridgeTensor, new: bool = False) -> None:
+        """Must be called before a change, and only if `notes` is not None."""
         assert self.notes is not None
         self.notes.append(weakref.ref(holder))
+        if self.undo is not None and not isinstance(holder, BridgeTensor):
+            self.undo.note(holder, new)
 
 
 REGION = Region()
@@ -101,7 +135,15 @@ class Storage:
         self.bounds: Any = None
         """The interval of the numbers (`bridge.symbolic.ranges.Interval`), until a write; None if unknown."""
         if REGION.notes is not None:
+            REGION.note(self, new=True)
+
+    def put(self, array: jax.Array) -> None:
+        """Replaces the array; handles follow when they are read."""
+        if REGION.notes is not None:
             REGION.note(self)
+        self.array = array
+        self.version += 1
+        self.bounds = None
 
 
 class AutogradHandle:
@@ -129,7 +171,7 @@ class AutogradHandle:
         self.thawed: AutogradHandle | None = None
         """The handle that a frozen leaf gets back once it requires grad again."""
         if REGION.notes is not None:
-            REGION.note(self)
+            REGION.note(self, new=True)
 
     @property
     def version(self) -> int:
@@ -137,15 +179,18 @@ class AutogradHandle:
 
     def read(self) -> jax.Array:
         if self._seen != self.storage.version:
-            self._array = self._keep_path(self.storage.array)
-            self._seen = self.storage.version
             if REGION.notes is not None:
                 REGION.note(self)
+            self._array = self._keep_path(self.storage.array)
+            self._seen = self.storage.version
         return self._array
 
     def write(self, array: jax.Array, *, tracked: bool, grad_enabled: bool, live: bool = True) -> None:
         """Replaces the base array. `tracked`, `live`: properties of the new value by itself."""
         old = self.read()
+        if REGION.notes is not None:
+            REGION.note(self)
+            REGION.note(self.storage)
         if grad_enabled:
             if tracked:
                 self.leaf = None
@@ -160,9 +205,6 @@ class AutogradHandle:
         self.storage.version += 1
         self._seen = self.storage.version
         self.storage.bounds = None
-        if REGION.notes is not None:
-            REGION.note(self)
-            REGION.note(self.storage)
 
     def same_values(self, other: AutogradHandle) -> bool:
         """True if both read the same array, including its gradient path."""
@@ -186,6 +228,16 @@ class AutogradHandle:
         self._array = self.storage.array = array
         self.storage.version += 1
         self._seen = self.storage.version
+
+    def put(self, array: jax.Array, tracked: bool) -> None:
+        """Replaces the array, with its gradient path; the memory has the same values already."""
+        if REGION.notes is not None:
+            REGION.note(self)
+        self._array = array
+        self._seen = self.storage.version
+        self.tracked = tracked
+        if tracked:
+            self.leaf = None
 
     def as_leaf(self, views: tuple[View, ...]) -> AutogradHandle:
         return AutogradHandle(self.storage, self.read(), True, live=self.live, leaf=views)
