@@ -54,10 +54,6 @@ _UNIQUE_REMEDY = (
 _LIBRARY_REMEDY = 'replace the function of the library, `bridge.export(module, functions={{"{}": replacement}})`'
 _REMEDIES = {
     "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
-    "torch.optim.swa_utils": (
-        "average the weights outside of the module, or replace the method by one without a branch, "
-        '`bridge.export(module, functions={"torch.optim.swa_utils:AveragedModel.update_parameters": replacement})`'
-    ),
     "torch.distributions.von_mises": DRAW_REMEDY,
     "torch.distributions": "write the formula in operations of PyTorch",
 }

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import torch
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from torch import nn
 
 from bridge._compat.jax import Tracer
@@ -58,9 +59,12 @@ def nothing() -> None:
     """The side of a branch that does nothing."""
 
 
-def branch(test: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """Returns `then()` if the test is true, else `otherwise()`; for a traced test, what either of them gives."""
-    return _branch(test, then, otherwise)
+def branch(test: Any, then: Callable[[], Any], otherwise: Callable[[], Any], ended: str = "") -> Any:
+    """Returns `then()` if the test is true, else `otherwise()`; for a traced test, what either of them gives.
+
+    `ended` has names that the sides bind and nobody reads afterwards.
+    """
+    return _branch(test, then, otherwise, ended)
 
 
 def both(first: Any, rest: Callable[[], Any]) -> Any:
@@ -169,7 +173,7 @@ def _recorded(call: CallState, place: Any) -> bool | None:
 # ---- one branch
 
 
-def _branch(test: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+def _branch(test: Any, then: Callable[[], Any], otherwise: Callable[[], Any], ended: str = "") -> Any:
     call = current()
     found = truth(test)
     place = None if CURRENT.answers is None else _place()
@@ -187,7 +191,7 @@ def _branch(test: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) ->
         raise call.error(what, "torch.func.grad in the place of torch.autograd.grad; or torch.where")
     if place is not None:
         call.options.branches.setdefault(place, call.where())
-    return _Branch(call, found.value, then, otherwise, answer).run()
+    return _Branch(call, found.value, {True: then, False: otherwise}, answer, ended.split()).run()
 
 
 @jax.custom_jvp
@@ -269,13 +273,21 @@ class _Side:
 class _Branch:
     """One branch on a traced value."""
 
-    def __init__(self, call: CallState, condition: jax.Array, then: Callable, otherwise: Callable, answer: bool | None):
+    def __init__(
+        self,
+        call: CallState,
+        condition: jax.Array,
+        sides: dict[bool, Callable[[], Any]],
+        answer: bool | None,
+        ended: list[str],
+    ):
         self._call = call
         self._condition = condition
-        self._sides = {True: then, False: otherwise}
+        self._sides = sides
         self._answer = answer
         """The side that PyTorch took, if that is known."""
-        self._held = list(_containers((then, otherwise), call))
+        self._held = list(_containers(sides.values(), call))
+        self._ended = {id(cell) for side in sides.values() for name, cell in _cells(side) if name in ended}
         self._holders: dict[int, Storage | AutogradHandle] = {}
         """Storages that were there before and that a side has written, and the handles over them."""
 
@@ -354,7 +366,7 @@ class _Branch:
         for number, (container, before) in enumerate(self._held):
             now = _items(container)
             changed = [key for key in {**before, **now} if now.get(key, _MISSING) is not before.get(key, _MISSING)]
-            if not changed or changed == ["_cache"]:
+            if not changed or changed == ["_cache"] or id(container) in self._ended:
                 continue
             is_cell = isinstance(container, types.CellType)
             if not is_cell and (now.keys() != before.keys() or not _MEMORY.isdisjoint(changed)):
@@ -398,9 +410,9 @@ class _Branch:
 
         def side(closed: Any, which: int, condition: jax.Array) -> list[jax.Array]:
             consts = [_only_if(condition, c) if has_tangents(c) else c for c in closed.consts]
-            made = jax.core.eval_jaxpr(closed.jaxpr, consts)
-            chosen = [made[each] if isinstance(each, int) else each for each in (pair[which] for pair in pairs)]
-            return [jax.lax.convert_element_type(array, array.dtype) for array in chosen]
+            made = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))()
+            chosen = [made[pair[which]] if type(pair[which]) is int else pair[which] for pair in pairs]
+            return [jax.lax.convert_element_type(array, jnp.result_type(array)) for array in chosen]
 
         if not then.jaxpr.eqns and not otherwise.jaxpr.eqns:  # a choice of what is there
             both = zip(side(then, 0, condition), side(otherwise, 1, jnp.logical_not(condition)), strict=True)
@@ -534,6 +546,14 @@ def _share(new: Storage, others: list[weakref.ref]) -> None:
 
 
 # ---- what the sides can reach
+
+
+def _cells(side: Callable) -> Iterator[tuple[str, types.CellType]]:
+    """Yields the names of a function around a side, or around the rest of a function that it takes along."""
+    for name, cell in zip(side.__code__.co_freevars, side.__closure__ or (), strict=True):
+        yield name, cell
+        if name.startswith("bridge_rest"):
+            yield from _cells(cell.cell_contents)
 
 
 def _containers(functions: Iterable[Callable], call: CallState) -> Iterator[tuple[Any, dict]]:

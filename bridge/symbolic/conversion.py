@@ -2,9 +2,9 @@
 
 The function is converted from its source once, at the first such branch, and the call starts again. An `if` becomes
 `branch(test, then, otherwise)`, with its sides as functions inside of the function; a side that returns takes the rest
-of the function with it. A loop that such a side may leave runs to its end, each turn as one side of a branch. Lines stay
-those of the source. Only traced calls, and PyTorch's side of `verify`, run the converted code, which does the same with
-values that are known.
+of the function with it. A loop that such a side may leave runs to its end, each turn as one side of a branch. Lines
+stay those of the source. Only traced calls, and PyTorch's side of `verify`, run the converted code, which does the same
+with values that are known.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _compiled(code: types.CodeType) -> dict[tuple[str, str, int], types.CodeType
     path = _path_to(tree, code)
     if not path or any(isinstance(each, ast.AsyncFunctionDef) for each in path):
         raise ValueError("no source")
-    _Converter().function(path[-1])
+    _Converter(path[-1]).run()
     ast.fix_missing_locations(tree)
     whole = compile(tree, code.co_filename, "exec", dont_inherit=True)
     lines = {min([each.lineno, *(d.lineno for d in each.decorator_list)]) for each in path}
@@ -159,12 +159,10 @@ def _stored(nodes: Iterable[ast.AST]) -> list[str]:
     for node in held:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and id(node) not in own:
             names[node.id] = None
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names[node.name] = None
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            names[node.name] = None
         elif isinstance(node, ast.alias):
             names[(node.asname or node.name).partition(".")[0]] = None
+        elif name := getattr(node, "name", None):  # a function, a class, an exception that is caught
+            names[name] = None
     return [name for name in names if not name.startswith(_SIDES)]
 
 
@@ -234,8 +232,8 @@ class _Jumps(ast.NodeTransformer):
     def _scope(self, node: Any) -> Any:
         return node
 
-    visit_For = visit_While = _loop
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _scope
+    visit_For = visit_While = _loop  # noqa: N815 (names of the base class)
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _scope  # noqa: N815
 
     def visit_Break(self, node: ast.Break) -> Any:
         if self._loops:
@@ -289,7 +287,7 @@ class _Expressions(ast.NodeTransformer):
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         return node
 
-    visit_AsyncFunctionDef = visit_ClassDef
+    visit_AsyncFunctionDef = visit_ClassDef  # noqa: N815
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         plain = self._plain(node) or _is_known(node.test)
@@ -342,13 +340,56 @@ class _Expressions(ast.NodeTransformer):
         return made
 
 
+class _Lifetimes:
+    """Which names nobody reads after a branch of a function."""
+
+    def __init__(self, function: ast.FunctionDef):
+        held = list(_inside(function.body))
+        self._outer = {name for each in held if isinstance(each, ast.Nonlocal) for name in each.names}
+        self._closed = set[str]()
+        """Names that functions inside of the function read, at any time."""
+        for each in held:
+            if isinstance(each, _SCOPES):
+                self._closed |= {node.id for node in ast.walk(each) if isinstance(node, ast.Name)}
+        self._reads = [(node.id, _start(node)) for node in held if _reads(node)]
+        self._reads += [(node.target.id, _start(node)) for node in held if _changes_name(node)]
+        self._loops = [node for node in held if isinstance(node, (ast.For, ast.While))]
+
+    def ended(self, branch: ast.If, rest: list[ast.stmt]) -> str:
+        """Returns names that the branch, and the rest that it takes along, binds, and that nobody reads afterwards."""
+        end = _end(rest[-1] if rest else branch)
+        starts = [_start(loop) for loop in self._loops if _start(loop) <= _start(branch) < _end(loop)]
+        first = min(starts, default=end)
+        read = {name for name, place in self._reads if place >= first}
+        return " ".join(name for name in _stored([branch, *rest]) if name not in read | self._closed | self._outer)
+
+
+def _reads(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
+
+
+def _changes_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+
+
+def _start(node: Any) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _end(node: Any) -> tuple[int, int]:
+    return node.end_lineno, node.end_col_offset
+
+
 class _Converter:
     """Converts a function in place."""
 
-    def __init__(self):
+    def __init__(self, function: ast.FunctionDef):
         self._numbers = itertools.count()
+        self._function = function
+        self._lifetimes = _Lifetimes(function)
 
-    def function(self, node: ast.FunctionDef) -> None:
+    def run(self) -> None:
+        node = self._function
         held = list(_inside(node.body))
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
         if any(isinstance(each, (ast.Global, *_SUSPENDING)) for each in held) or names & _OF_FRAMES:
@@ -369,7 +410,7 @@ class _Converter:
         `whole`: the statements end a function, so that a branch that returns can take the rest of them with it.
         """
         done = list[ast.stmt]()
-        for place, node in enumerate(body):
+        for node in body:
             loop = isinstance(node, (ast.For, ast.While))
             inner = loop or (whole and (isinstance(node, ast.If) or (isinstance(node, ast.With) and node is body[-1])))
             for field in ("body", "orelse", "finalbody"):
@@ -431,7 +472,7 @@ class _Converter:
             node.body = self._block(node.body, True)
         elif isinstance(node, ast.FunctionDef):
             with contextlib.suppress(ValueError):
-                _Converter().function(node)
+                _Converter(node).run()
         elif not isinstance(node, _SCOPES):
             for field in ("body", "orelse", "finalbody"):
                 if part := getattr(node, field, None):
@@ -442,14 +483,15 @@ class _Converter:
     def _branch(self, node: Any, rest: list[ast.stmt], returned: str) -> list[ast.stmt]:
         """Returns the statements for an `if` and, if a side returns, for the rest of the function after it."""
         n = next(self._numbers)
+        ended = self._lifetimes.ended(node, rest)
         made = list[ast.stmt]()
         for name, part in (("then", node.body), ("else", node.orelse)):
-            ended = part and isinstance(part[-1], (ast.Return, ast.Raise))
-            goes_on = _parsed(f"return bridge_rest_{n}()", node) if rest and not ended else []
+            leaves = part and isinstance(part[-1], (ast.Return, ast.Raise))
+            goes_on = _parsed(f"return bridge_rest_{n}()", node) if rest and not leaves else []
             body = self._block([*part, *goes_on], bool(returned))
             made.append(_function(f"bridge_{name}_{n}", body, node))
         if rest:
             made.insert(0, _function(f"bridge_rest_{n}", self._block(rest, True), node))
-        made += _parsed(f"{returned}{_RUNTIME!r}.branch(0, bridge_then_{n}, bridge_else_{n})", node)
+        made += _parsed(f"{returned}{_RUNTIME!r}.branch(0, bridge_then_{n}, bridge_else_{n}, {ended!r})", node)
         made[-1].value.args[0] = node.test  # pyright: ignore[reportAttributeAccessIssue]
         return made

@@ -116,7 +116,7 @@ class ConditionalExpression(Base):
 @case(UP, DOWN, UP * 10)
 class AndOrNot(Base):
     def forward(self, x):
-        if x.sum() > 0 and not x.max() > 5 or x.min() > 100:
+        if (x.sum() > 0 and not x.max() > 5) or x.min() > 100:
             return self.a(x)
         return self.b(x)
 

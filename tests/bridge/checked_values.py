@@ -29,14 +29,6 @@ def used_otherwise(x):
     return x * largest
 
 
-def branch_that_also_computes(x):
-    if x.max() > 99:
-        x = x.clamp(max=99)
-        if len(x) > 3:
-            raise ValueError("long")
-    return x
-
-
 # ---- raises that decide a result, because the code catches them
 
 

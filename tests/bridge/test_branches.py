@@ -125,7 +125,7 @@ def test_sides_that_disagree_are_refused_where_the_name_is_used():
             return h
 
     assert bridge.verify(Module(False), UP, steps=1).count("beyond tolerance") == 0
-    with pytest.raises(bridge.BridgeError, match="give torch.bool of shape .* and None"):
+    with pytest.raises(bridge.BridgeError, match=r"give torch.bool of shape .* and None"):
         bridge.verify(Module(True), UP, steps=1)
 
 
@@ -137,7 +137,9 @@ def test_an_entry_that_one_side_adds_is_refused():
                 outs.append(self.a(x))
             return outs
 
-    with pytest.raises(bridge.BridgeError, match="one side of a branch .* adds, removes or exchanges a part of a list"):
+    with pytest.raises(
+        bridge.BridgeError, match=r"one side of a branch .* adds, removes or exchanges a part of a list"
+    ):
         bridge.verify(Module(), UP, steps=1)
 
 

@@ -136,7 +136,7 @@ def test_the_rules_are_needed(monkeypatch):
     with monkeypatch.context() as without:
         without.setattr(checkpoint_file, "recomputed", lambda function, *args, **kwargs: function(*args, **kwargs))
         assert residuals(Plain(recompute=True)) == residuals(Plain(recompute=False))
-    monkeypatch.setattr(Region, "note", lambda self, holder: None)
+    monkeypatch.setattr(Region, "note", lambda self, holder, new=False: None)
     with pytest.raises(bridge.BridgeError, match=r"UnexpectedTracerError|changes `aside`"):
         bridge.verify(Model(reentrant=False), torch.ones(3, 4, requires_grad=True))
 

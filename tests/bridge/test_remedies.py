@@ -15,7 +15,6 @@ from torch import nn
 from torch.optim import swa_utils
 
 import bridge
-from bridge.dispatch import replacements
 
 X, TARGET, WEIGHT = randn(4, 8), randn(4, 8, seed=2), randn(4, 8, seed=3).abs()
 
@@ -66,7 +65,7 @@ def test_a_branch_inside_a_library(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages"
     folder.mkdir()
     folder.joinpath("branching_library.py").write_text(
-        "def cleaned(x):\n    if x.isnan().any():\n        x = x.nan_to_num()\n    return x\n\n\n"
+        "def cleaned(x):\n    if int(x.isnan().sum()):\n        x = x.nan_to_num()\n    return x\n\n\n"
         "def double(x):\n    return cleaned(x) * 2\n"
     )
     monkeypatch.syspath_prepend(str(folder))
@@ -107,14 +106,14 @@ class Initialised(Calls):
 ])  # fmt: skip
 def test_a_flag_that_the_first_call_sets(write):
     module, x = Initialised(write), randn(4, 3)
-    raises(r'static=r"ready"\).*; if only the first call writes them, call the module once before', module, x)
+    verified(module, x)
     with pytest.raises(bridge.BridgeError, match="call the module once before `export` if only the first call"):
         bridge.verify(module, x, static="ready")
     module(x)
     verified(module, x, static="ready")
 
 
-def test_an_average_of_weights(monkeypatch):
+def test_an_average_of_weights():
     class Averaged(nn.Module):
         def __init__(self):
             super().__init__()
@@ -125,17 +124,6 @@ def test_an_average_of_weights(monkeypatch):
             self.average.update_parameters(self.net)
             return self.average(x)
 
-    def update(average, net):
-        """The same without a branch on the number of updates."""
-        with torch.no_grad():
-            for mine, new in zip(average.parameters(), net.parameters(), strict=True):
-                mine += (new - mine) / (average.n_averaged + 1)
-            average.n_averaged += 1
-
-    name = "torch.optim.swa_utils:AveragedModel.update_parameters"
-    text = raises(f'Remedy: average the weights outside of the module, or .*"{name}"', Averaged(), randn(4, 3))
-    assert "static=" not in text
-    monkeypatch.setitem(replacements._REPLACEMENTS, name, update)
     verified(Averaged(), randn(4, 3), tolerance=1e-5)
 
 
@@ -164,8 +152,7 @@ def test_arguments_that_pytorch_hands_to_no_mode(lost):
 
 def test_a_distribution_that_checks_in_any_case():
     matrix = torch.eye(3)
-    message = "write the formula in operations of PyTorch"
-    raises(message, lambda x: d.Wishart(x.exp() + 2, matrix).log_prob(matrix), X)
+    compare(lambda x: d.Wishart(x.exp() + 2, matrix).log_prob(matrix), [X], 5e-5)
 
 
 def test_a_distribution_that_is_told_to_check():
