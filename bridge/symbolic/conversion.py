@@ -360,8 +360,9 @@ class _Lifetimes:
         end = _end(rest[-1] if rest else branch)
         starts = [_start(loop) for loop in self._loops if _start(loop) <= _start(branch) < _end(loop)]
         first = min(starts, default=end)
-        read = {name for name, place in self._reads if place >= first}
-        return " ".join(name for name in _stored([branch, *rest]) if name not in read | self._closed | self._outer)
+        kept = {name for name, place in self._reads if place >= first} | self._closed | self._outer
+        names = (name for name in _stored([branch, *rest]) if not name.startswith("bridge_"))
+        return " ".join(name for name in names if name not in kept)
 
 
 def _reads(node: ast.AST) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 import bridge
 from tests.bridge.branch_cases import CASES, DOWN, UP, Base
 
-QUICK = ("Nested", "SeveralReturns", "ForWithBreak", "WriteThroughView", "BufferOnOneSide", "LayerDrop")
+QUICK = ("ForWithBreak", "BufferOnOneSide", "LayerDrop")
 
 
 def _cases(quick: bool) -> list:
@@ -67,6 +67,7 @@ def test_under_vmap_no_nan_comes_from_the_side_not_taken():
         np.testing.assert_allclose(g[i], gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["jit", "scan", "checkpoint"])
 def test_a_branch_under_a_transformation(transform):
     module = _Squash()
@@ -87,6 +88,7 @@ def test_a_branch_under_a_transformation(transform):
         np.testing.assert_allclose(g, gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_second_derivatives_on_each_side():
     module = _Squash()
     fn = bridge.export(module)
@@ -96,6 +98,7 @@ def test_second_derivatives_on_each_side():
         np.testing.assert_allclose(hessian(x.numpy()), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_gradient_inside_of_the_call_is_refused_by_name():
     class Module(Base):
         def forward(self, x):
@@ -143,6 +146,7 @@ def test_an_entry_that_one_side_adds_is_refused():
         bridge.verify(Module(), UP, steps=1)
 
 
+@pytest.mark.slow
 def test_a_write_into_memory_that_may_be_shared_is_refused():
     class Module(Base):
         def forward(self, x):
@@ -170,6 +174,7 @@ def test_a_while_loop_that_ends_by_a_traced_value_is_refused():
         bridge.verify(Module(), UP, steps=1)
 
 
+@pytest.mark.slow
 def test_the_report_names_a_side_that_was_not_taken():
     report = bridge.verify(CASES["OneSided"][0](), UP, steps=1)
     assert any(
