@@ -39,8 +39,8 @@ _trm_environment() {
         esac
         case " $* " in
         *" gpu-aot "*)
-            pip --no-deps --upgrade --target "$venv/gpu-aot" jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc \
-                nvidia-cuda-crt nvidia-nvvm nvidia-cudnn-cu13 ;;
+            pip --no-deps --upgrade --target "$venv/gpu-aot" \
+                jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc nvidia-nvvm ;;
         esac
         for extra in base "$@"; do
             grep -qx -e "$extra" "$record" 2>/dev/null || echo "$extra" >> "$record"

@@ -49,9 +49,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     `jax.nn.dot_product_attention` rounds the normalised weights, which is half as exact in bf16 unless cuDNN runs.
     """
     if attn_mask is None and not dropout_p and _flash_serves(query, key, value, is_causal):
-        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        out = jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=is_causal, implementation="cudnn")
-        return jnp.swapaxes(out, 1, 2)
+        return _flash(query, key, value, is_causal, scale)
     return attention_by_operations(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -164,9 +162,53 @@ def _weights_jvp(dtype, primals, tangents):
     return (weights, total), ((wide * (tangent - mean)).astype(dtype), jnp.zeros_like(total))
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _flash(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool, scale: float | None) -> jax.Array:
+    """Returns attention by cuDNN."""
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    out = jax.nn.dot_product_attention(query, key, value, scale=scale, is_causal=is_causal, implementation="cudnn")
+    return jnp.swapaxes(out, 1, 2)
+
+
+def _flash_forward(query, key, value, is_causal, scale):
+    """Adds a position where a length is odd, because JAX refuses the gradient of those (docs/dev/odd_lengths.md)."""
+    function = functools.partial(_flash_of_even_length, is_causal=is_causal, scale=scale)
+    return jax.vjp(function, query, key, value)
+
+
+def _flash_backward(_is_causal, _scale, pullback, cotangent):
+    return pullback(cotangent)
+
+
+_flash.defvjp(_flash_forward, _flash_backward)
+
+
+def _flash_of_even_length(query, key, value, *, is_causal, scale):
+    """Returns the rows of `_flash` that were there before the added ones, whose cotangent is zero.
+
+    No query attends to an added key: it lies behind the number of keys, or behind the last query of a causal mask.
+    """
+    batch, _, length, _ = query.shape
+    keys = key.shape[2]
+    known = jnp.full((batch,), keys, jnp.int32) if keys % 2 and not is_causal else None
+    query, key, value = (jnp.swapaxes(_of_even_length(x), 1, 2) for x in (query, key, value))
+    out = jax.nn.dot_product_attention(
+        query, key, value, scale=scale, is_causal=is_causal, key_value_seq_lengths=known, implementation="cudnn"
+    )
+    return jnp.swapaxes(out[:, :length], 1, 2)
+
+
+def _of_even_length(x: jax.Array) -> jax.Array:
+    return jnp.pad(x, [(0, 0), (0, 0), (0, x.shape[2] % 2), (0, 0)])
+
+
 def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool) -> bool:
-    """True if cuDNN's fused attention accepts this: half precision on an NVIDIA GPU from Ampere on, plain shapes."""
+    """True if cuDNN's fused attention accepts this: half precision on an NVIDIA GPU from Ampere on, plain shapes.
+
+    An odd length costs copies of queries, keys and values, which are worth it if the scores are larger than those.
+    """
     width = query.shape[-1]
+    lengths = query.shape[-2], key.shape[-2]
     return (
         query.ndim == key.ndim == value.ndim == 4
         and query.dtype == key.dtype == value.dtype
@@ -176,7 +218,7 @@ def _flash_serves(query: jax.Array, key: jax.Array, value: jax.Array, is_causal:
         and query.shape[0] == key.shape[0] == value.shape[0]
         and query.shape[1] % key.shape[1] == 0
         and (not is_causal or query.shape[2] == key.shape[2])
-        and query.shape[2] % 2 == key.shape[2] % 2 == 0  # JAX refuses the gradient of odd lengths
+        and (lengths[0] % 2 == lengths[1] % 2 == 0 or min(lengths) > width)
         and compute_capability() >= (8, 0)
     )
 

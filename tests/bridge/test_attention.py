@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from eager import Call, Doubled, compare, in_jax, raises, randn, verified
 from lowering_calls import TOLERANCE, assert_close, is_free, to_jax, weights
 from lowering_cases import numbers
+from support.cudnn_attention import cudnn_attention
 from support.markers import slow_unless
 from torch import nn
 
@@ -192,6 +193,94 @@ def test_attention_hands_a_gpu_the_fused_form(name, monkeypatch):
     with jax.default_device(host):
         lowerings_attention.attention(*narrow, **kwargs)
     assert calls == ["cudnn"], "float32, masks, odd lengths and what runs on the host stay with the einsum"
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """A GPU, with the emulated kernel of cuDNN; returns the lengths of queries and keys of its calls."""
+    lengths = []
+
+    def recorded(query, key, *args, **kwargs):
+        lengths.append((query.shape[1], key.shape[1]))
+        return cudnn_attention(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(jax, "devices", lambda: [type("Device", (), {"compute_capability": "9.0"})])
+    monkeypatch.setattr(jax.nn, "dot_product_attention", recorded)
+    return lengths
+
+
+LENGTHS = {
+    "97": (97, 97, False),
+    "98": (98, 98, False),
+    "64": (64, 64, False),
+    "916": (916, 916, False),
+    "97, causal": (97, 97, True),
+    "97 to 131": (97, 131, False),
+    "98 to 131": (98, 131, False),
+}
+EVERY_LENGTH = pytest.mark.parametrize("length", slow_unless(["97", "64", "98 to 131"].__contains__, LENGTHS))
+
+
+def rows_of(length):
+    """Returns query, key and value, the cotangent and the options of a case; two heads of the query share a key."""
+    queries, keys, is_causal = LENGTHS[length]
+    shapes = [(1, 4, queries, 32), (1, 2, keys, 32), (1, 2, keys, 32), (1, 4, queries, 32)]
+    *inputs, cotangent = (numbers(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    return inputs, cotangent, {"is_causal": is_causal, "enable_gqa": True}
+
+
+def truth_of(inputs, cotangent, kwargs):
+    """Returns the output and the gradients in float64."""
+    leaves = [t.double().requires_grad_() for t in inputs]
+    out = F.scaled_dot_product_attention(*leaves, **kwargs)
+    return [out.detach(), *torch.autograd.grad((out * cotangent.double()).sum(), leaves)]
+
+
+@EVERY_LENGTH
+def test_fused_attention_of_any_length_is_exact(length, on_a_gpu):
+    """Values and gradients of the padded call in float32, which cuDNN does not have: only the masks count."""
+    inputs, cotangent, kwargs = rows_of(length)
+    arrays = [to_jax(t, jnp.float32) for t in inputs]
+
+    def flash(query, key, value):
+        return lowerings_attention._flash(query, key, value, kwargs["is_causal"], None)
+
+    with jax.default_matmul_precision("highest"):
+        out, pullback = jax.vjp(jax.jit(flash), *arrays)
+        found = [out, *pullback(to_jax(cotangent, jnp.float32))]
+    for ours, truth in zip(found, truth_of(inputs, cotangent, kwargs), strict=True):
+        np.testing.assert_allclose(ours, truth.numpy(), rtol=0, atol=1e-5 * truth.abs().max())
+    assert [count % 2 for count in on_a_gpu[-1]] == [0, 0]
+
+
+@EVERY_LENGTH
+def test_fused_attention_in_bfloat16_is_as_exact_as_the_plain_path(length, on_a_gpu):
+    inputs, cotangent, kwargs = rows_of(length)
+    narrow = [t.bfloat16() for t in (*inputs, cotangent)]
+    truth = truth_of(narrow[:-1], narrow[-1], kwargs)
+    *arrays, slope = (to_jax(t, jnp.bfloat16) for t in narrow)
+
+    def errors(function):
+        out, pullback = jax.vjp(jax.jit(lambda *x: function(*x, **kwargs).astype(jnp.bfloat16)), *arrays)
+        found = (np.asarray(x.astype(jnp.float32), np.float64) for x in (out, *pullback(slope)))
+        return [np.sqrt(np.square(x - t.numpy()).mean()) for x, t in zip(found, truth, strict=True)]
+
+    plain = errors(lowerings_attention.attention_by_operations)
+    assert not on_a_gpu
+    fused = errors(lowerings_attention.attention)
+    assert on_a_gpu, "97 positions of 32 channels have more scores than queries"
+    assert all(ours <= 1.02 * theirs for ours, theirs in zip(fused, plain, strict=True)), (fused, plain)
+
+
+def test_attention_without_a_gradient_is_not_padded(on_a_gpu):
+    query, key, value = arrays = [to_jax(t, jnp.bfloat16) for t in rows_of("97 to 131")[0]]
+    jax.jit(lowerings_attention.attention)(*arrays)
+    assert on_a_gpu == [(97, 131)], "JAX accepts odd lengths there"
+    jax.grad(lambda *x: lowerings_attention.attention(*x).sum().astype(jnp.float32))(*arrays)
+    assert on_a_gpu[-1] == (98, 132)
+    on_a_gpu.clear()
+    lowerings_attention.attention(query[:, :, :1], key, value, enable_gqa=True)
+    assert not on_a_gpu, "the keys of a single query are not copied"
 
 
 def test_products_of_the_backward_pass_are_in_the_dtype_of_the_inputs():

@@ -66,6 +66,7 @@ with_gpu_compiler = pytest.mark.skipif(
 @with_gpu_compiler
 def test_the_train_step_compiles_for_eight_gpus(tmp_path):
     small = ["--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.forward-dtype", "bfloat16"]
+    small += ["--arch.no-mlp-t", "--arch.pos-encodings", "rope"]
     figures, text = compile_pod(tmp_path, "tiny", "--topology", "gpu:h100:8", *small)
     assert (figures["devices"], figures["hosts"], figures["batch_size"]) == (8, 1, 16)
     assert figures["fits"] and 0 < figures["memory"]["peak"] < figures["hbm_capacity"]

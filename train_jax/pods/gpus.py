@@ -17,7 +17,7 @@ CUDNN_VERSION = 91000
 """The version that JAX takes for granted while it traces: 9.10.0, the oldest with all forms of fused attention."""
 
 _PLUGIN = "jax_plugins.xla_cuda13"
-_WHEELS = "jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cudnn-cu13"
+_WHEELS = "jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc nvidia-nvvm"
 
 
 @dataclasses.dataclass(frozen=True)
