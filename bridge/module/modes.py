@@ -30,7 +30,7 @@ from bridge.dispatch.random import DEFAULT_GENERATOR
 from bridge.dispatch.replacements import replaced
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.generators import watched_draws
-from bridge.symbolic.conversion import converted, has_converted
+from bridge.symbolic.conversion import FUNCTIONS, converted
 
 _PRECISIONS = {"highest": "highest", "high": "high", "medium": "default"}
 _PRECISIONS_OF_CUDA = {"tf32": "high", "bf16": "default"}
@@ -124,7 +124,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
         ):
             if compiler_is_loaded():
                 _turn_compiler_off()
-            if has_converted():
+            if FUNCTIONS:
                 compiler.enter_context(converted())
             if CURRENT.watched:
                 compiler.enter_context(watched_draws())

@@ -110,9 +110,11 @@ class _Comparison:
     """The options of `export`."""
 
     def report(self, steps: int) -> ParityReport:
-        while True:
-            with contextlib.suppress(Unrecorded):
-                return self._compared(steps)
+        try:
+            return self._compared(steps)
+        except Unrecorded:
+            again = dataclasses.replace(self, call=dataclasses.replace(self.call, branches=True))
+            return again.report(steps)
 
     def _compared(self, steps: int) -> ParityReport:
         inputs, _ = named_inputs(self.call.args, self.call.kwargs)

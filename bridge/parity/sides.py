@@ -30,7 +30,7 @@ from bridge.module.copying import independent
 from bridge.module.state import state_of, trained_in
 from bridge.parity.report import ARRAYS, Leaf, Leaves, leaf_of, named
 from bridge.symbolic.branches import Answers, answering
-from bridge.symbolic.conversion import converted
+from bridge.symbolic.conversion import FUNCTIONS, converted
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert, is_number, named_inputs
 from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor
@@ -56,6 +56,8 @@ class Steps:
     input_gradients: bool
     known_inputs: str = ""
     """A regular expression over names of inputs that the JAX side knows while tracing, and that stay the same."""
+    branches: bool = False
+    """True if the code branches on traced values, so that the sides that PyTorch takes have to be found."""
 
     def knows(self, name: str) -> bool:
         return bool(self.known_inputs) and re.fullmatch(self.known_inputs, name) is not None
@@ -217,9 +219,12 @@ class TorchSide:
                 leaf = named_inputs(args, kwargs)[0][name]
             leaf.data += shift
         asked = {name for name, t in named_inputs(*given)[0].items() if torch.is_tensor(t) and t.requires_grad}
+        before = copied(self._module) if self._call.branches else None
         with watching(draws) as watch:
             outputs = method_of(self._module, self._call.method)(*args, **kwargs)
         self.draws = watch.draws
+        if before is not None:
+            self.draws.answers = self._answers(before, given)
         self.epsilon = max(self.epsilon, watch.epsilon)
         self.cuts_gradients |= watch.cuts_gradients
         # Copied before the backward pass, which adds to a `grad` that the module returns or that its `backward()` left.
@@ -251,6 +256,15 @@ class TorchSide:
                     view = (buffer.shape, buffer.stride(), buffer.storage_offset())
                     module._buffers[name] = root if buffer is base else root.as_strided(*view)
         return leaves
+
+    def _answers(self, module: nn.Module, given: Any) -> Answers:
+        """Returns the sides that the module takes, by its converted code with the draws of the last step."""
+        args, kwargs, _ = self._copies(*given)
+        answers = Answers()
+        answers.functions = len(FUNCTIONS)
+        with watching(self.draws), converted(), answering(answers):
+            method_of(module, self._call.method)(*args, **kwargs)
+        return answers
 
     def _copies(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, dict[str, torch.Tensor]]:
         """Returns copies of the inputs, as results of leaves so that the module may write into them, and the leaves."""
@@ -392,8 +406,6 @@ def watching(given: list[torch.Tensor] | None) -> Iterator[Watch]:
         watched_generator() as default,
         Watch(given, default) as watch,
         _NotingDetached(watch),
-        converted(),
-        answering(watch.draws.answers),
     ):
         yield watch
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import dis
 import sys
 import types
 import weakref
@@ -27,7 +28,7 @@ from bridge._compat.torch import below_modes, in_transform
 from bridge.context import CURRENT, CallState, current, refusal
 from bridge.dispatch.values import fails
 from bridge.errors import BridgeError
-from bridge.symbolic.conversion import has_converted
+from bridge.symbolic.conversion import FUNCTIONS
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import ATOMS, built_in, convert, is_plain_class, items_of, parts_of
@@ -126,20 +127,19 @@ def ends_loop(stop: Any) -> bool:
 
 
 class Unrecorded(BaseException):
-    """PyTorch's side ran before a function was converted, and has to run again."""
+    """The sides that PyTorch took are not known yet; it is no `Exception`, which the module's code might catch."""
 
 
 class Answers(dict[Any, list[bool]]):
     """Branch -> the sides that PyTorch took, in order."""
 
-    def __init__(self):
-        super().__init__()
-        self.functions = has_converted()
+    functions = 0
+    """The number of functions that had been converted then."""
 
 
 @contextlib.contextmanager
 def answering(answers: Answers) -> Iterator[None]:
-    """PyTorch's side notes its answers, or a call gets the draws that PyTorch made with these."""
+    """Converted code notes its answers, or a call gets the draws that PyTorch made with these."""
     before = CURRENT.answers
     CURRENT.answers = answers
     try:
@@ -165,7 +165,7 @@ def _recorded(call: CallState, place: Any) -> bool | None:
     call.turns[place] += 1
     if turn < len(answers.get(place, ())):
         return answers[place][turn]
-    if answers.functions != has_converted():
+    if answers.functions != len(FUNCTIONS):
         raise Unrecorded
     return None
 
@@ -304,8 +304,8 @@ class _Branch:
                 made[answer] = self._trace(answer, made.get(True, _Side()))
             except BridgeError:
                 raise
-            except Exception:
-                if fails(call):
+            except Exception as error:
+                if not _is_raised(error) or fails(call):
                     raise
                 return self._sides[not answer]()
         then, otherwise = made[True], made[False]
@@ -480,6 +480,20 @@ class _Merge:
             return tensor
 
         return make
+
+
+def _is_raised(error: Exception) -> bool:
+    """True if a `raise` or an `assert` of the module's code, or of a library, has raised it."""
+    *_, last = _tracebacks(error)
+    is_ours = last.tb_frame.f_globals["__name__"].startswith(("bridge.", "jax"))
+    return not is_ours and last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def _tracebacks(error: Exception) -> Iterator[types.TracebackType]:
+    following = error.__traceback__
+    while following is not None:
+        yield following
+        following = following.tb_next
 
 
 def _blank(tree: _Tree) -> _Tree:

@@ -3,13 +3,14 @@
 The function is converted from its source once, at the first such branch, and the call starts again. An `if` becomes
 `branch(test, then, otherwise)`, with its sides as functions inside of the function; a side that returns takes the rest
 of the function with it. A loop that such a side may leave runs to its end, each turn as one side of a branch. Lines
-stay those of the source. Only traced calls, and PyTorch's side of `verify`, run the converted code, which does the same
-with values that are known.
+stay those of the source. Only traced calls run the converted code. It does the same with values that are known, so that
+`verify` can ask it which sides PyTorch takes; what `verify` compares with is computed by the original code.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import gc
 import importlib
@@ -35,15 +36,13 @@ _SIDES = ("bridge_then", "bridge_else", "bridge_rest", _TURN)
 
 _codes: dict[types.CodeType, types.CodeType] = {}
 """Original code -> converted code."""
-_functions = dict[weakref.ref, tuple[types.CodeType, types.CodeType]]()
-"""Functions -> their original and converted code."""
+FUNCTIONS = dict[weakref.ref, tuple[types.CodeType, types.CodeType]]()
+"""Functions that have been converted -> their original and converted code."""
+_tries = collections.Counter[types.CodeType]()
+_MOST = 100
+"""Conversions of one piece of code: a call might make another function of it each time that it starts again."""
 _lock = threading.Lock()
 _depth = 0
-
-
-def has_converted() -> int:
-    """Returns the number of functions that have been converted so far."""
-    return len(_functions)
 
 
 @contextlib.contextmanager
@@ -63,7 +62,7 @@ def converted() -> Iterator[None]:
 
 
 def _put(which: int) -> None:
-    for reference, codes in _functions.items():
+    for reference, codes in FUNCTIONS.items():
         function = reference()
         if function is not None:
             function.__code__ = codes[which]
@@ -71,22 +70,23 @@ def _put(which: int) -> None:
 
 def convert(code: types.CodeType) -> bool:
     """Converts the functions with this code; False if there is no source, or nothing is left to convert."""
+    _tries[code] += 1
     try:
         new = _compiled(code)
     except (SyntaxError, ValueError):
         return False
-    found = len(_functions)
+    found = len(FUNCTIONS)
     with _lock:
         for function in gc.get_objects():
             if type(function) is types.FunctionType and _place(function.__code__) in new:
                 old = function.__code__
                 other = new[_place(old)]
                 fits = old not in _codes.values() and old.co_freevars == other.co_freevars
-                if fits and weakref.ref(function) not in _functions:
-                    _functions[weakref.ref(function)] = old, _codes.setdefault(old, other)
+                if fits and weakref.ref(function) not in FUNCTIONS:
+                    FUNCTIONS[weakref.ref(function)] = old, _codes.setdefault(old, other)
         if _depth:
             _put(1)
-    return len(_functions) > found
+    return len(FUNCTIONS) > found and _tries[code] < _MOST
 
 
 def _place(code: types.CodeType) -> tuple[str, str, int]:
@@ -100,17 +100,17 @@ def _compiled(code: types.CodeType) -> dict[tuple[str, str, int], types.CodeType
     """
     tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     path = _path_to(tree, code)
-    if not path or any(isinstance(each, ast.AsyncFunctionDef) for each in path):
+    # A function inside of another one is made again at each call, so the outer one is converted with it.
+    outer = [each for i, each in enumerate(path) if all(isinstance(p, ast.FunctionDef) for p in path[i:])]
+    if not outer:
         raise ValueError("no source")
-    _Converter(path[-1]).run()
+    _Converter(outer[0]).run()
     ast.fix_missing_locations(tree)
-    whole = compile(tree, code.co_filename, "exec", dont_inherit=True)
-    lines = {min([each.lineno, *(d.lineno for d in each.decorator_list)]) for each in path}
-    todo = [whole]
+    lines = {_first_line(each) for each in path if not isinstance(each, ast.ClassDef)}
+    todo = [compile(tree, code.co_filename, "exec", dont_inherit=True)]
     found = dict[tuple[str, str, int], types.CodeType]()
     for each in todo:
-        parts = [part for part in each.co_consts if isinstance(part, types.CodeType)]
-        todo += parts
+        todo += [part for part in each.co_consts if isinstance(part, types.CodeType)]
         if each.co_firstlineno in lines and code.co_qualname.startswith(each.co_qualname):  # pyright: ignore
             found[_place(each)] = _linked(each)
     if _place(code) not in found:
@@ -119,16 +119,19 @@ def _compiled(code: types.CodeType) -> dict[tuple[str, str, int], types.CodeType
 
 
 def _path_to(tree: ast.AST, code: types.CodeType) -> list[Any]:
-    """Returns the functions around a piece of code, from the outside, and the function itself; empty if not found."""
+    """Returns the functions and classes around a function, from the outside, and itself; empty if it is not found."""
     todo: list[tuple[ast.AST, list]] = [(tree, [])]
     for node, path in todo:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             path = [*path, node]
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if node.name == code.co_name and first == code.co_firstlineno:
+            if node.name == code.co_name and _first_line(node) == code.co_firstlineno:
                 return path
         todo += [(child, path) for child in ast.iter_child_nodes(node)]
     return []
+
+
+def _first_line(node: Any) -> int:
+    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
 def _linked(code: types.CodeType) -> types.CodeType:
