@@ -26,7 +26,7 @@ from torch import nn
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, in_transform
 from bridge.context import CURRENT, CallState, current, refusal
-from bridge.dispatch.values import fails
+from bridge.dispatch.values import asked_inside, fails
 from bridge.errors import BridgeError
 from bridge.symbolic.conversion import FUNCTIONS
 from bridge.symbolic.ranges import known_number
@@ -119,7 +119,8 @@ def ends(stop: Any) -> bool:
 def ends_loop(stop: Any) -> bool:
     """`ends` for a loop that has no other end."""
     if isinstance(stop, torch.Tensor):
-        raise refusal("a `while` loop ends by a traced value", "give it a fixed number of steps, as a `for` loop has")
+        inside, remedy = asked_inside("give it a fixed number of steps, as a `for` loop has")
+        raise refusal(f"a `while` loop ends by a traced value{inside}", remedy)
     return stop
 
 
