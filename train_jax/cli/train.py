@@ -39,7 +39,8 @@ def main(config: RunConfig, *, verify: bool = True, heading: str = "") -> None:
 def dry_run(name: str, config: RunConfig, base: str | None = None) -> None:
     """Prints the differences from the baseline and the length of the run. Trains and writes nothing."""
     changed = differences(config, reference_run())
-    print(f"{name}: {config.model} on {config.data_dir}, into {config.run_dir}")
+    on_data = f" on {config.data_dir}" if config.data_dir else ""
+    print(f"{name}: {config.model}{on_data}, into {config.run_dir}")
     for field, (old, new) in changed.items():
         of_another = new is None and field.startswith(("arch.", "task_config."))  # another model or task has it
         if field not in ("run_dir", "data_dir") and not of_another:

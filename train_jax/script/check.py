@@ -222,7 +222,7 @@ class _TorchLoop:
     def step(self, batch: Any) -> Any:
         """Trains one step; returns what PyTorch drew, by part if the step has several."""
         self._steps += 1
-        drawn = {name: self._train(name, batch) for name in self.names}
+        drawn = {name: [*self._train(name, batch)] for name in self.names}
         for schedule in filter(None, self._schedules.values()):
             schedule.step()
         return drawn if self._task.parts else drawn[LOSS]
