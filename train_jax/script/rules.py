@@ -97,9 +97,7 @@ def _sgd_coefficients(s: Settings, t: np.ndarray) -> dict[str, Number]:
     keep, takes = _momentum(s["momentum"], t)
     add = takes * (1 - s["dampening"])
     if takes.any():
-        first = np.argmax(takes)  # the buffer begins as a copy of the gradient, without dampening
-        keep[first] = 0.0
-        add[first] = 1.0
+        add[np.argmax(takes)] = 1.0  # the buffer begins as the gradient, without dampening
     direct = np.ones(len(t)) if s["nesterov"] else 1 - takes
     return {
         "l2": s["weight_decay"],
