@@ -123,11 +123,8 @@ UNUSED = (
 
 
 def test_a_tiny_run_imports_no_other_part(tmp_path):
-    code = (
-        "import sys; from train_jax.__main__ import main; main(['build-data', 'sudoku', '--size', '4', "
-        "'--output-dir', 'data/sudoku-4x4', '--num-train', '8', '--num-test', '4'])"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    sizes = ["--size", "4", "--num-train", "8", "--num-test", "4"]
+    assert main(["build-data", "sudoku", "--output-dir", str(tmp_path / "data/sudoku-4x4"), *sizes]) == 0
     code = (
         "import sys; from train_jax.__main__ import main; assert main(['train', 'tiny', '--dry-run']) == 0; "
         "print(*sys.modules, file=sys.stderr)"
