@@ -339,11 +339,10 @@ class JaxSide:
         drawn = [array_of(draw) for draw in draws]
         (_, result), gradients = self._compiled[1](self._params, free, arrays, self._buffers, drawn)
         self._outputs, self._buffers, self._params = result
-        # In PyTorch, the gradient of a real objective by a complex number is the conjugate of JAX's.
         return {
             "output": named(self._outputs),
-            "gradient": {n: leaf_of(jnp.conj(g)) for n, g in gradients[0].items()},
-            "input gradient": {n: leaf_of(jnp.conj(gradients[1][of])) for n, of in twins.items() if of in free},
+            "gradient": {n: _gradient_leaf(g) for n, g in gradients[0].items()},
+            "input gradient": {n: _gradient_leaf(gradients[1][of]) for n, of in twins.items() if of in free},
             "buffer": {n: leaf_of(a) for n, a in (self._buffers | self._fn.options.static).items()},
             "parameter": {n: leaf_of(a) for n, a in self._params.items()},
         }
@@ -378,6 +377,13 @@ class JaxSide:
         if self._jit:
             return jax.jit(gradient)
         return gradient
+
+
+def _gradient_leaf(gradient: jax.Array) -> Leaf:
+    """Returns the gradient as PyTorch has it: by a complex number, it is the conjugate of JAX's."""
+    if jnp.iscomplexobj(gradient):  # `conj` compiles a program for each shape, also of real numbers
+        gradient = gradient.conj()
+    return leaf_of(gradient)
 
 
 @contextlib.contextmanager
