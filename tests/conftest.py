@@ -5,6 +5,7 @@ The checkout of nanochat that the variable NANOCHAT_DIR names is imported anew b
 
 import fcntl
 import functools
+import gc
 import os
 import re
 import shutil
@@ -12,24 +13,30 @@ import sys
 import tempfile
 
 import pytest
-import torch
 
 ALONE = {"campaign", "docs"}
+
+gc.disable()  # until all tests are collected: collections of garbage would scan what is imported again and again
 
 
 def pytest_configure(config):
     """Tests compile hundreds of small programs once each: LLVM's expensive passes would double their time.
 
-    JAX and the processes that tests start read the variable. The slow tests run what users run. The processes of one
-    test session take programs from a cache of their own, so that the same run is not compiled fifty times.
+    JAX and the processes that tests start read the variable. The slow tests run what users run. The processes that
+    tests of one session start share a cache of programs, so that the same run is not compiled fifty times.
     """
     if config.option.markexpr == "not slow":
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the variable of the process that started it
+        programs = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="programs-")
+        config.add_cleanup(functools.partial(shutil.rmtree, programs, ignore_errors=True))
+    if config.getoption("numprocesses", None):
+        return  # this process only starts the workers, which would wait for its imports
     import jax  # reads the variable
+    import torch
 
     jax.config.update("jax_enable_compilation_cache", False)
-    programs = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="programs-")
-    config.add_cleanup(functools.partial(shutil.rmtree, programs, ignore_errors=True))
+    torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
 
 
 def pytest_collection_modifyitems(config, items):
@@ -40,7 +47,14 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
-torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
+def pytest_collection_finish(session):
+    """Collections of garbage leave out imported modules and collected tests, which stay until the process ends.
+
+    They are rarer than usual, since a trace makes many objects and JAX keeps most of them in its caches.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000)
+    gc.enable()
 
 
 @pytest.fixture

@@ -67,9 +67,7 @@ def contents(module):
 @pytest.fixture(autouse=True)
 def only_new_objects():
     """JAX keeps programs of other tests for a while, with tensors in them; the search for tensors leaves these out."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.freeze()  # for good: gc.unfreeze() would also return the modules, which tests/conftest.py has frozen
 
 
 def tracers():
