@@ -306,11 +306,6 @@ def test_the_compiler_flex_attention_and_global_tables_are_as_without_the_bridge
     assert python(SCRIPT) == python(SCRIPT, "without the bridge")
 
 
-def test_importing_the_bridge_claims_no_devices():
-    """`jax.distributed.initialize` must come before that."""
-    python("-c", "import bridge; from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()")
-
-
 @pytest.mark.slow
 def test_a_traced_call_does_not_import_the_compiler():
     """The import takes 1.6 s; PyTorch would run it at the first operation of a mode, or on its meta device."""
@@ -359,7 +354,8 @@ def now():
 
 
 def test_importing_and_exporting_change_nothing():
-    """A fresh process looks at the objects before it imports the bridge."""
+    """A fresh process looks at the objects before it imports the bridge. Importing claims no devices, either:
+    `jax.distributed.initialize` must come before that."""
     names = sorted((r.owner.__name__, r.name) for r in TABLE)
     assert len(names) == 12
     code = """
@@ -385,6 +381,8 @@ print(sorted((owner.__name__, name) for owner, name in PLACES))
 before = objects()
 import bridge
 assert all(a is b for a, b in zip(before, objects()))
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
 fn = bridge.export(torch.nn.Linear(2, 2))
 fn(fn.params, fn.buffers, torch.ones(1, 2).numpy())
 bridge.verify(torch.nn.Dropout(), torch.ones(1, 2))
