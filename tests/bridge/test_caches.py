@@ -67,7 +67,7 @@ def test_a_cache_made_by_the_caller_is_filled_by_the_call_alone():
     """PyTorch fills it; here the filled one is a result, and the caller's stays empty."""
     module, ids = model("llama"), tokens(2, 5)
     fn, cache = bridge.export(module), transformers.DynamicCache()
-    out, _ = fn(fn.params, fn.buffers, ids, past_key_values=cache)
+    out = jax.jit(lambda params: fn(params, fn.buffers, ids, past_key_values=cache)[0])(fn.params)
     assert len(cache.layers) == 0 and len(out.past_key_values.layers) == 2
     expected = module(ids, past_key_values=transformers.DynamicCache()).past_key_values
     close(out.past_key_values.layers[1].keys, expected.layers[1].keys)
@@ -99,7 +99,8 @@ def test_tensors_of_pytorch_in_an_argument_are_inputs():
     fn = bridge.export(module)
     ours, theirs = (transformers.StaticCache(module.config, max_cache_len=8) for _ in range(2))
     for part in (ids[:, :4], ids[:, 4:]):
-        out, _ = fn(fn.params, fn.buffers, part, past_key_values=ours)
+        call = jax.jit(lambda params, given=(part, ours): fn(params, fn.buffers, given[0], past_key_values=given[1])[0])
+        out = call(fn.params)
         close(out.logits, module(part, past_key_values=theirs).logits)
         assert int(ours.layers[0].cumulative_length) == int(theirs.layers[0].cumulative_length) - part.shape[1]
         ours = out.past_key_values
