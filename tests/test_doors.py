@@ -21,6 +21,7 @@ TORCH_ALLOWED = {
     "language/export_check.py",
     "script/check.py",
     "script/data.py",
+    "script/export_check.py",
     "script/fit.py",
     "script/optimizers.py",
     "script/rules.py",

@@ -133,7 +133,8 @@ def test_a_script_trains_and_its_run_is_evaluated(script, capsys):
     assert "100 examples, 37 to test on" in shown and "20 steps" in shown
     assert main(["evaluate", "runs/mine", "--plugin", path]) == 0
     assert "accuracy" in capsys.readouterr().out
-    assert main(["export", "runs/mine", "--plugin", path, "--no-check"]) == 0
+    assert main(["export", "runs/mine", "--plugin", path]) == 0
+    assert "PyTorch agrees: loss" in capsys.readouterr().out
     weights = bridge.load_weights(Path("runs/mine/weights.safetensors"))
     plain = nn.Sequential(nn.Linear(2, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
     plain.load_state_dict(weights, strict=True)

@@ -15,9 +15,10 @@ from train_jax.runtime.processes import all_or_none, join_processes
 
 
 def _options() -> list[Any]:
-    """Returns the classes of the options of the tasks of all plugins, in their order."""
+    """Returns the classes of the options of the tasks of all plugins, in their order, without bases of others."""
     reports = [load_object(target, "commands") for target in entries("reports").values()]
-    return [load_object(target, "options") for target in dict.fromkeys(report.options for report in reports)]
+    classes = [load_object(target, "options") for target in dict.fromkeys(report.options for report in reports)]
+    return [each for each in classes if not any(issubclass(other, each) for other in classes if other is not each)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from train_jax.run.config import RunConfig
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.devices import on_one_device
 from train_jax.script.structure import is_array, mapped
-from train_jax.script.task import COUNT, LOSS, LOSS_METHOD, ScriptTask, as_given, sums_of
+from train_jax.script.task import COUNT, LOSS, LOSS_METHOD, ScriptTask, as_given, mean_loss, sums_of
 
 LOSS_TOLERANCE = 1e-5
 """Largest relative difference of a loss in float32."""
@@ -301,11 +301,6 @@ class _JaxLoop:
     def result(self) -> Steps:
         arrays = self._state.params | self._state.buffers
         return Steps(self.losses, {name: np.asarray(array) for name, array in arrays.items()})
-
-
-def mean_loss(sums: Mapping[str, tuple[Any, Any]], name: str) -> Any:
-    total, count = sums[name]
-    return total if count is None else total / count
 
 
 def _differences(theirs: Steps, ours: Steps) -> list[Leaf]:

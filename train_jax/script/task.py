@@ -335,6 +335,12 @@ def _sums_of_loss(result: Any, name: str, where: str) -> dict[str, tuple[Any, An
     return found
 
 
+def mean_loss(sums: Mapping[str, tuple[Any, Any]], name: str) -> Any:
+    """Returns the loss or the metric called `name`."""
+    total, count = sums[name]
+    return total if count is None else total / count
+
+
 def _pair(value: Any, what: str, where: str) -> tuple[Any, Any]:
     values = value if isinstance(value, tuple) else (value,)
     if len(values) not in (1, 2):
