@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import dis
+import functools
 import sys
 import types
 import weakref
@@ -157,18 +158,13 @@ def _place() -> tuple[types.CodeType, int]:
     return frame.f_code, frame.f_lasti
 
 
-def _recorded(call: CallState, place: Any) -> bool | None:
-    """Returns the side that PyTorch took, if `verify` is comparing; None where it did not come here."""
-    answers = CURRENT.answers
-    if answers is None or call.off_path:
+def _recorded(call: CallState, answers: Answers, place: Any) -> bool | None:
+    """Returns the side that PyTorch took; None where it did not come here."""
+    if call.off_path:
         return None
     turn = call.turns[place]
     call.turns[place] += 1
-    if turn < len(answers.get(place, ())):
-        return answers[place][turn]
-    if answers.functions != len(FUNCTIONS):
-        raise Unrecorded
-    return None
+    return next(iter(answers.get(place, [])[turn:]), None)
 
 
 # ---- one branch
@@ -177,16 +173,19 @@ def _recorded(call: CallState, place: Any) -> bool | None:
 def _branch(test: Any, then: Callable[[], Any], otherwise: Callable[[], Any], ended: str = "") -> Any:
     call = current()
     found = truth(test)
-    place = None if CURRENT.answers is None else _place()
-    if call is None:
-        if place is not None:
-            CURRENT.answers.setdefault(place, []).append(found)
-        answer = None
-    else:
-        answer = None if place is None else _recorded(call, place)
+    answers = CURRENT.answers
+    place = None if answers is None else _place()
+    answer = None
+    if answers is not None:
+        if call is None:
+            answers.setdefault(place, []).append(found)
+        else:
+            answer = _recorded(call, answers, place)
     if isinstance(found, bool):
         return then() if found else otherwise()
     assert call is not None
+    if answers is not None and answer is None and not call.off_path and answers.functions != len(FUNCTIONS):
+        raise Unrecorded
     if call.recording:
         what = "a branch on a traced value in a call that asks PyTorch's engine for a gradient"
         raise call.error(what, "torch.func.grad in the place of torch.autograd.grad; or torch.where")
@@ -595,8 +594,8 @@ def _containers(functions: Iterable[Callable], call: CallState) -> Iterator[tupl
             if not isinstance(value, tuple):
                 yield value, _items(value)
             todo += _items(value).values()
-        elif isinstance(value, (types.MethodType, torch.Tensor)) or callable(value):
-            todo += [part for _, part in parts_of(value)] if not isinstance(value, torch.Tensor) else []
+        elif isinstance(value, (types.MethodType, functools.partial)):
+            todo += [part for _, part in parts_of(value)]
         if kind.__dictoffset__ and (
             isinstance(value, (nn.Module, BridgeTensor)) or is_plain_class(kind) or built_in(kind)
         ):
@@ -626,11 +625,11 @@ def _put(container: Any, items: dict) -> None:
         else:
             del container.cell_contents
         return
-    base = set if isinstance(container, set) else built_in(type(container))
+    base: Any = set if isinstance(container, set) else built_in(type(container))
     base.clear(container)
     if issubclass(base, dict):
         for key, item in items.items():
-            base.__setitem__(container, key, item)
+            dict.__setitem__(container, key, item)  # pyright: ignore[reportArgumentType]
     elif base is set:
         base.update(container, items)
     else:

@@ -287,7 +287,7 @@ class _Expressions(ast.NodeTransformer):
         self._foreign -= foreign
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+    def visit_ClassDef(self, node: Any) -> Any:
         return node
 
     visit_AsyncFunctionDef = visit_ClassDef  # noqa: N815
@@ -354,8 +354,9 @@ class _Lifetimes:
         for each in held:
             if isinstance(each, _SCOPES):
                 self._closed |= {node.id for node in ast.walk(each) if isinstance(node, ast.Name)}
-        self._reads = [(node.id, _start(node)) for node in held if _reads(node)]
-        self._reads += [(node.target.id, _start(node)) for node in held if _changes_name(node)]
+        names = [node for node in held if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)]
+        names += [node.target for node in held if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)]
+        self._reads = [(name.id, _start(name)) for name in names]
         self._loops = [node for node in held if isinstance(node, (ast.For, ast.While))]
 
     def ended(self, branch: ast.If, rest: list[ast.stmt]) -> str:
@@ -366,14 +367,6 @@ class _Lifetimes:
         kept = {name for name, place in self._reads if place >= first} | self._closed | self._outer
         names = (name for name in _stored([branch, *rest]) if not name.startswith("bridge_"))
         return " ".join(name for name in names if name not in kept)
-
-
-def _reads(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
-
-
-def _changes_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
 
 
 def _start(node: Any) -> tuple[int, int]:
