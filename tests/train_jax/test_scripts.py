@@ -364,3 +364,41 @@ def test_a_mistake_in_a_script_is_one_line(name, script, capsys):
     assert err.count("\n") == 1, err
     assert re.search(expected, err), err
     assert not Path("runs").exists()
+
+
+STREAM = (
+    SCRIPT.replace("    return points(0, 100)", "    yield from batches()")
+    + """
+
+def batches():
+    for number in range(5):
+        yield points(number, 32)
+    WHAT
+"""
+)
+LATE = {
+    "another form": ("yield {'x': points(5, 32)}", r"batches of different forms: batch is tuple and dict"),
+    "an exception": (
+        "raise OSError('the disk is gone')",
+        r"mine.py:\d+: train_data\(\) raised OSError: the disk is gone",
+    ),
+    "fewer rows": ("yield points(5, 31)", r"yields 0 of shape \(31, 2\); --global-batch-size is 32"),
+    "not finite": ("\n    while True: yield points(5, 32)[0] * float('nan'), points(5, 32)[1]", "consecutive steps"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_fault_in_the_middle_is_one_line_and_keeps_the_checkpoint(name, script, capsys):
+    what, expected = LATE[name]
+    path = script(STREAM.replace("WHAT", what))
+    options = [
+        "--steps=12",
+        "--checkpoint-every-steps=2",
+        "--log-every-steps=1",
+        "--optim.max-skipped-steps=3",
+        *OPTIONS,
+    ]
+    assert main(["train", path, *options]) == 2
+    err = capsys.readouterr().err
+    assert re.search(expected, err) and err.count("\n") == 1, err
+    assert max(int(folder.name) for folder in Path("runs/mine/checkpoints").iterdir() if folder.name.isdigit()) >= 4

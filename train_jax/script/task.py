@@ -88,7 +88,7 @@ class ScriptTask(Task):
     @cached_property
     def form(self) -> Form:
         """The structure of a batch, that of the first one."""
-        return Form(self.train_data.batch(0, 1, (0, 1), self.config.seed))
+        return Form(self.train_data.batch(0, self.config.global_batch_size, (0, 1), self.config.seed))
 
     @property
     def facts(self) -> dict[str, Any]:
