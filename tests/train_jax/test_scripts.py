@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.markers import slow_unless
 from torch import nn
 
 import bridge
@@ -221,7 +222,10 @@ def _faulty_data(monkeypatch):
     monkeypatch.setattr(Form, "arrays", faulty)
 
 
-@pytest.mark.parametrize("fault", [_faulty_loss, _faulty_optimizer, _faulty_schedule, _faulty_data])
+FAULTS = [_faulty_loss, _faulty_optimizer, _faulty_schedule, _faulty_data]
+
+
+@pytest.mark.parametrize("fault", slow_unless(lambda fault: fault is _faulty_optimizer, FAULTS))
 def test_a_fault_in_a_step_is_found(script, monkeypatch, fault):
     config = config_of(script(SCRIPT + OPTIMIZER))
     fault(monkeypatch)
@@ -250,6 +254,7 @@ def test_batches_of_different_lengths_have_few_shapes_and_the_values_of_collate(
     assert row.any() and (row[np.count_nonzero(row) :] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_run_on_batches_of_different_lengths_equals_one_that_pads_to_the_longest(script, capsys):
     path, longest = (
         script(LENGTHS, "lengths"),
@@ -387,7 +392,7 @@ LATE = {
 }
 
 
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name == "an exception", LATE))
 def test_a_fault_in_the_middle_is_one_line_and_keeps_the_checkpoint(name, script, capsys):
     what, expected = LATE[name]
     path = script(STREAM.replace("WHAT", what))
