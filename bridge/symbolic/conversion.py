@@ -207,7 +207,8 @@ def _parsed(text: str, at: ast.AST) -> list[Any]:
     body = ast.parse("def f():\n while 1:\n" + "".join(f"  {line}\n" for line in text.splitlines())).body[0]
     for node in ast.walk(body):
         ast.copy_location(node, at)
-        node.end_lineno = getattr(at, "lineno", None)  # pyright: ignore[reportAttributeAccessIssue]
+        if hasattr(node, "lineno"):  # a call would otherwise be at the last line of the branch
+            node.end_lineno, node.end_col_offset = _start(at)  # pyright: ignore[reportAttributeAccessIssue]
     return body.body[0].body  # pyright: ignore[reportAttributeAccessIssue]
 
 

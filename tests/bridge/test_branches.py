@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib
+import inspect
+import textwrap
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +17,7 @@ import torch
 from torch import nn
 
 import bridge
+from bridge.symbolic import conversion
 from tests.bridge.branch_cases import CASES, DOWN, UP, Base
 
 QUICK = ("ForWithBreak", "BufferOnOneSide", "LayerDrop")
@@ -194,3 +202,39 @@ def test_a_key_draws_each_layer_and_a_function_stays_as_it_was():
     assert type(module).forward.__code__ is code
     program = jax.make_jaxpr(call)(jax.random.key(0), UP.numpy())
     assert str(program).count("cond[") == 4
+
+
+def _converted_module(name: str) -> tuple[types.ModuleType, types.ModuleType]:
+    """Returns a module of Python's library, and the same with all its functions converted."""
+    original = importlib.import_module(name)
+    tree = ast.parse(inspect.getsource(original))
+    for holder in [node for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.Module))]:
+        for function in holder.body:
+            if isinstance(function, ast.FunctionDef):
+                with contextlib.suppress(ValueError):
+                    conversion._Converter(function).run()
+    code = compile(ast.fix_missing_locations(tree), name, "exec")
+    made = types.ModuleType(f"{name}_converted")
+    exec(conversion._linked(code), vars(made))
+    return original, made
+
+
+@pytest.mark.slow
+def test_converted_code_does_the_same_with_known_values():
+    text = inspect.getsource(conversion)
+    lines = text[:3000].split("\n")
+    others = text[500:3500].split("\n")
+    for module in _converted_module("textwrap"):
+        assert module.fill(text[:2000], 30) == textwrap.fill(text[:2000], 30)
+        assert module.shorten(text, 50) == textwrap.shorten(text, 50)
+        assert module.dedent("  a\n   b\n\n  c") == "a\n b\n\nc"
+    plain, converted = _converted_module("difflib")
+    assert list(plain.ndiff(lines, others)) == list(converted.ndiff(lines, others))
+    words = ["ape", "apple", "peach", "puppy"]
+    assert plain.get_close_matches("appel", words) == converted.get_close_matches("appel", words)
+    plain, converted = _converted_module("shlex")
+    assert plain.split("a 'b c' \"d e\" f\\ g # h") == converted.split("a 'b c' \"d e\" f\\ g # h")
+    plain, converted = _converted_module("statistics")
+    numbers = [0.5, 0.25, 0.5, 4.0, 8.0]
+    for name in ("mean", "median", "mode", "stdev", "quantiles", "harmonic_mean", "median_grouped"):
+        assert getattr(plain, name)(numbers) == getattr(converted, name)(numbers)
