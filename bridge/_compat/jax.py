@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
@@ -45,12 +44,16 @@ def tracing_for_gpu(capability: tuple[int, int], cudnn_version: int) -> Iterator
         "check_compute_capability": lambda least: capability >= tuple(map(int, least.split("."))),
         "is_cuda_compute_capability_equal": lambda other: capability == tuple(map(int, other.split("."))),
     }
+    originals = {name: getattr(fused_attention_stablehlo, name) for name in stand_ins}
     jax.clear_caches()  # traces for other devices
     token = _ABSENT_GPU.set(capability)
     try:
-        with mock.patch.multiple(fused_attention_stablehlo, **stand_ins):
-            yield
+        for name, stand_in in stand_ins.items():
+            setattr(fused_attention_stablehlo, name, stand_in)
+        yield
     finally:
+        for name, original in originals.items():
+            setattr(fused_attention_stablehlo, name, original)
         _ABSENT_GPU.reset(token)
         jax.clear_caches()
 

@@ -165,18 +165,18 @@ def _weights_jvp(dtype, primals, tangents):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _flash(query: jax.Array, key: jax.Array, value: jax.Array, is_causal: bool, scale: float | None) -> jax.Array:
     """Returns attention by cuDNN."""
-    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-    out = jax.nn.dot_product_attention(query, key, value, scale=scale, is_causal=is_causal, implementation="cudnn")
-    return jnp.swapaxes(out, 1, 2)
+    query, key, value = _batched_alike((query, key, value))
+    return _by_cudnn(query, key, value, is_causal=is_causal, scale=scale)
 
 
 def _flash_forward(query, key, value, is_causal, scale):
     """Adds a position where a length is odd, because JAX refuses the gradient of those (docs/dev/odd_lengths.md)."""
     function = functools.partial(_flash_of_even_length, is_causal=is_causal, scale=scale)
-    return jax.vjp(function, query, key, value)
+    return jax.vjp(function, *_batched_alike((query, key, value)))
 
 
 def _flash_backward(_is_causal, _scale, pullback, cotangent):
+    pullback, cotangent = _batched_alike((pullback, cotangent))
     return pullback(cotangent)
 
 
@@ -184,18 +184,36 @@ _flash.defvjp(_flash_forward, _flash_backward)
 
 
 def _flash_of_even_length(query, key, value, *, is_causal, scale):
-    """Returns the rows of `_flash` that were there before the added ones, whose cotangent is zero.
+    """Returns the rows of attention that were there before the added ones, whose cotangent is zero.
 
     No query attends to an added key: it lies behind the number of keys, or behind the last query of a causal mask.
     """
-    batch, _, length, _ = query.shape
+    length = query.shape[2]
     keys = key.shape[2]
-    known = jnp.full((batch,), keys, jnp.int32) if keys % 2 and not is_causal else None
-    query, key, value = (jnp.swapaxes(_of_even_length(x), 1, 2) for x in (query, key, value))
-    out = jax.nn.dot_product_attention(
-        query, key, value, scale=scale, is_causal=is_causal, key_value_seq_lengths=known, implementation="cudnn"
-    )
-    return jnp.swapaxes(out[:, :length], 1, 2)
+    query, key, value = (_of_even_length(x) for x in (query, key, value))
+    lengths = {}
+    if keys % 2 and not is_causal:
+        flags = query[:, 0, 0, 0] > 0  # so that the lengths are batched like the queries, see `_batched_alike`
+        lengths["query_seq_lengths"] = jnp.where(flags, query.shape[2], query.shape[2])
+        lengths["key_value_seq_lengths"] = jnp.where(flags, keys, keys)
+    out = _by_cudnn(query, key, value, is_causal=is_causal, scale=scale, **lengths)
+    return out[:, :, :length]
+
+
+def _by_cudnn(query, key, value, **options):
+    """Returns `jax.nn.dot_product_attention`, which has another order of axes."""
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    return jnp.swapaxes(jax.nn.dot_product_attention(query, key, value, implementation="cudnn", **options), 1, 2)
+
+
+def _batched_alike(tree: Any) -> Any:
+    """Returns the same arrays. Under `vmap` each is batched if one of them is, along its first axis.
+
+    The rules of JAX for cuDNN take this for granted. XLA removes a selection between an array and itself.
+    """
+    flags = [jnp.any(x.ravel()[:1] > 0) for x in jax.tree.leaves(tree)]
+    flag = functools.reduce(jnp.logical_or, flags)
+    return jax.tree.map(lambda x: jnp.where(flag, x, x), tree)
 
 
 def _of_even_length(x: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from support.markers import slow_unless
 from torch import nn
 
 import bridge
+from bridge._compat.jax import tracing_for_gpu
 from bridge.lowerings import attention as lowerings_attention
 from bridge.lowerings.attention import attention
 
@@ -281,6 +282,37 @@ def test_attention_without_a_gradient_is_not_padded(on_a_gpu):
     on_a_gpu.clear()
     lowerings_attention.attention(query[:, :, :1], key, value, enable_gqa=True)
     assert not on_a_gpu, "the keys of a single query are not copied"
+
+
+VMAPS = {"all": (0, 0, 0), "a later axis": (1, 0, 2), "queries": (0, None, None), "keys": (None, 0, None)}
+
+
+@pytest.mark.parametrize("length", [97, 98])
+@pytest.mark.parametrize("axes", VMAPS.values(), ids=VMAPS)
+def test_fused_attention_is_batched_in_every_way(axes, length):
+    """JAX's rules for cuDNN take for granted that all arrays are batched along their first axis."""
+    one = (2, 4, length, 64)
+    arrays = [
+        jax.ShapeDtypeStruct(one if axis is None else (*one[:axis], 3, *one[axis:]), jnp.bfloat16) for axis in axes
+    ]
+
+    def loss(*x):
+        return lowerings_attention.attention(*x).astype(jnp.float32).sum()
+
+    def rows(*x):  # the cotangents are batched, the arrays are not
+        out, pullback = jax.vjp(lowerings_attention.attention, *x)
+        return jax.vmap(pullback)(jnp.stack([out, out]))
+
+    gradient = jax.grad(loss, (0, 1, 2))
+    plain = [jax.ShapeDtypeStruct(one, jnp.bfloat16)] * 3
+    with tracing_for_gpu((9, 0), 91000):
+        for call, inputs, batch in (
+            (jax.vmap(lowerings_attention.attention, axes), arrays, 6),
+            (jax.vmap(gradient, axes), arrays, 6),
+            (rows, plain, 4),
+        ):
+            program = jax.jit(call).trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
+            assert re.findall(r"@__cudnn.fmha\w+\(.*?: \(tensor<(\d+)x", program)[-1] == str(batch)
 
 
 def test_products_of_the_backward_pass_are_in_the_dtype_of_the_inputs():

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 
 
 def cudnn_attention(
-    query, key, value, *, scale=None, is_causal=False, key_value_seq_lengths=None, implementation=None
+    query,
+    key,
+    value,
+    *,
+    scale=None,
+    is_causal=False,
+    query_seq_lengths=None,
+    key_value_seq_lengths=None,
+    implementation=None,
 ) -> jax.Array:
     """Stands for `jax.nn.dot_product_attention`: arrays are `(batch, length, heads, width)`.
 
@@ -24,7 +32,11 @@ def cudnn_attention(
         allowed &= keys < key_value_seq_lengths[:, None, None, None]
     if is_causal:
         allowed &= keys <= jnp.arange(query.shape[1])[:, None]
-    return _kernel(float(query.shape[-1] ** -0.5 if scale is None else scale), query, key, value, allowed)
+    out = _kernel(float(query.shape[-1] ** -0.5 if scale is None else scale), query, key, value, allowed)
+    if query_seq_lengths is None:
+        return out
+    known = jnp.arange(query.shape[1])[:, None, None] < query_seq_lengths[:, None, None, None]
+    return jnp.where(known, out, jnp.nan)  # rows of the kernel that have no specified value
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
