@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bridge.dispatch.branches import Unrecorded
 from bridge.errors import BridgeError, BridgeWarning, named_failure
 from bridge.functional import check_method, export
 from bridge.module.state import state_of
@@ -34,7 +35,6 @@ from bridge.parity.sides import (
     projection,
     widened,
 )
-from bridge.symbolic.branches import Unrecorded
 from bridge.symbolic.ranges import Int64, check_integers
 from bridge.tensor.arrays import check_kinds
 from bridge.tensor.pytrees import named_inputs

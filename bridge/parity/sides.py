@@ -20,6 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from bridge._compat.torch import DispatchMode, lazy_conjugates
+from bridge.dispatch.branches import Answers, answering
 from bridge.dispatch.random import WatchedGenerator, is_draw, watched_generator
 from bridge.dispatch.schemas import is_random
 from bridge.errors import is_framework, named_failure
@@ -29,7 +30,6 @@ from bridge.module.call import method_of, refuse_gradient_hooks
 from bridge.module.copying import independent
 from bridge.module.state import state_of, trained_in
 from bridge.parity.report import ARRAYS, Leaf, Leaves, leaf_of, named
-from bridge.symbolic.branches import Answers, answering
 from bridge.symbolic.conversion import FUNCTIONS, converted
 from bridge.tensor.arrays import array_of
 from bridge.tensor.pytrees import convert, is_number, named_inputs

@@ -1,4 +1,4 @@
-"""Conversion of a function whose branch depends on a traced value: its branches become calls of `symbolic.branches`.
+"""Conversion of a function whose branch depends on a traced value: its branches become calls of `dispatch.branches`.
 
 The function is converted from its source once, at the first such branch, and the call starts again. An `if` becomes
 `branch(test, then, otherwise)`, with its sides as functions inside of the function; a side that returns takes the rest
@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_RUNTIME = "bridge.symbolic.branches"
+_RUNTIME = "bridge.dispatch.branches"
 """The module of the functions that converted code calls, a constant of that code."""
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _SUSPENDING = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
@@ -77,6 +77,7 @@ def convert(code: types.CodeType) -> bool:
         return False
     found = len(FUNCTIONS)
     with _lock:
+        gc.unfreeze()  # `gc.get_objects` has no objects that a program has frozen after its imports
         for function in gc.get_objects():
             if type(function) is types.FunctionType and _place(function.__code__) in new:
                 old = function.__code__

@@ -44,7 +44,7 @@ WIDE = {
     "dispatch/computation.py": "a lowering, whose failure is an error that says it is a defect of the lowering",
     "module/call.py": "what a check raises that fails for trial, which shows that the code does not catch it",
     "module/effects.py": "a state that the code did not expect, which is another program",
-    "symbolic/branches.py": "what a side of a branch raises, which is then a check that the other side passes",
+    "dispatch/branches.py": "what a side of a branch raises, which is then a check that the other side passes",
     "parity/__init__.py": "the user's module, loss and `advance`",
     "parity/arbiter.py": "the exported module in float64",
     "errors.py": "code of the user's, whose error becomes one that says what failed",
