@@ -370,8 +370,9 @@ class _Branch:
                 continue
             is_cell = isinstance(container, types.CellType)
             if not is_cell and (now.keys() != before.keys() or not _MEMORY.isdisjoint(changed)):
+                names = ", ".join(map(repr, changed[:3]))
                 kind = type(container).__name__
-                what = f"one side of a branch on a traced value adds, removes or exchanges a part of a {kind}"
+                what = f"one side of a branch on a traced value adds, removes or exchanges {names} in a {kind}"
                 raise self._call.error(what, _REMEDY)
             found |= {(number, key): now.get(key, _MISSING) for key in changed if key not in INTERNAL}
         return found
@@ -446,7 +447,7 @@ class _Merge:
         elif b.value is _MISSING:
             b = _blank(a)
         disagreement = _Disagreement(
-            f"the sides of a branch on a traced value give {_shown(a)} and {_shown(b)} {self._call.where()}, in"
+            f"the sides of a branch on a traced value give {_shown(a)} and {_shown(b)} {self._call.where()}; this is used"
         )
         if a.structure != b.structure:
             return lambda _: disagreement
