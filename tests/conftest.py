@@ -6,6 +6,7 @@ The checkout of nanochat that the variable NANOCHAT_DIR names is imported anew b
 import fcntl
 import functools
 import gc
+import importlib.metadata
 import os
 import re
 import shutil
@@ -20,13 +21,16 @@ gc.disable()  # until all tests are collected: collections of garbage would scan
 
 
 def pytest_configure(config):
-    """Tests compile hundreds of small programs once each: LLVM's expensive passes would double their time.
+    """Tests compile hundreds of small programs once each: LLVM's expensive passes would double their time, and the
+    newer of XLA's two ways to emit fused loops takes as long as all else of a small program.
 
     JAX and the processes that tests start read the variable. The slow tests run what users run. The processes that
     tests of one session start share a cache of programs, so that the same run is not compiled fifty times.
     """
     if config.option.markexpr == "not slow":
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        if importlib.metadata.version("jaxlib").startswith("0.10."):  # later releases have no such flag
+            os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
     if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the variable of the process that started it
         programs = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="programs-")
         config.add_cleanup(functools.partial(shutil.rmtree, programs, ignore_errors=True))
