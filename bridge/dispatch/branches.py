@@ -446,9 +446,8 @@ class _Merge:
             a = _blank(b)
         elif b.value is _MISSING:
             b = _blank(a)
-        disagreement = _Disagreement(
-            f"the sides of a branch on a traced value give {_shown(a)} and {_shown(b)} {self._call.where()}; this is used"
-        )
+        given = f"{_shown(a)} and {_shown(b)} {self._call.where()}"
+        disagreement = _Disagreement(f"the sides of a branch on a traced value give {given}; this is used")
         if a.structure != b.structure:
             return lambda _: disagreement
         size = len(self.pairs)

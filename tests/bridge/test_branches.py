@@ -148,9 +148,7 @@ def test_an_entry_that_one_side_adds_is_refused():
                 outs.append(self.a(x))
             return outs
 
-    with pytest.raises(
-        bridge.BridgeError, match=r"one side of a branch .* adds, removes or exchanges 1 in a list"
-    ):
+    with pytest.raises(bridge.BridgeError, match=r"one side of a branch .* adds, removes or exchanges 1 in a list"):
         bridge.verify(Module(), UP, steps=1)
 
 
