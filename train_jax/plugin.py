@@ -251,16 +251,16 @@ def use_file(path: str) -> Plugin:
             return given.plugin
     name, extension = os.path.splitext(os.path.basename(path))
     if extension != ".py" or not name.isidentifier():
-        raise UserError(f"{OPTION} {path}: expected a Python file whose name is an identifier, such as mine.py")
+        raise UserError(f"{path}: expected a Python file whose name is an identifier, such as mine.py")
     try:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
-        raise UserError(f"{OPTION} {path}: {error.strerror}; give an existing file") from None
+        raise UserError(f"{path}: {error.strerror}; give an existing file") from None
     other = sys.modules.get(name)
     found = importlib.util.find_spec(name) if other is None else other.__spec__
     if found is not None and found.origin != path:
-        raise UserError(f"{OPTION} {path}: there is another module {name}; rename the file")
+        raise UserError(f"{path}: there is another module {name}; rename the file")
     spec: Any = importlib.util.spec_from_file_location(name, path)  # for a file of this extension there is one
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs, so that its parts are found as `name:Object`
@@ -270,7 +270,7 @@ def use_file(path: str) -> Plugin:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise UserError(f"{OPTION} {path} cannot be imported ({type(error).__name__}: {error}); correct it") from error
+        raise UserError(f"{path} cannot be imported ({type(error).__name__}: {error}); correct it") from error
     is_script = not hasattr(module, ATTRIBUTE) and hasattr(module, SCRIPT)
     if is_script:
         use_scripts()
@@ -322,7 +322,7 @@ def require(recorded: object, where: str) -> None:
         elif name not in given:
             raise UserError(
                 f"{where} was trained with the plugin {name} (SHA-256 {sha256[:12]}…), which is not imported unasked; "
-                f"give {OPTION} and its path if you trust it"
+                f"give {OPTION} and its path if you trust it, or a different run folder"
             )
         elif given[name] != sha256:
             sys.stderr.write(f"trm: {name} has another content than when {where} was trained\n")

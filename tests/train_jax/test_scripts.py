@@ -177,6 +177,41 @@ def test_an_optimizer_and_a_schedule_of_the_script_are_used_and_continue_exactly
     assert torch.equal(first[4].weight, whole["4.weight"]) and not torch.equal(first[4].bias, whole["4.bias"])
 
 
+ZERO_BIAS = (
+    SCRIPT.replace("bias=False)", "bias=True)")
+    .replace("    return nn.Sequential(", "    made = nn.Sequential(")
+    .replace("nn.Linear(8, 2))\n", "nn.Linear(8, 2))\n    nn.init.zeros_(made[0].bias)\n    return made\n")
+)
+
+
+def test_a_bias_at_zero_whose_gradient_is_rounding_is_no_difference(script):
+    found = check.check_steps(config_of(script(ZERO_BIAS)), 2)
+    assert found.ok and "0.bias" in {leaf.name for leaf in found.rounded}
+    assert "rounding in" in str(found)
+
+
+def test_a_module_dict_is_one_model_and_a_loader_of_a_stream_a_stream(script):
+    text = SCRIPT.replace("return points(0, 100)", "return torch.utils.data.DataLoader(Stream(), batch_size=8)")
+    text = text.replace("return nn.Sequential(", "return nn.ModuleDict({'all': nn.Sequential(").replace(
+        "(8, 2))", "(8, 2))})"
+    )
+    text = (
+        text.replace("logits = model(x)", "logits = model['all'](x)")
+        + """
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from zip(*points(0, 64))
+
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+    )
+    config = config_of(script(text), steps=3, global_batch_size=8)
+    assert check.check_steps(config, 2).ok
+
+
 def _faulty_loss(monkeypatch):
     right = task.ScriptTask._loss_of_arrays
 
@@ -355,6 +390,16 @@ class Bad:
     "syntax": (SCRIPT + "\ndef broken(:\n", "cannot be imported"),
     "no optimizer": (SCRIPT + "\n\ndef optimizer(model):\n    return 3\n", r"returns int, expected a torch.optim"),
     "optimizer raises": (SCRIPT + "\n\ndef optimizer(model):\n    return torch.optim.SGD([])\n", "raised"),
+    "a sampler": (
+        changed(
+            "return points(0, 100)",
+            """x, y = points(0, 100)
+    data = torch.utils.data.TensorDataset(x, y)
+    return torch.utils.data.DataLoader(data, 8, sampler=torch.utils.data.WeightedRandomSampler(y + 0.1, 100))""",
+        ),
+        "DataLoader with a WeightedRandomSampler, whose order is not used",
+    ),
+    "a number": (changed("y), {", "y).item(), {"), "loss is a number of Python, which has no gradient"),
     "stream without a length": (changed("return points(0, 100)", "yield points(0, 32)"), "no length; give --steps"),
 }
 """Scripts with a mistake, and the line that says so."""
@@ -387,7 +432,7 @@ LATE = {
         "raise OSError('the disk is gone')",
         r"mine.py:\d+: train_data\(\) raised OSError: the disk is gone",
     ),
-    "fewer rows": ("yield points(5, 31)", r"yields 0 of shape \(31, 2\); --global-batch-size is 32"),
+    "fewer rows": ("yield points(5, 31)", r"a batch with 0 of shape \(31, 2\), expected 32 rows"),
     "not finite": ("\n    while True: yield points(5, 32)[0] * float('nan'), points(5, 32)[1]", "consecutive steps"),
 }
 

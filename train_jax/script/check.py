@@ -43,6 +43,8 @@ ROUNDING_RATIO = 1e-6
 
 The ratio of the precisions is 2e-9; Adam makes steps of any size out of such a gradient. A fault has the same size in
 both."""
+ROUNDING_OF_GRADIENTS = 1e-12
+"""A gradient in float64 that is smaller, as a share of the largest one of all parameters, is rounding."""
 NARROW_TOLERANCE = 1e-6
 """Largest relative difference in float64 of losses and leaves of a script in 16 bits."""
 _REMEDY = "--no-verify trains without this check"
@@ -56,6 +58,8 @@ class Steps:
     """The losses by name, such as `loss of step 1`."""
     leaves: dict[str, np.ndarray]
     """Parameters and buffers after the steps, by qualified name."""
+    gradients: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The largest entry of the gradient of each parameter in all steps, of PyTorch's side."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +71,13 @@ class Leaf:
     tolerance: float
     wide_difference: float | None = None
     """The same in float64, where it was needed."""
+    has_no_gradient: bool = False
+    """True if its gradient in float64 is rounding alone, out of which Adam makes steps of any size."""
 
     @property
     def agrees(self) -> bool:
+        if self.has_no_gradient:
+            return True
         if self.wide_difference is not None:
             return self.wide_difference <= max(WIDE_TOLERANCE, ROUNDING_RATIO * self.difference)
         return self.difference <= self.tolerance
@@ -90,8 +98,8 @@ class StepCheck:
 
     @property
     def rounded(self) -> list[Leaf]:
-        """The leaves that differ in fewer bits and agree in float64."""
-        return [leaf for leaf in self.leaves if leaf.wide_difference is not None and leaf.agrees]
+        """The leaves that differ by rounding."""
+        return [leaf for leaf in self.leaves if leaf.agrees and leaf.difference > leaf.tolerance]
 
     def __str__(self) -> str:
         worst = self.leaves[0]
@@ -105,7 +113,7 @@ class StepCheck:
         rounding = ""
         if self.rounded:
             names = ", ".join(leaf.name for leaf in self.rounded[:3])
-            rounding = f", but for rounding in {names}{', …' * (len(self.rounded) > 3)}, equal in float64"
+            rounding = f", but for rounding in {names}{', …' * (len(self.rounded) > 3)}, as float64 shows"
         worst = next((leaf for leaf in self.leaves if leaf not in self.rounded), worst)
         return (
             f"{self.steps} steps agree with PyTorch: {len(self.leaves)} losses and leaves to "
@@ -121,13 +129,24 @@ def check_steps(config: RunConfig, steps: int, say: Callable[[str], None] = lamb
         theirs, ours = _both(config, steps, torch.float64 if narrow else torch.float32, say)
         leaves = _differences(theirs, ours)
         if narrow:
-            leaves = [dataclasses.replace(leaf, tolerance=NARROW_TOLERANCE) for leaf in leaves]
+            leaves = [
+                dataclasses.replace(
+                    leaf, tolerance=NARROW_TOLERANCE, has_no_gradient=_has_no_gradient(leaf.name, theirs)
+                )
+                for leaf in leaves
+            ]
             leaves += _narrow_leaves(config)
         elif not all(leaf.agrees for leaf in leaves):
             say("some leaves differ in float32; comparing in float64")
-            wide = {leaf.name: leaf.difference for leaf in _differences(*_both(config, steps, torch.float64, say))}
+            wide, ours = _both(config, steps, torch.float64, say)
+            differences = {leaf.name: leaf.difference for leaf in _differences(wide, ours)}
             leaves = [
-                leaf if leaf.agrees else dataclasses.replace(leaf, wide_difference=wide[leaf.name]) for leaf in leaves
+                dataclasses.replace(
+                    leaf,
+                    wide_difference=None if leaf.agrees else differences[leaf.name],
+                    has_no_gradient=_has_no_gradient(leaf.name, wide),
+                )
+                for leaf in leaves
             ]
     leaves.sort(key=lambda leaf: -leaf.difference)
     return StepCheck(steps, leaves, time.perf_counter() - begun)
@@ -144,6 +163,12 @@ def verified(config: RunConfig) -> str:
     if not check.ok:
         raise UserError(f"{script.file}: {check}; `trm check {script.file}` shows every leaf, and {_REMEDY}")
     return f"{script.file}: {check}"
+
+
+def _has_no_gradient(name: str, wide: Steps) -> bool:
+    """Returns whether the gradient of a parameter in steps in float64 is rounding alone."""
+    largest = max(wide.gradients.values(), default=0.0)
+    return wide.gradients.get(name, largest) <= ROUNDING_OF_GRADIENTS * largest
 
 
 def _is_narrow(config: RunConfig) -> bool:
@@ -217,6 +242,7 @@ class _TorchLoop:
         self._schedules = (schedule or {}) if task.parts else {LOSS: schedule}
         self.names = task.parts or (LOSS,)
         self.losses: dict[str, float] = {}
+        self.gradients: dict[str, float] = {}
         self._steps = 0
 
     def step(self, batch: Any) -> Any:
@@ -238,9 +264,15 @@ class _TorchLoop:
         with script.errors_of("loss()"), watching(None) as watch:
             sums = sums_of(script.loss(as_given(self._module), batch), where, self._task.parts)
             loss = mean_loss(sums, name)
-        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+        if not isinstance(loss, torch.Tensor):
+            raise UserError(f"{where}: {name} is a number of Python, which has no gradient; return the tensor")
+        if not loss.requires_grad:
             raise UserError(f"{where}: {name} does not depend on the parameters of the model")
         loss.backward()
+        for parameter, tensor in self._module.named_parameters():
+            if tensor.grad is not None and tensor.grad.numel():
+                largest = float(tensor.grad.detach().abs().max())
+                self.gradients[parameter] = max(self.gradients.get(parameter, 0.0), largest)
         if clip:
             trained = [each for group in optimizer.param_groups for each in group["params"]]
             torch.nn.utils.clip_grad_norm_(trained, clip)
@@ -250,7 +282,8 @@ class _TorchLoop:
 
     def result(self) -> Steps:
         fn = bridge.export(self._module)
-        return Steps(self.losses, {name: np.asarray(array) for name, array in (fn.params | fn.buffers).items()})
+        leaves = {name: np.asarray(array) for name, array in (fn.params | fn.buffers).items()}
+        return Steps(self.losses, leaves, self.gradients)
 
 
 def _adamw(config: RunConfig, module: torch.nn.Module) -> tuple[torch.optim.Optimizer, Any]:

@@ -9,7 +9,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from train_jax.errors import UserError
 from train_jax.script.padding import Padding, padding_for
@@ -168,7 +176,8 @@ class Stream:
 def read_data(script: Script, function: str) -> Source:
     """Returns the data of `train_data` or `test_data`. Raises `UserError` for what is no data."""
     data = script.call(function)
-    if isinstance(data, DataLoader) and hasattr(data.dataset, "__getitem__"):
+    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+        _check_order(data, f"{script.line_of(function)}: {function}()")
         return MapStyle(script, function, data.dataset, data.collate_fn)
     if _are_arrays(data):
         lengths = {len(array) for array in _values(data)}
@@ -207,6 +216,20 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
+def _check_order(loader: DataLoader, where: str) -> None:
+    """Raises `UserError` for a loader that does not draw each example once in an epoch, which the order here does."""
+    sampler = loader.sampler
+    every = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # pyright: ignore
+    )
+    if not every or type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        kind = type(loader.batch_sampler if every else sampler).__name__
+        raise UserError(
+            f"{where} returns a DataLoader with a {kind}, whose order is not used here; return a generator over the "
+            "loader, which gives whole batches"
+        )
+
+
 def _are_arrays(data: Any) -> bool:
     values = list(_values(data))
     return bool(values) and all(is_array(value) and value.shape for value in values)
@@ -232,7 +255,10 @@ def _part(batch: Any, size: int, shard: Shard, where: str) -> Any:
             return value
         if not value.shape or len(value) != size:
             shape = tuple(value.shape)
-            raise UserError(f"{where} yields {name or 'a batch'} of shape {shape}; --global-batch-size is {size}")
+            raise UserError(
+                f"{where} yields a batch with {name or 'a tensor'} of shape {shape}, expected {size} rows, as "
+                "--global-batch-size says; an iterable gives whole batches, a Dataset with __len__ gives examples"
+            )
         return value[index * rows : (index + 1) * rows]
 
     return mapped(batch, sliced)

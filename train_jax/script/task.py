@@ -137,7 +137,7 @@ class ScriptTask(Task):
             if not isinstance(model, nn.Module):
                 where, kind = self.script.line_of("model"), type(model).__name__
                 raise UserError(f"{where}: model() returns {kind}, expected an nn.Module, or a dict of them")
-        module = nn.ModuleDict(models) if isinstance(models, dict) else models
+        module = Models(models) if isinstance(models, dict) else models
         module.train()
         self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
         _add_method(module, self._loss_of_arrays(arch.torch_dtype))
@@ -149,7 +149,7 @@ class ScriptTask(Task):
             return None, None
         optimizer = self.script.call("optimizer", as_given(module))
         where = self.script.line_of("optimizer")
-        if isinstance(optimizer, dict) and not (isinstance(module, nn.ModuleDict) and optimizer.keys() <= {*module}):
+        if isinstance(optimizer, dict) and not (isinstance(module, Models) and optimizer.keys() <= {*module}):
             raise UserError(f"{where}: optimizer() returns a dict with {', '.join(optimizer)}; use keys of model()")
         for each in optimizer.values() if isinstance(optimizer, dict) else (optimizer,):
             if not isinstance(each, torch.optim.Optimizer):
@@ -296,9 +296,13 @@ def _listed(optimizer: Any) -> list[Any]:
     return list(optimizer.values()) if isinstance(optimizer, dict) else [optimizer]
 
 
+class Models(nn.ModuleDict):
+    """The models of a script that returns several in a dict."""
+
+
 def as_given(module: nn.Module) -> Any:
     """Returns the models as the script knows them: a dict if `model` returns one."""
-    return dict(module.items()) if isinstance(module, nn.ModuleDict) else module
+    return dict(module.items()) if isinstance(module, Models) else module
 
 
 def sums_of(result: Any, where: str, parts: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:

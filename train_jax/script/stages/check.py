@@ -41,6 +41,8 @@ def _table(check: StepCheck) -> str:
 
 
 def _verdict(leaf: Leaf) -> str:
+    if leaf.has_no_gradient and leaf.difference > leaf.tolerance:
+        return "rounding: its gradient is zero but for rounding in float64"
     if leaf.wide_difference is None:
         return "ok" if leaf.agrees else "DIFFERS"
     return f"{'rounding' if leaf.agrees else 'DIFFERS'}, {leaf.wide_difference:.0e} in float64"
