@@ -29,6 +29,7 @@ from bridge._compat.torch import below_modes, in_transform
 from bridge.context import CURRENT, CallState, current, refusal
 from bridge.dispatch.values import asked_inside, fails
 from bridge.errors import BridgeError
+from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import FUNCTIONS
 from bridge.symbolic.ranges import known_number
 from bridge.tensor.arrays import jax_dtype
@@ -105,10 +106,21 @@ def truth(value: Any) -> Any:
     return tensor.detach().reshape(()) != 0
 
 
+def _outer(call: CallState) -> list[jax.Array]:
+    """Returns the conditions of the branches of which a side is being traced."""
+    return [array for array, _ in call.truths]
+
+
+def _remedy(conditions: list[jax.Array]) -> str:
+    """Returns the remedy for sides that disagree: a constant, if the condition of one of the branches can be one."""
+    remedies = (as_constant(condition, _REMEDY) for condition in conditions)
+    return next((remedy for remedy in remedies if remedy != _REMEDY), _REMEDY)
+
+
 def used(value: Any) -> Any:
     """Returns the value of a name. Raises `BridgeError` if the sides of a branch disagree on it."""
     if isinstance(value, _Disagreement):
-        raise refusal(value.text, _REMEDY)
+        raise refusal(value.text, _remedy(value.conditions))
     return value
 
 
@@ -239,6 +251,8 @@ class _Disagreement(NamedTuple):
     """Stands for a name on which the sides disagree."""
 
     text: str
+    conditions: list[jax.Array]
+    """That of the branch, and those around it."""
 
 
 @dataclasses.dataclass
@@ -373,13 +387,13 @@ class _Branch:
                 names = ", ".join(map(repr, changed[:3]))
                 kind = type(container).__name__
                 what = f"one side of a branch on a traced value adds, removes or exchanges {names} in a {kind}"
-                raise self._call.error(what, _REMEDY)
+                raise self._call.error(what, _remedy([self._condition, *_outer(self._call)]))
             found |= {(number, key): now.get(key, _MISSING) for key in changed if key not in INTERNAL}
         return found
 
     def _merge(self, then: _Side, otherwise: _Side) -> Any:
         """Emits the `cond`, and puts its results at the places that the sides have changed."""
-        merge = _Merge(self._call)
+        merge = _Merge(self._call, self._condition)
         plans = {place: merge.plan(then.trees[place], otherwise.trees[place]) for place in then.trees}
         holders = []
         for number, (array, tracked) in then.holders.items():
@@ -430,8 +444,9 @@ class _Branch:
 class _Merge:
     """Makes one value of the two that the sides leave."""
 
-    def __init__(self, call: CallState):
+    def __init__(self, call: CallState, condition: jax.Array):
         self._call = call
+        self._condition = condition
         self.pairs: list[tuple[Any, Any]] = []
 
     def pair(self, a: Any, b: Any) -> int:
@@ -447,7 +462,8 @@ class _Merge:
         elif b.value is _MISSING:
             b = _blank(a)
         given = f"{_shown(a)} and {_shown(b)} {self._call.where()}"
-        disagreement = _Disagreement(f"the sides of a branch on a traced value give {given}; this is used")
+        text = f"the sides of a branch on a traced value give {given}; this is used"
+        disagreement = _Disagreement(text, [self._condition, *_outer(self._call)])
         if a.structure != b.structure:
             return lambda _: disagreement
         size = len(self.pairs)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from train_jax.__main__ import main
+from train_jax.core.optim.chain import learning_rates
 from train_jax.core.optim.config import ParameterGroup
 from train_jax.errors import PreemptedError, UserError
 from train_jax.run import performance
@@ -230,7 +231,15 @@ def logged(task=None, step=ONE, **fields):
     task = SimpleNamespace(**attributes | {"unit": Task.unit} | (task or {}))
     now, console = [0.0], MagicMock()
     devices = SimpleNamespace(to_host=lambda metrics: metrics, count=1)
-    training = SimpleNamespace(config=config, task=task, devices=devices, groups=GROUPS, total_steps=10)
+    rates = learning_rates(dict.fromkeys(name for names in GROUPS.values() for name in names), config.optim, 1)
+    training = SimpleNamespace(
+        config=config,
+        task=task,
+        devices=devices,
+        groups=GROUPS,
+        total_steps=10,
+        own_optimizer=SimpleNamespace(rates=rates),
+    )
     clock = Clock(now=lambda: now[0])
     clock.switch("steps")
     session = MagicMock(training=training, tracker=console, clock=clock)
