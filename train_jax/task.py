@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from train_jax.core.objective import Batch, Call, LossSums, Objective
-    from train_jax.core.optim.chain import Optimizer
+    from train_jax.core.optim.chain import Norm, Optimizer
     from train_jax.core.state import TrainState
     from train_jax.run.config import RunConfig
     from train_jax.run.folder import RunFolder
@@ -122,7 +122,7 @@ class Task:
     fact_kinds: ClassVar[Mapping[str, Kind]] = {}
     """Fields of `facts` that a task reads; dataset.json of a run is refused without them."""
     comparison: ClassVar[str] = ""
-    """A function `(config) -> line of the log` that compares the first steps of a run with PyTorch, as
+    """A function `(config, task) -> line of the log` that compares the first steps of a run with PyTorch, as
     `package.module:function`; empty for a comparison of the module's first call."""
     batches_by_device: ClassVar[bool] = False
     """True if `batch` is asked for the shard of each device, and of each part of its examples, rather than of each
@@ -171,8 +171,11 @@ class Task:
         """Returns the module with its loss head, for a task that has its own model; None for that of the run."""
         return None
 
-    def optimizer(self, module: torch.nn.Module, total_steps: int) -> Optimizer | None:
-        """Returns the optimizer of the module's parameters; None for that of `config.optim`."""
+    def optimizer(self, module: torch.nn.Module, total_steps: int, norm: Norm) -> Optimizer | None:
+        """Returns the optimizer of the module's parameters; None for that of `config.optim`.
+
+        `norm` returns the global norm of gradients, which may be sharded.
+        """
         return None
 
     def wrap(self, module: torch.nn.Module, arch: Any) -> torch.nn.Module:

@@ -177,6 +177,12 @@ def test_an_optimizer_and_a_schedule_of_the_script_are_used_and_continue_exactly
     assert torch.equal(first[4].weight, whole["4.weight"]) and not torch.equal(first[4].bias, whole["4.bias"])
 
 
+def test_the_gradient_of_a_scripts_own_optimizer_is_clipped(script):
+    config = config_of(script(SCRIPT + OPTIMIZER))
+    clipped = dataclasses.replace(config, optim=dataclasses.replace(config.optim, clip_norm=0.01))
+    assert check.check_steps(clipped, 2).ok
+
+
 ZERO_BIAS = (
     SCRIPT.replace("bias=False)", "bias=True)")
     .replace("    return nn.Sequential(", "    made = nn.Sequential(")

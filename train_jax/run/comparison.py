@@ -35,7 +35,7 @@ def verified(config: RunConfig, task: Task) -> str:
     Raises `UserError` where they differ, or where one of them cannot be run.
     """
     if task.comparison:
-        return load_object(task.comparison, "comparison")(config)
+        return load_object(task.comparison, "comparison")(config, task)
     if not is_outside(config.model):
         return ""
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Builds the PyTorch module of a run and exports it: seed, sizes, loss head, recomputation."""
+"""Builds the PyTorch module of a run and exports it: seed, sizes, loss head, recomputation; and its optimizer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import dataclasses
 import re
 from typing import Any
 
+import optax
 import torch
 
 import bridge
 from models_torch import registry
 from train_jax.core.objective import Objective, sparse_tables
+from train_jax.core.optim.chain import Norm, Optimizer, dense_optimizer, learning_rates, trainable
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.task import Task
@@ -40,6 +42,18 @@ def build_module(config: RunConfig, task: Task, local_batch_size: int, *, varian
             return task.wrap(registry.build_model(config.model, arch), arch) if own is None else own
     except ValueError as error:
         raise UserError(f"the architecture cannot be built: {error}") from error
+
+
+def build_optimizer(
+    config: RunConfig, task: Task, objective: Objective, total_steps: int, norm: Norm = optax.tree.norm
+) -> Optimizer:
+    """Returns the optimizer of the task, or that of `config.optim`; `norm` is the norm of placed parameters."""
+    own = task.optimizer(objective.fn.module, total_steps, norm)
+    if own is not None:
+        return own
+    trained = trainable(objective.params, config.optim)
+    dense = dense_optimizer(config.optim, total_steps, norm)
+    return Optimizer(dense, learning_rates(trained, config.optim, total_steps))
 
 
 def build_objective(

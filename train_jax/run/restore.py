@@ -18,13 +18,13 @@ import torch
 import bridge
 from train_jax.core.guard import new_guard
 from train_jax.core.objective import Objective
-from train_jax.core.optim.chain import dense_optimizer, trainable
+from train_jax.core.optim.chain import trainable
 from train_jax.core.state import Arrays, TrainState, new_state
 from train_jax.errors import UserError
 from train_jax.run.checkpoint import Best, Checkpoints
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder, complete_steps, is_run, read_run
-from train_jax.run.model import build_objective
+from train_jax.run.model import build_objective, build_optimizer
 from train_jax.storage.files import local_copy
 from train_jax.storage.json_files import read_object
 from train_jax.storage.storage import path_of
@@ -175,8 +175,7 @@ def restore(
     with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
         steps = chosen_steps(checkpoints, str(step), average, average_last)
         if whole_state:
-            own = task.optimizer(objective.fn.module, 1)
-            optimizer = dense_optimizer(config.optim, 1) if own is None else own.transformation
+            optimizer = build_optimizer(config, task, objective, 1).transformation
             like = new_state(
                 params, objective.buffers, optimizer, trainable=trainable(params, config.optim), keeps_ema=averaged
             )

@@ -19,14 +19,15 @@ import numpy as np
 import torch
 
 import bridge
-from bridge.parity.sides import watching, wide_casts
+from bridge.parity.sides import in_float64, watching, wide_casts
 from bridge.tensor.arrays import array_of
 from train_jax.core.objective import Objective
-from train_jax.core.optim.chain import Optimizer, dense_optimizer, learning_rates, trainable
+from train_jax.core.optim.chain import learning_rates
 from train_jax.core.state import new_state
 from train_jax.core.step import StepOptions, step_of
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
+from train_jax.run.model import build_module, build_optimizer
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.devices import on_one_device
 from train_jax.script.structure import is_array, mapped
@@ -121,12 +122,18 @@ class StepCheck:
         )
 
 
-def check_steps(config: RunConfig, steps: int, say: Callable[[str], None] = lambda _: None) -> StepCheck:
-    """Compares `steps` training steps with PyTorch's. Raises `UserError` for a script that cannot be run."""
+def check_steps(
+    config: RunConfig, steps: int, say: Callable[[str], None] = lambda _: None, task: ScriptTask | None = None
+) -> StepCheck:
+    """Compares `steps` training steps with PyTorch's; `task` is that of the run, if it has read the data already.
+
+    Raises `UserError` for a script that cannot be run.
+    """
     begun = time.perf_counter()
-    narrow = _is_narrow(config)
+    task = task or ScriptTask(config)
+    narrow = _is_narrow(config, task)
     with jax.default_device(host_device()):
-        theirs, ours = _both(config, steps, torch.float64 if narrow else torch.float32, say)
+        theirs, ours = _both(config, task, steps, torch.float64 if narrow else torch.float32, say)
         leaves = _differences(theirs, ours)
         if narrow:
             leaves = [
@@ -135,10 +142,10 @@ def check_steps(config: RunConfig, steps: int, say: Callable[[str], None] = lamb
                 )
                 for leaf in leaves
             ]
-            leaves += _narrow_leaves(config)
+            leaves += _narrow_leaves(config, task)
         elif not all(leaf.agrees for leaf in leaves):
             say("some leaves differ in float32; comparing in float64")
-            wide, ours = _both(config, steps, torch.float64, say)
+            wide, ours = _both(config, task, steps, torch.float64, say)
             differences = {leaf.name: leaf.difference for leaf in _differences(wide, ours)}
             leaves = [
                 dataclasses.replace(
@@ -152,11 +159,11 @@ def check_steps(config: RunConfig, steps: int, say: Callable[[str], None] = lamb
     return StepCheck(steps, leaves, time.perf_counter() - begun)
 
 
-def verified(config: RunConfig) -> str:
+def verified(config: RunConfig, task: ScriptTask) -> str:
     """Compares the first two steps of a new run; returns a line for the log. Raises `UserError` where they differ."""
-    script = ScriptTask(config).script
+    script = task.script
     try:
-        check = check_steps(config, 2)
+        check = check_steps(config, 2, task=task)
     except bridge.BridgeError as error:
         text = " ".join(str(error).split())
         raise UserError(f"{script.file} cannot be compared with PyTorch: {text}; {_REMEDY}") from error
@@ -171,40 +178,36 @@ def _has_no_gradient(name: str, wide: Steps) -> bool:
     return wide.gradients.get(name, largest) <= ROUNDING_OF_GRADIENTS * largest
 
 
-def _is_narrow(config: RunConfig) -> bool:
+def _is_narrow(config: RunConfig, task: ScriptTask) -> bool:
     """Returns whether a script computes in 16 bits."""
-    dtypes = {config.arch.torch_dtype, *(each.dtype for each in _module(config, ScriptTask(config)).parameters())}
+    dtypes = {config.arch.torch_dtype, *(each.dtype for each in build_module(config, task, 1).parameters())}
     return bool(dtypes & {torch.bfloat16, torch.float16})
 
 
 def _both(
-    config: RunConfig, steps: int, dtype: torch.dtype, say: Callable[[str], None] = lambda _: None
+    config: RunConfig, task: ScriptTask, steps: int, dtype: torch.dtype, say: Callable[[str], None]
 ) -> tuple[Steps, Steps]:
     """Returns the steps of PyTorch and of JAX in a precision: float32, or float64."""
     config = dataclasses.replace(config, arch=dataclasses.replace(config.arch, forward_dtype="float32"))
-    with _computing_in(dtype), wide_casts() if dtype == torch.float64 else contextlib.nullcontext():
-        their_task, our_task = ScriptTask(config), ScriptTask(config)
-        theirs = _TorchLoop(config, their_task, dtype)
-        ours = _JaxLoop(config, our_task, steps, dtype)
+    total_steps = max(config.steps, steps)
+    with _in_float64() if dtype == torch.float64 else contextlib.nullcontext():
+        theirs = _TorchLoop(config, task, total_steps, dtype)
+        ours = _JaxLoop(config, task, total_steps, dtype)
         for step in range(steps):
-            batch = their_task.train_data.batch(step, config.global_batch_size, (0, 1), config.seed)
+            batch = task.train_data.batch(step, config.global_batch_size, (0, 1), config.seed)
             batch = mapped(batch, lambda value, _: _widened(value, dtype))
             draws = theirs.step(batch)
-            ours.step(our_task.form.arrays(batch, "collate()"), draws)
+            ours.step(task.form.arrays(batch, "collate()"), draws)
             for name in list(theirs.losses)[-len(theirs.names) :]:
                 say(f"{name}: {theirs.losses[name]:.8g} in PyTorch, {ours.losses[name]:.8g} in JAX")
         return theirs.result(), ours.result()
 
 
 @contextlib.contextmanager
-def _computing_in(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with jax.enable_x64(dtype == torch.float64):
-            yield
-    finally:
-        torch.set_default_dtype(before)
+def _in_float64() -> Iterator[None]:
+    """Both sides compute in float64."""
+    with in_float64(), jax.enable_x64(True), wide_casts():
+        yield
 
 
 def _widened(value: Any, dtype: torch.dtype) -> Any:
@@ -216,28 +219,25 @@ def _widened(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def _module(config: RunConfig, task: ScriptTask, dtype: torch.dtype | None = None) -> torch.nn.Module:
-    """Returns the module of a script, at least in this precision if one is given."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        module = task.build(config.arch)
-    if dtype is not None:
-        for tensor in (*module.parameters(), *module.buffers()):
-            tensor.data = _widened(tensor.data, dtype)
+def _module(config: RunConfig, task: ScriptTask, dtype: torch.dtype) -> torch.nn.Module:
+    """Returns the module of a script, at least in this precision."""
+    module = build_module(config, task, 1)
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = _widened(tensor.data, dtype)
     return module
 
 
 class _TorchLoop:
     """PyTorch's own loop over a script."""
 
-    def __init__(self, config: RunConfig, task: ScriptTask, dtype: torch.dtype):
+    def __init__(self, config: RunConfig, task: ScriptTask, total_steps: int, dtype: torch.dtype):
         self._config, self._task = config, task
         self._module = _module(config, task, dtype)
         optimizer: Any = task.torch_optimizer
         schedule = task.torch_schedule
         self._rate = None
         if optimizer is None:
-            optimizer, self._rate = _adamw(config, self._module)
+            optimizer, self._rate = _adamw(config, self._module, total_steps)
         self._optimizers = optimizer if task.parts else {LOSS: optimizer}
         self._schedules = (schedule or {}) if task.parts else {LOSS: schedule}
         self.names = task.parts or (LOSS,)
@@ -286,7 +286,7 @@ class _TorchLoop:
         return Steps(self.losses, leaves, self.gradients)
 
 
-def _adamw(config: RunConfig, module: torch.nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+def _adamw(config: RunConfig, module: torch.nn.Module, total_steps: int) -> tuple[torch.optim.Optimizer, Any]:
     """Returns PyTorch's AdamW with the values of `config.optim`, and its learning rate by step."""
     optim = config.optim
     if optim.optimizer != "adamw" or optim.groups or optim.freeze:
@@ -297,22 +297,18 @@ def _adamw(config: RunConfig, module: torch.nn.Module) -> tuple[torch.optim.Opti
     betas = optim.beta1, optim.beta2
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, 1.0, betas, optim.eps, optim.weight_decay)
-    return optimizer, learning_rates({"": None}, optim, config.steps or 1)[""]
+    return optimizer, learning_rates({"": None}, optim, total_steps)[""]
 
 
 class _JaxLoop:
     """The training step of a run, on one device."""
 
-    def __init__(self, config: RunConfig, task: ScriptTask, steps: int, dtype: torch.dtype):
+    def __init__(self, config: RunConfig, task: ScriptTask, total_steps: int, dtype: torch.dtype):
         module = _module(config, task, dtype)
         self._objective = Objective(bridge.export(module), task)
-        optimizer = task.optimizer(module, max(config.steps, steps))
-        params = self._objective.params
-        if optimizer is None:
-            dense = dense_optimizer(config.optim, config.steps or 1)
-            optimizer = Optimizer(dense, learning_rates(trainable(params, config.optim), config.optim, 1))
+        optimizer = build_optimizer(config, task, self._objective, total_steps)
         options = StepOptions(
-            total_steps=config.steps or 1,
+            total_steps=total_steps,
             global_batch_size=config.global_batch_size,
             device_count=1,
             rates=optimizer.rates,
@@ -322,7 +318,8 @@ class _JaxLoop:
         self._names = task.parts or (LOSS,)
         self._steps = 0
         self._step = on_one_device(step, host_device())
-        self._state = new_state(params, self._objective.buffers, optimizer.transformation, keeps_ema=False)
+        params, buffers = self._objective.params, self._objective.buffers
+        self._state = new_state(params, buffers, optimizer.transformation, keeps_ema=False)
         self.losses: dict[str, float] = {}
 
     def step(self, arrays: Mapping[str, np.ndarray], draws: Any) -> None:
@@ -358,10 +355,9 @@ def _difference(theirs: Any, ours: Any) -> float:
     return float(error / largest) if largest else float(error)
 
 
-def _narrow_leaves(config: RunConfig) -> list[Leaf]:
+def _narrow_leaves(config: RunConfig, task: ScriptTask) -> list[Leaf]:
     """Returns the leaves of the loss and its gradient that `bridge.verify` does not accept."""
-    task = ScriptTask(config)
-    module = _module(config, task)
+    module = build_module(config, task, 1)
     batch = task.train_data.batch(0, config.global_batch_size, (0, 1), config.seed)
     tensors = task.form.leaves(batch)
 

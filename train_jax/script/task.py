@@ -17,14 +17,14 @@ from torch import nn
 
 from models_torch.config import ForwardDtype, ModelConfig
 from train_jax.core.objective import Batch, Call, LossSums, Objective
-from train_jax.core.optim.chain import Optimizer
+from train_jax.core.optim.chain import Norm, Optimizer
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.script.data import Source, read_data
-from train_jax.script.optimizers import translate
+from train_jax.script.optimizers import clip_grad_norm, translate
 from train_jax.script.source import Script, script_of
 from train_jax.script.structure import Form
 from train_jax.storage.json_files import NUMBER
@@ -72,7 +72,7 @@ class ScriptTask(Task):
         super().__init__(config, facts)
         self.script: Script = script_of(config.model.partition(":")[0])
         self._facts = facts
-        if facts is None and self.train_data.count is None and not config.steps:
+        if facts is None and not config.steps and self.train_data.count is None:
             raise UserError(f"{self.script.line_of('train_data')}: train_data() has no length; give --steps")
 
     # Data
@@ -182,18 +182,23 @@ class ScriptTask(Task):
 
         return script_loss
 
-    def optimizer(self, module: nn.Module, total_steps: int) -> Optimizer | None:
+    def optimizer(self, module: nn.Module, total_steps: int, norm: Norm) -> Optimizer | None:
         if self.torch_optimizer is None:
             return None
         where = self.script.line_of("optimizer")
+
+        def optimizer_of(optimizer: Any, schedule: Any) -> Optimizer:
+            translated = translate(optimizer, module, schedule, total_steps, where=where)
+            clip_norm = self.config.optim.clip_norm
+            if not clip_norm:
+                return Optimizer(translated.transformation, translated.rates)
+            clipped = optax.chain(clip_grad_norm(clip_norm, norm=norm), translated.transformation)
+            return Optimizer(clipped, translated.rates)
+
         if not self.parts:
-            translated = translate(self.torch_optimizer, module, self.torch_schedule, total_steps, where=where)
-            return Optimizer(translated.transformation, translated.rates)
+            return optimizer_of(self.torch_optimizer, self.torch_schedule)
         schedules = self.torch_schedule or {}
-        parts = {
-            name: translate(optimizer, module, schedules.get(name), total_steps, where=where)
-            for name, optimizer in self.torch_optimizer.items()
-        }
+        parts = {name: optimizer_of(each, schedules.get(name)) for name, each in self.torch_optimizer.items()}
         transformations = {name: part.transformation for name, part in parts.items()}
         rates = {name: next(iter(part.rates.values())) for name, part in parts.items()}
         return Optimizer(_all_of(transformations), rates, transformations)

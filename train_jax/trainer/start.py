@@ -15,7 +15,7 @@ import optax
 
 from train_jax.core.metrics import Groups, parameter_groups
 from train_jax.core.objective import Objective
-from train_jax.core.optim.chain import Optimizer, dense_optimizer, learning_rates, matrices_alike, trainable
+from train_jax.core.optim.chain import Optimizer, matrices_alike, trainable
 from train_jax.core.sharding import Replicated, Sharded
 from train_jax.core.state import TrainState, new_state
 from train_jax.core.step import StepOptions, TrainStep, several_steps, step_of
@@ -23,7 +23,7 @@ from train_jax.errors import UserError
 from train_jax.plugin import names_object
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import is_run
-from train_jax.run.model import build_objective
+from train_jax.run.model import build_objective, build_optimizer
 from train_jax.run.restore import initial_weights
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.batch_size import epochs_to_steps
@@ -208,11 +208,7 @@ def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
     with _memory_of_whole_state(config):
         objective = build_objective(config, task, part_size(config, devices), platform=devices.platform)
     placement = _placement(config, objective, devices)
-    optimizer = task.optimizer(objective.fn.module, total_steps)
-    if optimizer is None:
-        trained = trainable(objective.params, config.optim)
-        dense = dense_optimizer(config.optim, total_steps, placement.sharding.norm)
-        optimizer = Optimizer(dense, learning_rates(trained, config.optim, total_steps))
+    optimizer = build_optimizer(config, task, objective, total_steps, placement.sharding.norm)
     return Training(config, task, devices, total_steps, objective, optimizer, placement)
 
 
