@@ -458,3 +458,26 @@ def test_a_fault_in_the_middle_is_one_line_and_keeps_the_checkpoint(name, script
     err = capsys.readouterr().err
     assert re.search(expected, err) and err.count("\n") == 1, err
     assert max(int(folder.name) for folder in Path("runs/mine/checkpoints").iterdir() if folder.name.isdigit()) >= 4
+
+
+def test_an_example_of_a_padded_batch_is_read_once_for_all_parts(script):
+    counting = (
+        LENGTHS.replace("    return [torch.randint", "    return Counting(torch.randint").replace("* 16]", "* 16)")
+        + """
+
+READ = []
+
+
+class Counting(list):
+    def __getitem__(self, index):
+        if isinstance(index, int):
+            READ.append(index)
+        return super().__getitem__(index)
+"""
+    )
+    own = task.ScriptTask(config_of(script(counting, "counting"), global_batch_size=8))
+    assert own.form.names
+    read = sys.modules["counting"].READ
+    read.clear()
+    parts = [own.batch(3, (part, 8)) for part in range(8)]
+    assert len(parts) == len(read) == 8

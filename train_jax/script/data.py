@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -63,6 +64,8 @@ class MapStyle:
             raise UserError(f"{script.line_of(function)}: {function}() has no examples; return at least one")
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
         self._padding: dict[int, Padding | None] = {}
+        self._padded: tuple[list[int], tuple[list[Any], Sequence[Any]]] | None = None
+        """The last batch that was padded: its entropy and size, and the results of `_whole`."""
 
     def batch(self, step: int, size: int, shard: Shard, seed: int) -> Any:
         numbers = step * size + np.arange(size)
@@ -88,14 +91,30 @@ class MapStyle:
             return self._data.several(chosen[part])  # nothing draws
         padding = self._padding_of(len(chosen))
         seeds = np.random.SeedSequence(entropy).generate_state(len(chosen)).tolist()
-        wanted = slice(None) if padding is not None else part
         with own_generators():
-            examples = [self._example(*each) for each in zip(chosen[wanted], seeds[wanted], strict=True)]
+            if padding is None:
+                examples = self._examples(chosen[part], seeds[part])
+                collate = self._collate or default_collate
+            else:
+                key = [*entropy, len(chosen)]
+                if self._padded is None or self._padded[0] != key:  # once for all parts of a batch
+                    self._padded = key, self._whole(padding, chosen, seeds)
+                whole, longer = self._padded[1]
+                examples = whole[part]
+                collate = functools.partial(padding.padded, longer=longer)
             seed_generators(seeds[part.start])
             with self._script.errors_of("collate()"):
-                if padding is None:
-                    return (self._collate or default_collate)(examples)
-                return padding.padded(examples[part], examples)
+                return collate(examples)
+
+    def _whole(self, padding: Padding, chosen: Sequence[int], seeds: Sequence[int]) -> tuple[list[Any], Sequence[Any]]:
+        """Returns all examples of a batch, and those with which its parts are padded."""
+        examples = self._examples(chosen, seeds)
+        seed_generators(seeds[0])
+        with self._script.errors_of("collate()"):
+            return examples, padding.longer(examples)
+
+    def _examples(self, chosen: Sequence[int], seeds: Sequence[int]) -> list[Any]:
+        return [self._example(*each) for each in zip(chosen, seeds, strict=True)]
 
     def _padding_of(self, size: int) -> Padding | None:
         """Returns the padding of batches of a size, chosen from examples that are spread over the data."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from train_jax.errors import UserError
-from train_jax.script.structure import is_array, mapped
+from train_jax.script.structure import arrays_in, is_array, mapped
 
 Sizes = dict[str, int]
 """The sizes of all axes but the first one of the arrays of a batch, by name and axis, such as `input_ids.1`."""
@@ -26,15 +26,8 @@ _DRAWN_BATCHES = 256
 
 
 def sizes_of(batch: Any) -> Sizes:
-    found: Sizes = {}
-
-    def note(value: Any, name: str) -> Any:
-        if is_array(value):
-            found.update({f"{name}.{axis}": size for axis, size in enumerate(value.shape) if axis})
-        return value
-
-    mapped(batch, note)
-    return found
+    arrays = arrays_in(batch).items()
+    return {f"{name}.{axis}": size for name, array in arrays for axis, size in enumerate(array.shape) if axis}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +50,14 @@ class Padding:
     shapes: tuple[_Shape, ...]
     """The smallest first."""
 
-    def padded(self, examples: Sequence[Any], whole: Sequence[Any]) -> Any:
-        """Returns a batch of some `examples`, with the shape that all parts of the `whole` batch have."""
-        sizes = sizes_of(self.collate(list(whole)))
+    def longer(self, whole: Sequence[Any]) -> Sequence[Any]:
+        """Returns the examples with which all parts of a batch of these examples have the same shape."""
+        sizes = sizes_of(self.collate([*whole]))
         shape = next((each for each in self.shapes if each.holds(sizes)), None)
-        longer = list(shape.examples if shape is not None else whole)
+        return whole if shape is None else shape.examples
+
+    def padded(self, examples: Sequence[Any], longer: Sequence[Any]) -> Any:
+        """Returns a batch of the examples, with the sizes of a batch that has the `longer` ones, too."""
         batch = self.collate([*examples, *longer])
         return mapped(batch, lambda value, name: _without(value, name, len(examples), len(longer)))
 

@@ -59,15 +59,7 @@ class Form:
 
     def leaves(self, batch: Any) -> dict[str, Any]:
         """Returns the tensors and arrays of a batch by name, with at least one axis."""
-        found: dict[str, Any] = {}
-
-        def note(value: Any, name: str) -> Any:
-            if is_array(value):
-                found[name or WHOLE] = value if value.shape else value.reshape(1)
-            return value
-
-        mapped(batch, note)
-        return found
+        return {name: value if value.shape else value.reshape(1) for name, value in arrays_in(batch).items()}
 
     def batch(self, arrays: Mapping[str, Any]) -> Any:
         """Returns the batch with these arrays, or tensors, in their places."""
@@ -79,6 +71,19 @@ class Form:
             return array[0] if value.is_scalar else array
 
         return mapped(self._tree, filled)
+
+
+def arrays_in(batch: Any) -> dict[str, Any]:
+    """Returns the tensors and arrays of a batch by name."""
+    found: dict[str, Any] = {}
+
+    def note(value: Any, name: str) -> Any:
+        if is_array(value):
+            found[name or WHOLE] = value
+        return value
+
+    mapped(batch, note)
+    return found
 
 
 def is_array(value: Any) -> bool:

@@ -237,6 +237,7 @@ class ScriptTask(Task):
 
         parallel_step = devices.parallel_eval_step(step)
         first_device = process_shard()[0] * len(devices.local)
+        devices_here = range(first_device, first_device + len(devices.local))
         at_once = size * devices.count
 
         def arrays(first: int, end: int) -> dict[str, np.ndarray]:
@@ -261,7 +262,6 @@ class ScriptTask(Task):
                     sums[name] = sums.get(name, 0.0) + float(value) / times
             return ScriptEvaluation(_means(sums) | {"count": float(examples)})
 
-        devices_here = range(first_device, first_device + len(devices.local))
         return evaluate
 
 
