@@ -106,9 +106,9 @@ def truth(value: Any) -> Any:
     return tensor.detach().reshape(()) != 0
 
 
-def _outer(call: CallState) -> list[jax.Array]:
-    """Returns the conditions of the branches of which a side is being traced."""
-    return [array for array, _ in call.truths]
+def _conditions(call: CallState, condition: jax.Array) -> list[jax.Array]:
+    """Returns the condition of a branch, and those of the branches of which a side is being traced."""
+    return [condition, *(array for array, _ in call.truths)]
 
 
 def _remedy(conditions: list[jax.Array]) -> str:
@@ -387,7 +387,7 @@ class _Branch:
                 names = ", ".join(map(repr, changed[:3]))
                 kind = type(container).__name__
                 what = f"one side of a branch on a traced value adds, removes or exchanges {names} in a {kind}"
-                raise self._call.error(what, _remedy([self._condition, *_outer(self._call)]))
+                raise self._call.error(what, _remedy(_conditions(self._call, self._condition)))
             found |= {(number, key): now.get(key, _MISSING) for key in changed if key not in INTERNAL}
         return found
 
@@ -463,7 +463,7 @@ class _Merge:
             b = _blank(a)
         given = f"{_shown(a)} and {_shown(b)} {self._call.where()}"
         text = f"the sides of a branch on a traced value give {given}; this is used"
-        disagreement = _Disagreement(text, [self._condition, *_outer(self._call)])
+        disagreement = _Disagreement(text, _conditions(self._call, self._condition))
         if a.structure != b.structure:
             return lambda _: disagreement
         size = len(self.pairs)

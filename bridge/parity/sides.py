@@ -408,11 +408,7 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def watching(given: list[torch.Tensor] | None) -> Iterator[Watch]:
     """Records what PyTorch draws, or replays `given`."""
-    with (
-        watched_generator() as default,
-        Watch(given, default) as watch,
-        _NotingDetached(watch),
-    ):
+    with watched_generator() as default, Watch(given, default) as watch, _NotingDetached(watch):
         yield watch
 
 

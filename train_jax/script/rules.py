@@ -125,14 +125,17 @@ def _adam_memory(s: Settings) -> dict[str, float]:
     return {"exp_avg": 0.0, "exp_avg_sq": 0.0} | ({"max_exp_avg_sq": 0.0} if s.get("amsgrad") else {})
 
 
+def _moment_coefficients(s: Settings) -> dict[str, Number]:
+    """Returns the coefficients of `_decayed` and `_moments`, and epsilon."""
+    beta1, beta2 = s["betas"]
+    moments = {"mean": 1 - beta1, "keep": beta2, "square": 1 - beta2, "eps": s["eps"]}
+    return _decay(s, s["decoupled_weight_decay"]) | moments
+
+
 def _adam_coefficients(s: Settings, t: np.ndarray) -> dict[str, Number]:
     beta1, beta2 = s["betas"]
-    return _decay(s, s["decoupled_weight_decay"]) | {
-        "mean": 1 - beta1,
-        "keep": beta2,
-        "square": 1 - beta2,
+    return _moment_coefficients(s) | {
         "correction": np.sqrt(1 - beta2**t),
-        "eps": s["eps"],
         "step": -(s["lr"] / (1 - beta1**t)),
     }
 
@@ -190,12 +193,8 @@ def _nadam_coefficients(s: Settings, t: np.ndarray) -> dict[str, Number]:
     mu = beta1 * (1 - 0.5 * 0.96 ** (t * s["momentum_decay"]))
     mu_next = beta1 * (1 - 0.5 * 0.96 ** ((t + 1) * s["momentum_decay"]))
     product = np.cumprod(mu.astype(_scalar_dtype())).astype(np.float64)
-    return _decay(s, s["decoupled_weight_decay"]) | {
-        "mean": 1 - beta1,
-        "keep": beta2,
-        "square": 1 - beta2,
+    return _moment_coefficients(s) | {
         "correction": 1 - beta2**t,
-        "eps": s["eps"],
         "gradient_step": -s["lr"] * (1 - mu) / (1 - product),
         "mean_step": -s["lr"] * mu_next / (1 - product * mu_next),
     }
@@ -217,13 +216,9 @@ def _radam_coefficients(s: Settings, t: np.ndarray) -> dict[str, Number]:
     length = limit - 2 * t * beta2**t / correction2
     rectified = length > 5
     squared = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
-    return _decay(s, s["decoupled_weight_decay"]) | {
-        "mean": 1 - beta1,
-        "keep": beta2,
-        "square": 1 - beta2,
+    return _moment_coefficients(s) | {
         "correction1": 1 - beta1**t,
         "lr": s["lr"],
-        "eps": s["eps"],
         "root_correction": np.sqrt(correction2),
         "rectified": rectified.astype(np.float64),
         "rectification": np.sqrt(np.where(rectified, squared, 1.0)),
