@@ -10,8 +10,8 @@ import pytest
 from support.compiled_program import PROGRAM
 
 from benchmarks import tables
-from benchmarks.soak import Disturbed, judge
 from benchmarks.step import Result, check_losses
+from campaigns.soak import Disturbed, judge
 from train_jax.errors import UserError
 from train_jax.pods.bundles import bundles_of, read_schedules
 from train_jax.pods.hlo import Program

@@ -27,8 +27,8 @@ import pytest
 from torch import nn
 
 import bridge
-from benchmarks.readiness import ROWS
 from bridge.__main__ import parse as parse_bridge_command
+from campaigns.readiness import ROWS
 from train_jax import errors
 from train_jax.command_line import run_stage
 from train_jax.plugin import entries, load_object

@@ -122,7 +122,7 @@ def fields_of(tree):
 
 @pytest.fixture(scope="module")
 def known_options():
-    packages = [ROOT / package for package in ("bridge", "train_jax", "models_torch", "benchmarks")]
+    packages = [ROOT / package for package in ("bridge", "train_jax", "models_torch", "benchmarks", "campaigns")]
     paths = [path for package in packages for path in package.rglob("*.py")]
     return {name.replace("_", "-") for path in paths for name in fields_of(ast.parse(path.read_text()))}
 

@@ -1,4 +1,4 @@
-"""`benchmarks.atlas`: models of registries in processes of their own, the file of results and the page."""
+"""`campaigns.atlas`: models of registries in processes of their own, the file of results and the page."""
 
 import importlib.util
 import itertools
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import atlas, atlas_models
+from campaigns import atlas, atlas_models
 
 
 def result(status="right", **fields):

@@ -13,7 +13,7 @@ from special_points import BINARY, ROW_VALUES, ROWS, UNARY
 from support.markers import slow_or_campaign
 from torch import nn
 
-from benchmarks import op_columns, op_survey
+from campaigns import op_columns, op_survey
 
 INF, NAN = float("inf"), float("nan")
 STEPS = [-3.0, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 25.0]
@@ -188,7 +188,7 @@ FEW = QUICK[::16]
     "name", [*FEW, *slow_or_campaign(QUICK[1::2], [name for name in QUICK[::2] if name not in FEW])]
 )
 def test_database_sample(name):
-    """The first samples of PyTorch's database; the whole of it is `python -m benchmarks.op_survey`."""
+    """The first samples of PyTorch's database; the whole of it is `python -m campaigns.op_survey`."""
     pytest.importorskip("expecttest", reason="PyTorch's op database imports it; it is in the test extra")
     outcomes = list(op_survey.survey(name, 2))
     assert sum(o.total for o in outcomes) > 0
@@ -225,7 +225,7 @@ def test_the_survey_finds_a_wrong_derivative(column):
 def test_torchax_in_the_survey():
     """In a process of its own, since importing torchax changes PyTorch."""
     pytest.importorskip("expecttest", reason="PyTorch's op database imports it; it is in the test extra")
-    command = [sys.executable, "-m", "benchmarks.op_survey", "--columns", "torchax", "--samples-per-op", "1", "--op"]
+    command = [sys.executable, "-m", "campaigns.op_survey", "--columns", "torchax", "--samples-per-op", "1", "--op"]
     root = Path(op_survey.__file__).parents[1]
     run = subprocess.run([*command, "addmm"], check=True, capture_output=True, text=True, cwd=root)
     assert run.stdout.splitlines()[-1] == "torchax ('right', 2)"

@@ -15,10 +15,10 @@ import numpy as np
 import optax
 import torch
 
-from benchmarks import nanochat_optimizers as reference
-from benchmarks.torch_optimizers import muon_in_float32
 from models_torch.gpt_2026 import GPT2026, GPT2026Config
 from support.published_gpt import published_gpt
+from tests.references import nanochat_optimizers as reference
+from tests.references.torch_optimizers import muon_in_float32
 from train_jax.core.optim.chain import dense_optimizer
 from train_jax.language.presets import optimizer_2026, scaling_parameters
 

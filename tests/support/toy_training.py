@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.torch_optimizers import SHAPES
 from models_torch.sparse_embedding import SparseEmbedding
+from tests.references.torch_optimizers import SHAPES
 from train_jax.core.optim.config import OptimConfig, ParameterGroup
 
 DEVICES, BATCH, ROWS, WIDTH, STEPS = 8, 16, 12, 4, 50

@@ -9,7 +9,7 @@ from support.arc_files import OFFICIAL, PUBLISHED, SUBSETS, random_grid, random_
 from support.arc_sets import ALL, TESTED, build, copied, examples_by_name, identifiers, in_corner, read_files
 from support.puzzle_sets import record_of
 
-from benchmarks import published
+from tests.references import published
 from train_jax.cli.build_data import main
 from train_jax.errors import UserError
 from train_jax.puzzles.arc import grid as arc_grid

@@ -15,7 +15,7 @@ from support.arc_files import PUBLISHED
 from support.puzzle_sets import puzzle_set, train_batch
 from support.untrained_run import write_run
 
-from benchmarks import published
+from tests.references import published
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.puzzles.batches import (

@@ -12,7 +12,7 @@ from support.arc_files import PUBLISHED, write_source
 from support.puzzle_sets import record_of
 from support.sudoku_tables import sudoku_rows, write_tables
 
-from benchmarks import published
+from tests.references import published
 from train_jax.__main__ import main as trm
 from train_jax.cli.build_data import cli, main
 from train_jax.errors import UserError

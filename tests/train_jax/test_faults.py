@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from support.scripts import ENVIRONMENT, ROOT
 
-from benchmarks.faults import Campaign, main
-from benchmarks.faults_list import Part
-from benchmarks.faults_runs import FIELDS, Run, differences, free_address
+from campaigns.faults import Campaign, main
+from campaigns.faults_list import Part
+from campaigns.faults_runs import FIELDS, Run, differences, free_address
 from train_jax.errors import LostProcessError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.guides import GUIDES, generated, updated
+from campaigns.guides import GUIDES, generated, updated
 from train_jax.research.answers import AIMS
 from train_jax.research.table import EXPERIMENTS
 
@@ -18,7 +18,7 @@ SECTIONS = ["Hypothesis", "What changes", "Commands", "What to read off", "What 
 @pytest.mark.parametrize("group", GUIDES)
 def test_a_guide_is_up_to_date_and_complete(group):
     page = (FOLDER / f"{group}.md").read_text()
-    assert updated(page, group) == page, "run `python -m benchmarks.guides docs/experiments`"
+    assert updated(page, group) == page, "run `python -m campaigns.guides docs/experiments`"
     sections = dict(re.findall(r"^## ([^\n]*)\n\n(.*?)(?=^## |^<!-- gen|\Z)", page, re.DOTALL | re.MULTILINE))
     assert list(sections) == SECTIONS
     assert all(len(text.split()) > 10 for text in sections.values())

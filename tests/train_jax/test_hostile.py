@@ -11,7 +11,7 @@ from support.refusal import refusal
 from support.scripts import ROOT
 from support.small_set import RECIPE, rewrite_json, splits
 
-from benchmarks.fuzz_data import fuzz
+from campaigns.fuzz_data import fuzz
 from train_jax.cli.build_data import builders
 from train_jax.errors import UserError
 from train_jax.puzzles.arc import json as arc_json
@@ -213,7 +213,7 @@ def test_tables_with_tricks_are_refused(tmp_path, kind, case, bad):
 
 @pytest.mark.slow
 def test_damaged_files_are_read_or_refused():
-    """`python -m benchmarks.fuzz_data` tests ten thousand files."""
+    """`python -m campaigns.fuzz_data` tests ten thousand files."""
     ends, bad = fuzz(100, seed=2026)
     assert not bad, bad[0]
     assert sum(count for (_, end), count in ends.items() if end == "read") > 3
@@ -224,6 +224,6 @@ def test_damaged_files_are_read_or_refused():
 @pytest.mark.campaign
 def test_wrong_commands_are_refused_in_one_line():
     """In a process of its own, which forks before JAX has a backend."""
-    command = [sys.executable, "-m", "benchmarks.fuzz_commands", "--cases", "300", "--seed", "2026"]
+    command = [sys.executable, "-m", "campaigns.fuzz_commands", "--cases", "300", "--seed", "2026"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

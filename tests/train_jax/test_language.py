@@ -13,9 +13,9 @@ from support.presets import with_fields
 from support.scripts import run_script
 from support.text_sets import sums, text_set
 
-from benchmarks.torch_language import Rates, train
 from models_torch.gpt import GPT
 from models_torch.outside_language import OutsideLanguageConfig
+from tests.references.torch_language import Rates, train
 from train_jax.errors import UserError
 from train_jax.language.task import LanguageTask, figures_of, token_sums
 from train_jax.run.config import from_json, to_json, with_model

@@ -16,8 +16,8 @@ import pytest
 import torch
 from support.markers import slow_unless
 
-from benchmarks import nanochat_optimizers as reference
-from benchmarks.torch_optimizers import muon_in_float32
+from tests.references import nanochat_optimizers as reference
+from tests.references.torch_optimizers import muon_in_float32
 from train_jax.core.optim.chain import dense_optimizer
 from train_jax.core.optim.config import OptimConfig
 from train_jax.core.optim.schedule import learning_rate

@@ -9,8 +9,8 @@ import optax
 import pytest
 import torch
 
-from benchmarks import torch_optimizers
-from benchmarks.torch_optimizers import SHAPES
+from tests.references import torch_optimizers
+from tests.references.torch_optimizers import SHAPES
 from train_jax.core.optim.chain import dense_optimizer, group_labels, trainable
 from train_jax.core.optim.config import OptimConfig, ParameterGroup, from_fields
 from train_jax.core.optim.schedule import learning_rate

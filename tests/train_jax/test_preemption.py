@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from support.markers import slow_or_campaign
 
-from benchmarks.faults_runs import Run, differences
+from campaigns.faults_runs import Run, differences
 from train_jax.errors import PreemptedError
 from train_jax.runtime import preemption
 from train_jax.runtime.preemption import Preemption, _Agreement

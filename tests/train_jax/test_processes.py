@@ -9,7 +9,7 @@ import pytest
 from support.processes import own_lines, run_processes
 from support.scripts import script
 
-from benchmarks.faults_runs import relative_error
+from campaigns.faults_runs import relative_error
 from train_jax.errors import StorageError, UserError
 from train_jax.run.events import read_goodput
 from train_jax.run.folder import RunFolder

@@ -13,7 +13,7 @@ import pytest
 from support.markers import slow_or_campaign
 from support.scripts import ENVIRONMENT, ROOT
 
-from benchmarks.faults_runs import relative_error
+from campaigns.faults_runs import relative_error
 from train_jax.pods.launch import life
 from train_jax.pods.launch.life import View, ending_of, rehearsal, run_to_end
 from train_jax.run.restore import restore

@@ -10,7 +10,7 @@ from support.arc_votes import AUGMENTATIONS, copy, noisy, perfect, rows_by_test_
 from support.refusal import refusal
 from support.untrained_run import write_run
 
-from benchmarks import published
+from tests.references import published
 from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.puzzles import voting

@@ -14,9 +14,9 @@ from support.markers import slow_unless
 from support.scripts import run_script
 from support.toy_training import ALL_GOOD, BAD, BATCH, CASES, STEPS, TABLE
 
-from benchmarks import torch_optimizers
 from benchmarks.example_puzzles import ExamplePuzzles, example_run
 from models_torch.registry import ARCHITECTURES
+from tests.references import torch_optimizers
 from train_jax.core.guard import FIRST_SCALE, LARGEST_SCALE, check_finite, new_guard
 from train_jax.core.metrics import optimizer_figures, parameter_groups, window_sums
 from train_jax.core.optim.config import OptimConfig

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support.markers import slow_or_campaign
 
-from benchmarks.trajectory_runs import (
+from campaigns.trajectory_runs import (
     CASES,
     HALT_MAX_STEPS,
     STEPS,

@@ -2,15 +2,15 @@
 
 import pytest
 
-from benchmarks.trajectory import distance, pairs, train
-from benchmarks.trajectory_runs import CASES
+from campaigns.trajectory import distance, pairs, train
+from campaigns.trajectory_runs import CASES
 
 SEEDS = 4
 
 
 @pytest.mark.campaign  # seven minutes; its table is in docs/dev/trajectory.md
 def test_losses_are_within_the_spread_of_pytorch_seeds(tmp_path):
-    """The share of steps inside the other curves, as in `benchmarks.trajectory`, means little with so few seeds."""
+    """The share of steps inside the other curves, as in `campaigns.trajectory`, means little with so few seeds."""
     for case, curves in train(list(CASES), SEEDS, tmp_path).items():
         ours, spread = distance(curves.jax, curves.torch), distance(*pairs(curves.torch))
         leaky = distance(curves.jax_leaky, curves.torch[:1])

@@ -23,7 +23,7 @@ DAMAGE = (
     OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, RuntimeError,
     zipfile.BadZipFile, zlib.error, tokenize.TokenError, Warning,
 )  # fmt: skip
-"""The exceptions that NumPy raises for damaged files, as measured by `python -m benchmarks.fuzz_data`. Recursion errors
+"""The exceptions that NumPy raises for damaged files, as measured by `python -m campaigns.fuzz_data`. Recursion errors
 and unsupported features are RuntimeErrors."""
 
 
