@@ -32,8 +32,8 @@ from campaigns.readiness import ROWS
 from train_jax import errors
 from train_jax.command_line import run_stage
 from train_jax.plugin import entries, load_object
-from train_jax.pods.prove.parts import PARTS
-from train_jax.pods.prove.runs import RUNS
+from train_jax.pods.check.parts import PARTS
+from train_jax.pods.check.runs import RUNS
 
 pytestmark = pytest.mark.docs
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("bridge", "models_torch", "train_jax")
 IO = {"wandb", "orbax", "os", "time", "sys", "pathlib", "subprocess", "logging", "shutil"}
 TORCH_ALLOWED = {
-    "pods/prove/foreign.py",
+    "pods/check/foreign.py",
     "run/kernels.py",
     "run/model.py",
     "run/restore.py",

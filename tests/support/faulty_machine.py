@@ -21,8 +21,8 @@ from jax._src.lax.lax import _dot_general_lower  # noqa: E402
 from jax.interpreters import mlir  # noqa: E402
 
 from train_jax.__main__ import main  # noqa: E402
-from train_jax.pods.preflight import devices as on_devices  # noqa: E402
-from train_jax.pods.prove import kernels  # noqa: E402
+from train_jax.pods.check import devices as on_devices  # noqa: E402
+from train_jax.pods.check import kernels  # noqa: E402
 from train_jax.runtime import backend  # noqa: E402
 
 process = os.environ.get("JAX_PROCESS_ID", "0")

@@ -12,8 +12,8 @@ from support.processes import other_code, own_lines, run_processes
 from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.__main__ import main
-from train_jax.pods.preflight import hosts
-from train_jax.pods.preflight.rows import Pod
+from train_jax.pods.check import hosts
+from train_jax.pods.check.rows import Pod
 from train_jax.run.presets import preset
 from train_jax.runtime.backend import Choice
 

@@ -14,10 +14,10 @@ from support.scripts import ROOT
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
-from train_jax.pods.prove import kernels as proved
-from train_jax.pods.prove.parts import Part
-from train_jax.pods.prove.rows import NO_TIME, Record, absent, passed
-from train_jax.pods.prove.runner import close, supervise, work
+from train_jax.pods.check import kernels as proved
+from train_jax.pods.check.parts import Part
+from train_jax.pods.check.record import NO_TIME, Record, absent, passed
+from train_jax.pods.check.worker import close, supervise, work
 from train_jax.pods.stages import prove as stage
 from train_jax.run.choices import choices_for, inline, read_choices
 from train_jax.run.config import ComputeConfig, from_json

@@ -12,12 +12,12 @@ from support.markers import slow_or_campaign
 from support.processes import run_processes
 from support.scripts import ROOT, script
 
-from train_jax.pods.prove import runs as proof_runs
-from train_jax.pods.prove import steps
-from train_jax.pods.prove.context import Context
-from train_jax.pods.prove.parts import preflight_rows
-from train_jax.pods.prove.rows import Record
-from train_jax.pods.prove.runs import Runs
+from train_jax.pods.check import runs as proof_runs
+from train_jax.pods.check import steps
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.parts import preflight_rows
+from train_jax.pods.check.record import Record
+from train_jax.pods.check.runs import Runs
 from train_jax.pods.unbuilt import task_of
 from train_jax.run.presets import preset
 from train_jax.runtime.compilation import ProgramKey
@@ -115,9 +115,9 @@ HANGS = """
 import sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from train_jax.pods.prove.parts import Part
-from train_jax.pods.prove.rows import Record, passed
-from train_jax.pods.prove.runner import work
+from train_jax.pods.check.parts import Part
+from train_jax.pods.check.record import Record, passed
+from train_jax.pods.check.worker import work
 
 parts = [Part("hangs", lambda _: time.sleep(60)), Part("rest", lambda _: [passed("rest", "right")])]
 work(SimpleNamespace(), Record(Path(sys.argv[1]), {"identity": "one"}), parts, 1.0)

@@ -10,8 +10,8 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import LostProcessError
-from train_jax.pods.preflight.checks import one_failure, run_checks
-from train_jax.pods.preflight.rows import Pod, Result
+from train_jax.pods.check.rows import Pod, Result
+from train_jax.pods.check.runner import one_failure, run_checks
 from train_jax.run.arguments import parse_run, split_arguments
 from train_jax.run.choices import with_file_read
 from train_jax.run.config import RunConfig

@@ -20,11 +20,11 @@ from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import PreemptedError, UserError
 from train_jax.plugin import file_options
-from train_jax.pods.prove.context import Context
-from train_jax.pods.prove.parts import CHOOSE, PARTS, Part
-from train_jax.pods.prove.rows import Record, passed
-from train_jax.pods.prove.runner import close, supervise, work
-from train_jax.pods.prove.runs import COMMAND, RUNS, Runs
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.parts import CHOOSE, PARTS, Part
+from train_jax.pods.check.record import Record, passed
+from train_jax.pods.check.runs import COMMAND, RUNS, Runs
+from train_jax.pods.check.worker import close, supervise, work
 from train_jax.pods.unbuilt import lacks_data, task_of
 from train_jax.run.arguments import parse_run, split_arguments
 from train_jax.run.choices import with_file_read

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from train_jax.core.reduction import AXIS
+from train_jax.pods.check.rows import Pod, Row, row
 from train_jax.pods.compile import first_line, memory_of, train_step_arguments
-from train_jax.pods.preflight.rows import Pod, Row, row
 from train_jax.run.comparison import TOLERANCE, compared
 from train_jax.runtime.devices import Devices
 from train_jax.trainer.start import assemble, start

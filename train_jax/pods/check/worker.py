@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 
 from train_jax.errors import PreemptedError
-from train_jax.pods.prove.context import Context
-from train_jax.pods.prove.parts import Part
-from train_jax.pods.prove.rows import NO_TIME, Record, absent, passed
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.parts import Part
+from train_jax.pods.check.record import NO_TIME, Record, absent, passed
 from train_jax.runtime.coordination import exchange, place
 
 _HUNG = 86

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from train_jax.errors import PreemptedError
-from train_jax.pods.preflight import devices, hosts
-from train_jax.pods.preflight.rows import Pod, Result, Row, row
+from train_jax.pods.check import devices, hosts
+from train_jax.pods.check.rows import Pod, Result, Row, row
 from train_jax.runtime.coordination import exchange, place
 from train_jax.runtime.exits import exit_now
 

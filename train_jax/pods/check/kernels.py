@@ -17,9 +17,9 @@ import numpy as np
 
 import bridge
 from train_jax.core.objective import Objective, sparse_tables
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.record import Row, absent, passed
 from train_jax.pods.compile import train_step_arguments
-from train_jax.pods.prove.context import Context
-from train_jax.pods.prove.rows import Row, absent, passed
 from train_jax.run import kernels
 from train_jax.run.kernels import ATTENTION, CANDIDATES, functions_of, plain_of
 from train_jax.run.model import build_module

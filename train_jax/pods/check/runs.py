@@ -18,8 +18,8 @@ from typing import Any
 
 from train_jax.errors import LostProcessError
 from train_jax.plugin import file_options
-from train_jax.pods.prove.context import Context
-from train_jax.pods.prove.rows import NO_TIME, Row, absent, passed
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.record import NO_TIME, Row, absent, passed
 from train_jax.pods.yardsticks import read_profile
 from train_jax.run.folder import RunFolder, complete_steps
 from train_jax.runtime.compilation import SHIPPED, VARIABLE, shipped_programs

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from train_jax.errors import UserError
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.record import Row, absent, passed
 from train_jax.pods.compile import first_line, memory_of
-from train_jax.pods.prove.context import Context
-from train_jax.pods.prove.rows import Row, absent, passed
 from train_jax.run import performance
 from train_jax.run.choices import read_choices
 from train_jax.run.kernels import kernels

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import bridge
-from train_jax.pods.prove.context import Context
-from train_jax.pods.prove.rows import Row, passed
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.record import Row, passed
 
 TOLERANCE = 1e-3
 """Largest error, unless 8 times the difference between PyTorch's float32 and float64 is larger."""

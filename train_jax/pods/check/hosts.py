@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from train_jax.errors import UserError
-from train_jax.pods.preflight.rows import Pod, Row, row
+from train_jax.pods.check.rows import Pod, Row, row
 from train_jax.run.machine import source_hashes, versions_of_packages
 from train_jax.run.resume import differences_of_fields
 from train_jax.run.tracking import wandb_mode

@@ -6,13 +6,13 @@ import platform
 from collections.abc import Callable
 from typing import NamedTuple
 
-from train_jax.pods.preflight.checks import CHECKS, run_checks
-from train_jax.pods.preflight.rows import Pod
-from train_jax.pods.prove.context import Context
-from train_jax.pods.prove.foreign import foreign_rows
-from train_jax.pods.prove.kernels import choose_rows, pallas_rows
-from train_jax.pods.prove.rows import Row, absent
-from train_jax.pods.prove.steps import input_rows, step_rows
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.foreign import foreign_rows
+from train_jax.pods.check.kernels import choose_rows, pallas_rows
+from train_jax.pods.check.record import Row, absent
+from train_jax.pods.check.rows import Pod
+from train_jax.pods.check.runner import CHECKS, run_checks
+from train_jax.pods.check.steps import input_rows, step_rows
 from train_jax.runtime import backend
 from train_jax.runtime.coordination import exchange
 
