@@ -218,8 +218,8 @@ def recipes() -> dict[str, tuple[str, int]]:
 
 
 def take_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the files of `trm STAGE mine.py … --plugin FILE`, and the arguments with the name of a script in its
-    place and without the others.
+    """Returns the files of `trm STAGE mine.py … --plugin FILE`, or of `trm check step mine.py`, and the arguments with
+    the name of a script in its place and without the others.
 
     Words after `--` are those of another command. Raises `UserError` for an option without a value.
     """
@@ -227,7 +227,7 @@ def take_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     words, rest, files = iter(argv[:end]), [], []
     for word in words:
         option, equals, value = word.partition("=")
-        if len(rest) == 1 and word.endswith(".py"):
+        if word.endswith(".py") and rest and not any(each.startswith("-") for each in [*rest, word]):
             files.append(word)
             rest.append(os.path.splitext(os.path.basename(word))[0])
         elif option != OPTION:

@@ -13,7 +13,7 @@ from support.scripts import ENVIRONMENT, ROOT, script
 
 from train_jax.__main__ import main
 from train_jax.pods.check import hosts
-from train_jax.pods.check.rows import Pod
+from train_jax.pods.check.context import Context
 from train_jax.run.presets import preset
 from train_jax.runtime.backend import Choice
 
@@ -186,7 +186,7 @@ def test_a_fault_is_caught(planted, make, name, message):
 
 
 def pod(platform="cpu", **fields):
-    return Pod(with_fields(preset("tiny"), fields), Choice(platform, "as requested"), ["here"])
+    return Context("tiny", with_fields(preset("tiny"), fields), Choice(platform, "as requested"))
 
 
 def test_the_process_that_holds_the_tpu_is_named(tmp_path, monkeypatch):

@@ -16,7 +16,9 @@ from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pods.check import kernels as proved
 from train_jax.pods.check.parts import Part
-from train_jax.pods.check.record import NO_TIME, Record, absent, passed
+from train_jax.pods.check.record import NO_TIME, Record
+from train_jax.pods.check.rows import absent, named
+from train_jax.pods.check.runner import Check
 from train_jax.pods.check.worker import close, supervise, work
 from train_jax.pods.stages import prove as stage
 from train_jax.run.choices import choices_for, inline, read_choices
@@ -24,7 +26,11 @@ from train_jax.run.config import ComputeConfig, from_json
 from train_jax.run.folder import RunFolder
 from train_jax.run.kernels import CANDIDATES, kernels
 
-CONTEXT: proved.Context = SimpleNamespace()  # pyright: ignore[reportAssignmentType]
+CONTEXT: proved.Context = SimpleNamespace(hosts=["here"], has_data=True)  # pyright: ignore[reportAssignmentType]
+
+
+def part(name, function):
+    return Part(name, (Check(name, function, may_last=True),))
 
 
 def record_in(folder, identity="one"):
@@ -35,21 +41,22 @@ def test_a_part_that_fails_is_named_and_the_rest_runs(tmp_path):
     def raises(_):
         raise ValueError("a device | is gone")
 
-    rows = [passed("speed", "3 ms", ms=3.0), absent("MFU", "no peak")]
-    parts = [Part("first", raises), Part("second", lambda _: rows)]
+    rows = [named("speed", "3 ms", ms=3.0), absent("MFU", "no peak")]
+    parts = [part("first", raises), part("second", lambda _: rows)]
     work(CONTEXT, record_in(tmp_path), parts, 60)
     there = record_in(tmp_path)
     of_second = [("second", "speed", "PASS"), ("second", "MFU", "n/a")]
-    assert [(row.part, row.name, row.status) for row in there.rows] == [("first", "first", "FAIL"), *of_second]
-    assert there.failed and there.running == "" and there.rows[1].figures == {"ms": 3.0}
+    found = [(part, row.name, row.status) for part, rows in there.parts.items() for row in rows]
+    assert found == [("first", "first", "FAIL"), *of_second]
+    assert there.failed and there.running == "" and there.parts["second"][0].figures == {"ms": 3.0}
     assert "a device \\| is gone" in (tmp_path / "prove.md").read_text()
 
 
 def test_it_goes_on_where_it_was_and_names_what_ended_the_process(tmp_path):
     calls = []
-    parts = [Part(name, lambda _, name=name: calls.append(name) or [passed(name, "right")]) for name in "abc"]
+    parts = [part(name, lambda _, name=name: calls.append(name) or [named(name, "right")]) for name in "abc"]
     for folder in (tmp_path, tmp_path / "late"):
-        record_in(folder).end("a", [passed("a", "right")])
+        record_in(folder).end("a", [named("a", "right")])
         record_in(folder).begin("b")
     work(CONTEXT, record_in(tmp_path), parts, 60)
     assert calls == ["c"]
@@ -194,3 +201,28 @@ def test_a_tiny_proof(tmp_path, data_dir):
     rows = [row for part in content["parts"].values() for row in part]
     assert {row["status"] for row in rows} <= {"PASS", "n/a"}, [row for row in rows if row["status"] == "FAIL"]
     assert {"model beside PyTorch", "choices", "step, plain, pmap", "input wait"} <= {row["name"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("words", "stage", "arguments"),
+    [
+        ("hosts tiny --quick", "preflight", "tiny --quick"),
+        ("kernels tiny", "prove", "tiny --only kernels"),
+        ("step tiny --steps 2", "prove", "tiny --steps 2 --only step"),
+        ("tiny", "prove", "tiny --only step"),
+        ("all tiny", "prove", "tiny"),
+    ],
+)
+def test_check_is_one_command_for_its_parts(monkeypatch, words, stage, arguments):
+    called = []
+    for name in ("preflight", "prove"):
+        target = f"train_jax.pods.stages.{name}.cli"
+        monkeypatch.setattr(target, lambda argv, name=name: called.append((name, argv)))
+    assert main(["check", *words.split()]) == 0
+    assert called == [(stage, arguments.split())]
+
+
+@pytest.mark.parametrize("words", [[], ["step"], ["hosts"], ["nothing"]])
+def test_check_needs_something_to_check(capsys, words):
+    assert main(["check", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

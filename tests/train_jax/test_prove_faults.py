@@ -15,11 +15,12 @@ from support.scripts import ROOT, script
 from train_jax.pods.check import runs as proof_runs
 from train_jax.pods.check import steps
 from train_jax.pods.check.context import Context
-from train_jax.pods.check.parts import preflight_rows
+from train_jax.pods.check.parts import PREFLIGHT
 from train_jax.pods.check.record import Record
+from train_jax.pods.check.runner import run_checks
 from train_jax.pods.check.runs import Runs
-from train_jax.pods.unbuilt import task_of
 from train_jax.run.presets import preset
+from train_jax.runtime.backend import Choice
 from train_jax.runtime.compilation import ProgramKey
 from train_jax.runtime.feed import Feed
 
@@ -28,7 +29,8 @@ from train_jax.runtime.feed import Feed
 def context(tmp_path, data_dir):
     fields = {"data_dir": str(data_dir), "run_dir": str(tmp_path / "runs" / "preflight"), "wandb": "disabled"}
     config = dataclasses.replace(preset("tiny"), **fields)
-    return Context("tiny", config, task_of(config), tmp_path, ["--data-dir", str(data_dir)])
+    choice = Choice("cpu", "as requested")
+    return Context("tiny", config, choice, tmp_path, ["--data-dir", str(data_dir)])
 
 
 def failed(rows):
@@ -38,7 +40,7 @@ def failed(rows):
 @pytest.mark.slow
 def test_a_full_disk(context, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    rows = preflight_rows(context)
+    rows = run_checks(PREFLIGHT, context, 120).rows
     assert failed(rows) == {"disk"} and {"model beside PyTorch", "memory"} <= {row.name for row in rows}
 
 
@@ -116,11 +118,14 @@ import sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from train_jax.pods.check.parts import Part
-from train_jax.pods.check.record import Record, passed
+from train_jax.pods.check.record import Record
+from train_jax.pods.check.rows import row
+from train_jax.pods.check.runner import Check
 from train_jax.pods.check.worker import work
 
-parts = [Part("hangs", lambda _: time.sleep(60)), Part("rest", lambda _: [passed("rest", "right")])]
-work(SimpleNamespace(), Record(Path(sys.argv[1]), {"identity": "one"}), parts, 1.0)
+functions = {"hangs": lambda _: time.sleep(60), "rest": lambda _: row("right")}
+parts = [Part(name, (Check(name, function, may_last=True),)) for name, function in functions.items()]
+work(SimpleNamespace(hosts=["here"], has_data=True), Record(Path(sys.argv[1]), {"identity": "one"}), parts, 1.0)
 """
 
 

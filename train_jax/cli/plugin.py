@@ -16,9 +16,9 @@ PLUGIN = Plugin(
             "train a model, or continue a run: trm train PRESET [--field value …]",
         ),
         "check": Stage(
-            "train_jax.script.stages.check:cli",
+            "train_jax.cli.check:cli",
             "training",
-            "compare the first steps of a script with PyTorch's: trm check mine.py",
+            "check hosts, the step beside PyTorch, or kernels: trm check mine.py",
         ),
         "status": Stage(
             "train_jax.cli.status:Status",

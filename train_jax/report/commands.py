@@ -76,6 +76,9 @@ class Commands:
     """Class of the result of `check_export`; its fields are numbers."""
     checks_exports: ClassVar[bool] = False
     """True if the task implements `check_export`."""
+    step_check: ClassVar[str] = ""
+    """`trm check step` for runs of the task, a function of the arguments as `package.module:function`; by default it
+    compares the model with PyTorch."""
     draws_pictures: ClassVar[bool] = False
     """True if the task implements `picture`."""
 

@@ -39,6 +39,7 @@ class ExportCheck(commands.ExportCheck):
 class ScriptCommands(Commands):
     """The commands after training, for runs of scripts."""
 
+    step_check = "train_jax.script.stages.check:cli"
     checks_exports = True
     check_class = ExportCheck
 

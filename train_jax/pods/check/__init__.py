@@ -1,1 +1,1 @@
-"""Checks of hosts, devices, code, data and run folder before a run: each is a function that returns a row."""
+"""Checks of a run before it is trained and of the devices: each is a function that returns rows."""

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from train_jax.core.reduction import AXIS
-from train_jax.pods.check.rows import Pod, Row, row
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.rows import Row, row
 from train_jax.pods.compile import first_line, memory_of, train_step_arguments
 from train_jax.run.comparison import TOLERANCE, compared
 from train_jax.runtime.devices import Devices
-from train_jax.trainer.start import assemble, start
+from train_jax.trainer.start import assemble
 
 ALL_REDUCE_WARN = {"tpu": 10.0, "gpu": 1.0}
 """GB/s of each device below which the check warns, far below the interconnect of a slice; 0.01 on other platforms."""
@@ -35,19 +36,18 @@ MEMORY_WARN = 0.9
 _MEMINFO = Path("/proc/meminfo")
 
 
-def check_processes(pod: Pod) -> Row:
+def check_processes(context: Context) -> Row:
     """Checks that there are as many processes as the user expects; 0 accepts any number."""
-    count, expected = len(pod.hosts), pod.expect_processes
+    count, expected = len(context.hosts), context.expect_processes
     limit = f"{expected} expected" if expected else ""
     remedy = "start the same command on every host (`gcloud … --worker=all`), or set the JAX_* variables of all"
     wrong = expected not in (0, count)
     return row(f"{count} process{'es' * (count > 1)}", fail=wrong, limit=limit, remedy=remedy)
 
 
-def check_devices(pod: Pod) -> Row:
+def check_devices(context: Context) -> Row:
     """Checks that the backend is the chosen one and has as many devices as the user expects. Initializes it."""
-    choice, expected = pod.choice, pod.expect_devices
-    pod.devices = Devices(runner=pod.config.compute.runner)
+    choice, expected = context.choice, context.expect_devices
     platform, count = jax.default_backend(), jax.device_count()
     kind = jax.local_devices()[0].device_kind
     text = f"{count} x {kind}, {jax.local_device_count()} of this process; {platform}: {choice.reason}"
@@ -61,9 +61,9 @@ def check_devices(pod: Pod) -> Row:
     return row(text, fail=wrong, warn=other, limit=limit, remedy=remedy)
 
 
-def check_collective(pod: Pod) -> Row:
+def check_collective(context: Context) -> Row:
     """Checks the sum over all devices of a vector with one entry for each, and the rate of a large sum. Collective."""
-    devices = pod.devices
+    devices = context.devices
     count, local = devices.count, len(devices.local)
     first = jax.process_index() * local
     entries = np.eye(count, dtype=np.float32)[first : first + local] * np.arange(1, count + 1, dtype=np.float32)
@@ -100,7 +100,7 @@ def _best_seconds(function: Callable[..., Any], array: Any) -> float:
     return max(min(times), 1e-9)
 
 
-def check_products(pod: Pod) -> Row:
+def check_products(context: Context) -> Row:
     """Checks a matrix product in bfloat16 and in float32 on every device of this process against NumPy in float64."""
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(2, PRODUCT_SIZE, PRODUCT_SIZE)).astype(np.float32)
@@ -110,7 +110,7 @@ def check_products(pod: Pod) -> Row:
         product = jax.jit(partial(jnp.matmul, precision=precision, preferred_element_type=jnp.float32))
         left, right = np.asarray(factors, np.float64)
         exact = left @ right
-        results = [np.asarray(product(*jax.device_put(tuple(factors), device))) for device in pod.devices.local]
+        results = [np.asarray(product(*jax.device_put(tuple(factors), device))) for device in context.devices.local]
         errors[name] = max(
             np.nan_to_num(np.abs(each - exact).max() / np.abs(exact).max(), nan=np.inf) for each in results
         )
@@ -126,17 +126,16 @@ def check_products(pod: Pod) -> Row:
 # ---- the model
 
 
-def check_training(pod: Pod) -> Row:
+def check_training(context: Context) -> Row:
     """Builds the components of the run, with the errors of `trm train`."""
-    pod.training = start(pod.config, pod.task, pod.devices)
-    size, devices = pod.config.global_batch_size, pod.devices
-    text = f"{size} examples, {devices.local_batch_size(size)} on a device; evaluation {pod.config.eval_batch_size}"
+    devices, size = context.run.devices, context.config.global_batch_size
+    text = f"{size} examples, {devices.local_batch_size(size)} on a device; evaluation {context.config.eval_batch_size}"
     return row(text, limit=f"multiples of {devices.count} devices")
 
 
-def check_model(pod: Pod) -> Row:
+def check_model(context: Context) -> Row:
     """Runs `bridge.verify` for the module's first training call: outputs, gradients and buffers, in float32."""
-    report = compared(pod.config, pod.task)
+    report = compared(context.config, context.task)
     beyond, worst, where = report.count("beyond tolerance"), report.worst, report.environment
     text = f"largest error {max((each.error for each in report.rows), default=0.0):.0e}"
     if beyond:
@@ -152,12 +151,12 @@ def check_model(pod: Pod) -> Row:
 # ---- memory
 
 
-def check_memory(pod: Pod) -> Row:
+def check_memory(context: Context) -> Row:
     """Compiles the train step for shapes alone and compares its memory with that of a device.
 
     With several processes it is compiled under `shard_map`: `pmap` cannot do it ahead of time.
     """
-    training = pod.training
+    training = context.run
     if training.devices.compiles_for_arrays:
         training = assemble(training.config, training.task, Devices(runner="shard_map"))
     begin = time.perf_counter()

@@ -9,7 +9,7 @@ from torch import nn
 
 import bridge
 from train_jax.pods.check.context import Context
-from train_jax.pods.check.record import Row, passed
+from train_jax.pods.check.rows import Row, named
 
 TOLERANCE = 1e-3
 """Largest error, unless 8 times the difference between PyTorch's float32 and float64 is larger."""
@@ -73,9 +73,9 @@ def _row(name: str) -> Row:
     try:
         report = bridge.verify(module, *args, tolerance=TOLERANCE, jitter=0.02, input_gradients=False)
     except bridge.BridgeError as error:
-        return passed(name, " ".join(str(error).split())[:300], fail=True)
+        return named(name, " ".join(str(error).split())[:300], fail=True)
     beyond, where = report.count("beyond tolerance"), report.environment
     text = f"{len(report.rows)} leaves in float32, products {where.matmul_precision}, on {where.device}"
     worst = max(each.error for each in report.rows)
     text += f"; largest error {worst:.0e}" + f"; {beyond} beyond, most {report.worst.name}" * bool(beyond)
-    return passed(name, text, fail=bool(beyond), limit=f"{TOLERANCE:g}, or 8 x PyTorch's rounding", error=worst)
+    return named(name, text, fail=bool(beyond), limit=f"{TOLERANCE:g}, or 8 x PyTorch's rounding", error=worst)

@@ -21,14 +21,14 @@ from typing import Any
 import jax
 
 from train_jax.errors import UserError
-from train_jax.pods.check.rows import Pod, Row, row
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.rows import Row, absent, row
 from train_jax.run.machine import source_hashes, versions_of_packages
 from train_jax.run.resume import differences_of_fields
 from train_jax.run.tracking import wandb_mode
 from train_jax.runtime.coordination import exchange, place
 from train_jax.storage.files import write_text
 from train_jax.storage.storage import is_remote, path_of
-from train_jax.task import task_class
 from train_jax.version import DISTRIBUTION, commit, installed_version
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 2.0, 5.0
@@ -44,7 +44,7 @@ _DEVICE = re.compile(r"/dev/(accel\d+|vfio/\d+|nvidia\d+|kfd)")
 # ---- the same in all processes
 
 
-def _check_same(read: Callable[[], tuple[dict[str, Any], str]], pod: Pod, remedy: str) -> Row:
+def _check_same(read: Callable[[], tuple[dict[str, Any], str]], context: Context, remedy: str) -> Row:
     """Compares values by their names between all processes, and names the first process that differs from the majority.
 
     `read` returns the values of this process and the text of the row about them; its error is raised after all
@@ -67,58 +67,58 @@ def _check_same(read: Callable[[], tuple[dict[str, Any], str]], pod: Pod, remedy
     before, other = (json.loads(each) or {} for each in (usual, everyone[odd]))
     names = [name for name, _ in differences_of_fields(before, other)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    text = f"process {odd} on {pod.hosts[odd]} differs from most in {', '.join(names[:3])}{more}"
+    text = f"process {odd} on {context.hosts[odd]} differs from most in {', '.join(names[:3])}{more}"
     return row(text, fail=True, limit=limit, remedy=remedy)
 
 
-def check_code(pod: Pod) -> Row:
+def check_code(context: Context) -> Row:
     """Checks that all processes have the same code. Collective."""
 
     def read() -> tuple[dict[str, Any], str]:
-        hashes = source_hashes(pod.config)
+        hashes = source_hashes(context.config)
         return hashes, f"{len(hashes)} files at commit {commit(installed_version(DISTRIBUTION))}"
 
-    return _check_same(read, pod, "copy the same code to every host")
+    return _check_same(read, context, "copy the same code to every host")
 
 
-def check_versions(pod: Pod) -> Row:
+def check_versions(context: Context) -> Row:
     """Checks that all processes have the same versions. Collective."""
     versions = {"python": platform.python_version()} | versions_of_packages()
     text = ", ".join(f"{name} {versions[name]}" for name in ("python", "jax", "torch") if name in versions)
-    return _check_same(lambda: (versions, text), pod, "install with `pip install -c constraints.txt` on every host")
+    return _check_same(lambda: (versions, text), context, "install with `pip install -c constraints.txt` on every host")
 
 
-def check_configuration(pod: Pod) -> Row:
+def check_configuration(context: Context) -> Row:
     """Checks that all processes have the same configuration. Collective."""
-    fields = dataclasses.asdict(pod.config)
+    fields = dataclasses.asdict(context.config)
     text = f"{len(jax.tree.leaves(fields))} fields"
-    return _check_same(lambda: (fields, text), pod, "start every process with the same command line")
+    return _check_same(lambda: (fields, text), context, "start every process with the same command line")
 
 
-def check_data(pod: Pod) -> Row:
+def check_data(context: Context) -> Row:
     """Opens the data set, reads a batch, and compares the content. Collective."""
 
     def read() -> tuple[dict[str, Any], str]:
-        pod.task = task_class(pod.config.task)(pod.config)
+        task = context.task
         begin = time.perf_counter()
         try:
-            pod.task.batch(0, (0, 1))
+            task.batch(0, (0, 1))
             seconds = time.perf_counter() - begin
-            return {"content": pod.task.fingerprint}, f"{pod.task.description}; read a batch in {seconds:.2f} s"
+            return {"content": task.fingerprint}, f"{task.description}; read a batch in {seconds:.2f} s"
         except Exception as error:
             raise UserError(f"a batch cannot be read: {error}") from error
 
-    return _check_same(read, pod, "copy the same data set to every host, or use gs://")
+    return _check_same(read, context, "copy the same data set to every host, or use gs://")
 
 
-def check_clock(pod: Pod) -> Row | None:
+def check_clock(context: Context) -> Row:
     """Checks the difference of each clock from the median of all clocks. Collective.
 
     The processes read their clocks when they have all arrived; of several tries the one counts in which they differ
     least, because a process that is late in one is not in all.
     """
-    if len(pod.hosts) == 1:
-        return None
+    if len(context.hosts) == 1:
+        return absent("clock", "one process has nothing to compare")
     readings = []
     for _ in range(_CLOCK_ROUNDS):
         exchange("preflight clock", "")
@@ -127,25 +127,25 @@ def check_clock(pod: Pod) -> Row | None:
     middle, skew = statistics.median_low(best), max(best) - min(best)
     odd = max(range(len(best)), key=lambda index: abs(best[index] - middle))
     return row(
-        f"clocks differ by up to {skew:.2f} s (process {odd} on {pod.hosts[odd]})",
+        f"clocks differ by up to {skew:.2f} s (process {odd} on {context.hosts[odd]})",
         fail=skew > CLOCK_FAIL_SECONDS,
         warn=skew > CLOCK_WARN_SECONDS,
         limit=f"WARN {CLOCK_WARN_SECONDS:g} s, FAIL {CLOCK_FAIL_SECONDS:g} s",
-        remedy=f"start the time service on {pod.hosts[odd]}: sudo systemctl restart chrony",
+        remedy=f"start the time service on {context.hosts[odd]}: sudo systemctl restart chrony",
     )
 
 
 # ---- the run folder
 
 
-def check_folder(pod: Pod) -> Row:
+def check_folder(context: Context) -> Row:
     """Checks that every process can read what all processes write to the folder of the run. Collective.
 
     A run folder that does not exist is not created: the tokens are in the nearest existing folder above it.
     """
-    token, run_dir = exchange("preflight folder", secrets.token_hex(8))[0], pod.config.run_dir
+    token, run_dir = exchange("preflight folder", secrets.token_hex(8))[0], context.config.run_dir
     folder, problem = _existing(path_of(run_dir)), ""
-    files = [folder / f".preflight-{token}-{process}" for process in range(len(pod.hosts))]
+    files = [folder / f".preflight-{token}-{process}" for process in range(len(context.hosts))]
     own = files[place()[0]]
     try:
         write_text(own, token)
@@ -165,10 +165,10 @@ def check_folder(pod: Pod) -> Row:
     if problem:
         return row(f"{run_dir} cannot be written: {problem}", fail=True, limit=limit, remedy=remedy)
     if unseen:
-        text = f"the file that process {unseen[0]} on {pod.hosts[unseen[0]]} wrote is not in {folder} of this host"
+        text = f"the file that process {unseen[0]} on {context.hosts[unseen[0]]} wrote is not in {folder} of this host"
         return row(text, fail=True, limit=limit, remedy=remedy)
     several = f" by {len(files)} processes" if len(files) > 1 else ""
-    local = pod.choice.platform == "tpu" and not is_remote(folder)
+    local = context.choice.platform == "tpu" and not is_remote(folder)
     why = "; a disk of a TPU machine is deleted with it" if local else ""
     remedy = "use gs://bucket/runs/name, or a disk that stays"
     return row(f"{run_dir}: written and read{several}{why}", warn=local, limit=limit, remedy=remedy)
@@ -188,12 +188,12 @@ def _appears(path: Path, token: str) -> bool:
         time.sleep(0.2)
 
 
-def check_disk(pod: Pod) -> Row:
+def check_disk(context: Context) -> Row:
     """Checks that there is room for the checkpoints that are kept, and for one that is being written."""
-    folder, count = path_of(pod.config.run_dir), pod.config.keep_checkpoints + 1
+    folder, count = path_of(context.config.run_dir), context.config.keep_checkpoints + 1
     if is_remote(folder):
         return row("storage has no limit")
-    shapes = jax.eval_shape(pod.training.initial_state)
+    shapes = jax.eval_shape(context.run.initial_state)
     needed = count * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     free = shutil.disk_usage(_existing(folder)).free
     text = f"{free / 1e9:.1f} GB free; {count} checkpoints take {needed / 1e6:.1f} MB"
@@ -212,11 +212,11 @@ def _existing(folder: Path) -> Path:
 # ---- the accelerator, wandb
 
 
-def check_holders(pod: Pod) -> Row:
+def check_holders(context: Context) -> Row:
     """Checks that no process but those of this run has the accelerator open. Collective."""
     pids = exchange("preflight pids", str(os.getpid()))
-    own = {pid for pid, host in zip(pids, pod.hosts, strict=True) if host == pod.hosts[place()[0]]}
-    kind = pod.choice.platform
+    own = {pid for pid, host in zip(pids, context.hosts, strict=True) if host == context.hosts[place()[0]]}
+    kind = context.choice.platform
     if kind not in ("tpu", "gpu"):
         return row(f"no accelerator is used: the platform is {kind}")
     holders, unreadable = {}, 0
@@ -253,11 +253,11 @@ def _open_devices(process: Path) -> list[str]:
     return sorted(filter(_DEVICE.fullmatch, targets))
 
 
-def check_wandb(pod: Pod) -> Row | None:
+def check_wandb(context: Context) -> Row | None:
     """Checks that there is a key if metrics go online, in the process that sends them. The key is not shown."""
     if place()[0]:
         return None
-    mode, key = wandb_mode(pod.config)
+    mode, key = wandb_mode(context.config)
     if mode == "online":
         text = f"online, with the key of {key}" if key else "online, without a key"
         remedy = "set WANDB_API_KEY, run `wandb login`, or use --wandb offline"

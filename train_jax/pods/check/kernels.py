@@ -18,7 +18,7 @@ import numpy as np
 import bridge
 from train_jax.core.objective import Objective, sparse_tables
 from train_jax.pods.check.context import Context
-from train_jax.pods.check.record import Row, absent, passed
+from train_jax.pods.check.rows import Row, absent, named
 from train_jax.pods.compile import train_step_arguments
 from train_jax.run import kernels
 from train_jax.run.kernels import ATTENTION, CANDIDATES, functions_of, plain_of
@@ -159,7 +159,7 @@ def pallas_rows(context: Context) -> list[Row]:
             plain = leaves(compiled(plain_of(case.operation), given)())
             wrong = differences(case, leaves(compiled(kernel, given)()), plain, exact_leaves(case, given))
         text = wrong or f"values and gradients as exact as the plain path's, {how}"
-        rows.append(passed(f"Pallas kernel {case.operation}", text, fail=bool(wrong), limit=f"{LIMIT:g} x plain"))
+        rows.append(named(f"Pallas kernel {case.operation}", text, fail=bool(wrong), limit=f"{LIMIT:g} x plain"))
         if not tpu:
             name = f"Pallas kernel {case.operation} on the device"
             rows.append(absent(name, f"it is written for TPUs; this is a {context.devices.platform}"))
@@ -220,7 +220,7 @@ def choose_rows(context: Context) -> list[Row]:
         text = ", ".join(f"{name} {took:.3f} ms" for name, took in measured.items())
         text += "".join(f"; {name} is wrong: {fault}" for name, fault in faults.items())
         figures = {f"{name}_ms": took for name, took in measured.items()}
-        rows.append(passed(f"{case.operation} {case}", text, fail=bool(faults), limit=f"{LIMIT:g} x plain", **figures))
+        rows.append(named(f"{case.operation} {case}", text, fail=bool(faults), limit=f"{LIMIT:g} x plain", **figures))
     choices = {}
     for operation, sums in times.items():
         right = {name: took for name, took in sums.items() if (operation, name) not in wrong}
@@ -231,7 +231,7 @@ def choose_rows(context: Context) -> list[Row]:
         rows = [absent("choices", f"the run has no operation with several implementations on a {platform}")]
     else:
         text = ", ".join(f"{each} {choices.get(each, 'plain')}" for each in times)
-        rows.append(passed("choices", f"{text}; in {context.choices}"))
+        rows.append(named("choices", f"{text}; in {context.choices}"))
     if place()[0] == 0:
         kind = context.devices.local[0].device_kind
         content = {"platform": platform, "device": kind, "choices": choices, "milliseconds": times}

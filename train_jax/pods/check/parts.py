@@ -1,56 +1,63 @@
-"""The parts of a proof, the most valuable first."""
+"""The checks by part, the most valuable first: those of hosts and devices, of kernels, and of the step."""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable
 from typing import NamedTuple
 
-from train_jax.pods.check.context import Context
+from train_jax.pods.check import devices, hosts
 from train_jax.pods.check.foreign import foreign_rows
 from train_jax.pods.check.kernels import choose_rows, pallas_rows
-from train_jax.pods.check.record import Row, absent
-from train_jax.pods.check.rows import Pod
-from train_jax.pods.check.runner import CHECKS, run_checks
+from train_jax.pods.check.runner import Check
 from train_jax.pods.check.steps import input_rows, step_rows
-from train_jax.runtime import backend
-from train_jax.runtime.coordination import exchange
+
+EQUAL = ("code", "versions", "configuration", "data")
+"""Processes that differ in these would run different programs, and wait for each other for ever."""
+_TRAINS = "configuration trains"
+_MODEL = Check("model beside PyTorch", devices.check_model, (_TRAINS,), needs_data=True, compiles=True, may_last=True)
+
+PREFLIGHT = (
+    Check("processes", devices.check_processes),
+    Check("code", hosts.check_code),
+    Check("versions", hosts.check_versions),
+    Check("configuration", hosts.check_configuration),
+    Check("data", hosts.check_data, needs_data=True, may_last=True),  # reads all of a large data set the first time
+    Check("clock", hosts.check_clock),
+    Check("run folder", hosts.check_folder),
+    Check("device held by", hosts.check_holders),
+    Check("wandb", hosts.check_wandb, may_last=True),
+    Check("devices", devices.check_devices, ("processes", "code", "versions")),
+    Check("collective", devices.check_collective, ("devices",)),
+    Check("matrix product", devices.check_products, ("devices",)),
+    Check(_TRAINS, devices.check_training, ("devices", *EQUAL), needs_data=True, may_last=True),
+    Check("disk", hosts.check_disk, (_TRAINS,), needs_data=True, may_last=True),
+    _MODEL,
+    Check("memory", devices.check_memory, (_TRAINS,), needs_data=True, compiles=True, may_last=True),
+)
+"""First those that need no devices, then the devices, then the model."""
 
 
 class Part(NamedTuple):
-    """A part of a proof; every process calls its function, which returns rows."""
+    """Checks whose rows `prove.json` gets together; a part that ends the process is not repeated."""
 
     name: str
-    function: Callable[[Context], list[Row]]
+    checks: tuple[Check, ...]
 
 
-def preflight_rows(context: Context) -> list[Row]:
-    """Returns the checks of `trm preflight`, with the run's own model beside PyTorch and the collectives' rate."""
-    hosts = exchange("prove hosts", platform.node())
-    pod = Pod(context.config, backend.choose(context.config.platform), hosts)
-    reason = f"there is no data set at {context.config.data_dir}; trm build-data makes one"
-    without = () if context.has_data else ("data", "configuration trains", "disk", "model beside PyTorch", "memory")
-    if without:
-        pod.task, pod.devices = context.task, context.devices
-    result = run_checks(pod, _CHECK_SECONDS, quick=False, without=without)
-    rows = []
-    for each in result.rows:
-        text = each.measured + (f" ({each.where})" if each.where else "")
-        text += f"; warning: {each.remedy}" if each.status == "WARN" else f"; {each.remedy}" * each.failed
-        rows.append(Row(each.name, "FAIL" if each.failed else "PASS", text, each.limit))
-    rows += [absent(name, reason) for name in without]
-    rows += [absent(name, "left out because of what failed before it") for name in result.left_out]
-    others = [check.name for check in CHECKS if check.name not in {row.name for row in rows}]
-    return rows + [absent(name, "one process has nothing to compare") for name in others]
+def _part(name: str, *checks: Check) -> Part:
+    """Returns a part whose time is limited as a whole."""
+    return Part(name, tuple(check._replace(may_last=True) for check in checks))
 
 
-_CHECK_SECONDS = 120.0
 CHOOSE = "kernels at the run's shapes"
-PARTS = (
-    Part("preflight", preflight_rows),
-    Part(CHOOSE, choose_rows),
-    Part("steps", step_rows),
-    Part("foreign modules", foreign_rows),
-    Part("input", input_rows),
-    Part("Pallas kernels", pallas_rows),
-)
+_CHOOSE = _part(CHOOSE, Check(CHOOSE, choose_rows))
+_PALLAS = _part("Pallas kernels", Check("Pallas kernels", pallas_rows))
+_STEPS = _part("steps", Check("steps", step_rows))
+_FOREIGN = _part("foreign modules", Check("foreign modules", foreign_rows))
+_INPUT = _part("input", Check("input wait", input_rows, needs_data=True))
+
+PARTS = (Part("preflight", PREFLIGHT), _CHOOSE, _STEPS, _FOREIGN, _INPUT, _PALLAS)
+"""The parts of `trm prove`, in their order."""
+KERNELS = (_CHOOSE, _PALLAS)
+"""The parts of `trm check kernels`."""
+STEP = (_part("model", _MODEL._replace(needs=())), _STEPS, _FOREIGN)
+"""The parts of `trm check step`."""

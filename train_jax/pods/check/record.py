@@ -1,51 +1,37 @@
-"""The rows of a proof, their file `prove.json`, a Markdown table and an HTML page."""
+"""The record of a proof: the rows of its parts, in `prove.json`, a Markdown table and an HTML page."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
+from train_jax.pods.check.rows import Row
+from train_jax.report.render import render_document
 from train_jax.storage.files import write_text
 from train_jax.storage.json_files import NUMBER, TEXT, Kind, list_of, object_of, read_object, record_of
 
-Status = Literal["PASS", "FAIL", "n/a"]
 NO_TIME = "the time was over; the same command goes on here"
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One measurement; for a row that is n/a, `measured` is the reason."""
-
-    name: str
-    status: Status
-    measured: str
-    limit: str = ""
-    part: str = ""
-    figures: dict[str, float] = dataclasses.field(default_factory=dict)
-    """The numbers in `measured`, with their unit in the name."""
-
-
 _ROW = record_of(
-    {"name": TEXT, "status": TEXT, "measured": TEXT, "limit": TEXT, "part": TEXT, "figures": object_of(NUMBER)},
+    {
+        "name": TEXT,
+        "status": TEXT,
+        "measured": TEXT,
+        "limit": TEXT,
+        "remedy": TEXT,
+        "where": TEXT,
+        "figures": object_of(NUMBER),
+    },
     others=Kind("no field", lambda _: False),
 )
-_RECORD = {"facts": object_of(TEXT), "running": TEXT, "parts": object_of(list_of(_ROW))}
+_FACTS = {"facts": object_of(TEXT)}
+_RECORD = _FACTS | {"running": TEXT, "parts": object_of(list_of(_ROW))}
 """Fields of prove.json."""
-
-
-def passed(name: str, measured: str, *, fail: bool = False, limit: str = "", **figures: float) -> Row:
-    """Returns a row that passes unless `fail`."""
-    return Row(name, "FAIL" if fail else "PASS", measured, limit, figures=figures)
-
-
-def absent(name: str, reason: str) -> Row:
-    """Returns a row for a measurement that is not possible on this machine."""
-    return Row(name, "n/a", reason)
+_REMEDY = "remove it, and measure again"
+_STATUSES = ("PASS", "WARN", "FAIL", "n/a")
 
 
 class Record:
@@ -60,12 +46,13 @@ class Record:
         """False if the rows of earlier processes were taken."""
         path = folder / "prove.json"
         if path.exists():
-            there = read_object(path, _RECORD, remedy="remove it, and measure again")
-            self.begins = self.facts.get("identity", there["facts"].get("identity")) != there["facts"].get("identity")
-            if not self.begins:
-                self.facts = there["facts"] | self.facts
-                self.parts = {part: [Row(**row) for row in rows] for part, rows in there["parts"].items()}
-                self.running = there["running"]
+            identity = read_object(path, _FACTS, remedy=_REMEDY)["facts"].get("identity")
+            self.begins = self.facts.get("identity", identity) != identity
+        if not self.begins:
+            there = read_object(path, _RECORD, remedy=_REMEDY)
+            self.facts = there["facts"] | self.facts
+            self.parts = {part: [Row(**row) for row in rows] for part, rows in there["parts"].items()}
+            self.running = there["running"]
 
     @property
     def rows(self) -> list[Row]:
@@ -77,7 +64,7 @@ class Record:
 
     def lines(self, part: str) -> str:
         """Returns the rows of a part for the terminal."""
-        return "".join(f"{row.status:4}  {row.name}: {row.measured}\n" for row in self.parts[part])
+        return "".join(f"{row.status:4}  {row.name}: {_text(row)}\n" for row in self.parts[part])
 
     @property
     def failed(self) -> bool:
@@ -90,7 +77,7 @@ class Record:
 
     def end(self, part: str, rows: Iterable[Row]) -> None:
         """Writes the rows of a part."""
-        self.parts[part] = [dataclasses.replace(row, part=part) for row in rows]
+        self.parts[part] = list(rows)
         self.running = ""
         self.write()
 
@@ -107,33 +94,33 @@ class Record:
         """Yields the lines of the table."""
         yield from (f"- {name}: {value}" for name, value in self.facts.items())
         yield ""
-        yield "| part | row | status | measured | limit |"
-        yield "|---|---|---|---|---|"
-        for row in self.rows:
-            cells = (row.part, row.name, row.status, row.measured, row.limit)
+        yield f"| {' | '.join(_TITLES)} |"
+        yield "|---" * len(_TITLES) + "|"
+        for cells in self._table():
             yield "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
         yield ""
         yield self.summary()
 
     def summary(self) -> str:
         """Returns the number of rows by status."""
-        counts = [f"{sum(row.status == status for row in self.rows)} {status}" for status in ("PASS", "FAIL", "n/a")]
-        return f"{len(self.rows)} rows: {', '.join(counts)}"
+        counts = {status: sum(row.status == status for row in self.rows) for status in _STATUSES}
+        return f"{len(self.rows)} rows: {', '.join(f'{count} {status}' for status, count in counts.items())}"
 
     def page(self) -> str:
         """Returns the HTML page."""
-        facts = "".join(f"<dt>{html.escape(k)}<dd>{html.escape(str(v))}" for k, v in self.facts.items())
-        rows = "".join(
-            f'<tr class="{row.status[0]}">'
-            + "".join(f"<td>{html.escape(x)}" for x in (row.part, row.name, row.status, row.measured, row.limit))
-            for row in self.rows
-        )
-        titles = "".join(f"<th>{title}" for title in ("part", "row", "status", "measured", "limit"))
-        return f"{_HEAD}<dl>{facts}</dl><p>{self.summary()}</p><table><tr>{titles}{rows}</table>\n"
+        table = {"titles": _TITLES, "rows": list(self._table())}
+        return render_document("proof.html.j2", title="trm prove", facts=self.facts, summary=self.summary(), **table)
+
+    def _table(self) -> Iterator[tuple[str, ...]]:
+        for part, rows in self.parts.items():
+            for row in rows:
+                yield part, row.name, row.status, _text(row), row.limit
 
 
-_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>trm prove</title><style>
-body{font:15px/1.5 system-ui;margin:2rem auto;max-width:75rem;padding:0 1rem;color-scheme:light dark}
-td,th{text-align:left;vertical-align:top;padding:.2rem .6rem;border-top:1px solid #8884}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1rem}dd{margin:0}
-.F td:nth-child(3){color:#c33;font-weight:bold}.n{opacity:.6}</style><h1>trm prove</h1>"""
+_TITLES = ("part", "row", "status", "measured", "limit")
+
+
+def _text(row: Row) -> str:
+    where = f" ({row.where})" if row.where else ""
+    remedy = f"; {row.remedy}" if row.remedy else ""
+    return f"{row.measured}{where}{remedy}"

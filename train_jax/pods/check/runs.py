@@ -19,7 +19,8 @@ from typing import Any
 from train_jax.errors import LostProcessError
 from train_jax.plugin import file_options
 from train_jax.pods.check.context import Context
-from train_jax.pods.check.record import NO_TIME, Row, absent, passed
+from train_jax.pods.check.record import NO_TIME
+from train_jax.pods.check.rows import Row, absent, named
 from train_jax.pods.yardsticks import read_profile
 from train_jax.run.folder import RunFolder, complete_steps
 from train_jax.runtime.compilation import SHIPPED, VARIABLE, shipped_programs
@@ -73,16 +74,16 @@ class Runs:
     def rows(self, name: str) -> list[Row]:
         """Returns the rows of one of `RUNS`."""
         if not self._context.has_data:
-            return [absent(name, f"there is no data set at {self._context.config.data_dir}; trm build-data makes one")]
+            return [absent(name, self._context.no_data)]
         self._deadline = min(self._last, time.monotonic() + self._seconds)
         try:
             return _OF_NAME[name](self)
         except _OverError:
             if self._deadline == self._last:
                 return [absent(name, NO_TIME)]
-            return [passed(name, f"no end within {self._seconds:.0f} s", fail=True)]
+            return [named(name, f"no end within {self._seconds:.0f} s", fail=True)]
         except Exception as error:
-            return [passed(name, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", fail=True)]
+            return [named(name, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", fail=True)]
 
     def _new(self, name: str) -> RunFolder:
         folder = self._folder(name)
@@ -127,10 +128,10 @@ class Runs:
         folder = self._new("whole")
         begin = time.monotonic()
         self._finished("whole", "--profile", "3", "--profile-skip", "1")
-        run = passed("run", f"{STEPS} steps and an evaluation in {time.monotonic() - begin:.1f} s, the start included")
+        run = named("run", f"{STEPS} steps and an evaluation in {time.monotonic() - begin:.1f} s, the start included")
         figures = read_profile(folder.profile(0))
         text = f"{figures.steps} steps, {figures.wall:.2f} ms each, {figures.busy:.2f} ms in operations; "
-        return [run, passed("profile", text + str(folder.profile(0)), fail=figures.steps < 1, wall_ms=figures.wall)]
+        return [run, named("profile", text + str(folder.profile(0)), fail=figures.steps < 1, wall_ms=figures.wall)]
 
     def _continued(self) -> list[Row]:
         folder = self._new("killed")
@@ -152,7 +153,7 @@ class Runs:
         apart = max((abs(one - other) / abs(other) for one, other in pairs), default=-1.0)
         text = f"killed after step {SAVED}, continued at step {at}; losses of steps {SAVED + 1} to {STEPS} "
         text += "were not compared" if apart < 0 else "are the same bits" if apart == 0 else f"differ by {apart:.1e}"
-        return [passed("kill and continuation", text, fail=at < SAVED or not 0 <= apart <= SAME, limit=f"{SAME:g}")]
+        return [named("kill and continuation", text, fail=at < SAVED or not 0 <= apart <= SAME, limit=f"{SAME:g}")]
 
     def _loaded(self) -> list[Row]:
         given = self._context.config.compute.load
@@ -163,7 +164,7 @@ class Runs:
         text = self._begun("loaded", *(self._own_dispatch() if given else plain), "--compute.load", str(program))
         loaded = re.search(r"train step loaded in ([\d.]+) s", text)
         how = f"loaded in {loaded[1]} s from {program}" if loaded else "the run did not say that it loaded the program"
-        return [passed("program, loaded", f"{how}; {self._first_step('loaded')}", fail=loaded is None)]
+        return [named("program, loaded", f"{how}; {self._first_step('loaded')}", fail=loaded is None)]
 
     def _shipped(self) -> list[Row]:
         """Runs with a compilation cache that holds only programs compiled elsewhere."""
@@ -178,7 +179,7 @@ class Runs:
             text = self._begun("shipped", *self._own_dispatch(), *runner, environment={VARIABLE: place})
         compiled = re.search(r"train step compiled in .*", text)
         how = compiled[0] if compiled else "the run did not say how it got its program"
-        return [passed(name, f"{how}; {self._first_step('shipped')}", fail="from the compilation cache" not in how)]
+        return [named(name, f"{how}; {self._first_step('shipped')}", fail="from the compilation cache" not in how)]
 
     def _own_dispatch(self) -> list[str]:
         """Returns the fields that give a run the same program as the run that is proved."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from train_jax.errors import UserError
 from train_jax.pods.check.context import Context
-from train_jax.pods.check.record import Row, absent, passed
+from train_jax.pods.check.rows import Row, absent, named
 from train_jax.pods.compile import first_line, memory_of
 from train_jax.run import performance
 from train_jax.run.choices import read_choices
@@ -109,7 +109,7 @@ def step_rows(context: Context) -> list[Row]:
             try:
                 stepper = Stepper(training, context.program if saves else None)
             except (UserError, jax.errors.JaxRuntimeError) as error:
-                rows.append(passed(f"step, {name}", first_line(error)[:300], fail=True))
+                rows.append(named(f"step, {name}", first_line(error)[:300], fail=True))
                 continue
             first = stepper.first_loss if first is None else first
             rows += _rows_of(name, stepper, first) + stepper.saved
@@ -137,14 +137,14 @@ def _rows_of(name: str, stepper: Stepper, loss: float) -> list[Row]:
         text += f"; {memory_of(stepper.program).peak / 2**20:.0f} MiB on a device"
     other = abs(stepper.first_loss - loss) > SAME_LOSS * abs(loss) or not np.isfinite(stepper.first_loss)
     text += f"; first loss {stepper.first_loss:.6g}"
-    rows = [passed(f"step, {name}", text, fail=other, limit=f"loss {loss:.6g} within {SAME_LOSS:g}", **figures)]
+    rows = [named(f"step, {name}", text, fail=other, limit=f"loss {loss:.6g} within {SAME_LOSS:g}", **figures)]
     flops = performance.model_flops(training.config, training.task, training.devices.count)
     if peak is None or flops is None:
         reason = f"the peak of a {kind} is not known" if peak is None else "the FLOPs of your own model are not counted"
         return [*rows, absent(f"MFU, {name}", reason)]
     share = flops / median / peak
     text = f"{share:.2%} of {peak / 1e12:.0f} TFLOP/s; {flops / 1e12:.3f} TFLOP in a step on a device"
-    return [*rows, passed(f"MFU, {name}", text, fail=share > 1, limit="at most 100%", mfu=share)]
+    return [*rows, named(f"MFU, {name}", text, fail=share > 1, limit="at most 100%", mfu=share)]
 
 
 def _saved(file: Path, stepper: Stepper) -> Row:
@@ -155,13 +155,11 @@ def _saved(file: Path, stepper: Stepper) -> Row:
         return absent("program, saved", str(error))
     seconds = time.perf_counter() - begin
     size = file.stat().st_size
-    return passed("program, saved", f"{size / 1e6:.1f} MB in {seconds:.1f} s", seconds=seconds)
+    return named("program, saved", f"{size / 1e6:.1f} MB in {seconds:.1f} s", seconds=seconds)
 
 
 def input_rows(context: Context) -> list[Row]:
     """Runs steps with the run's own batches, and measures how long they wait for them."""
-    if not context.has_data:
-        return [absent("input wait", f"there is no data set at {context.config.data_dir}; trm build-data makes one")]
     training = context.training(context.config.compute.runner)
     if training.task.needs_state:
         return [absent("input wait", "the batches are made by the model itself")]
@@ -181,4 +179,4 @@ def input_rows(context: Context) -> list[Row]:
     late = count // 3  # no step could hide the preparation of the first batches
     share = sum(waits[late:]) / sum(total[late:])
     text = f"{1e3 * statistics.median(waits[late:]):.2f} ms of a step's {1e3 * statistics.median(total[late:]):.2f} ms"
-    return [passed("input wait", text, fail=share > MOST_WAIT, limit=f"{MOST_WAIT:.0%}", share=share)]
+    return [named("input wait", text, fail=share > MOST_WAIT, limit=f"{MOST_WAIT:.0%}", share=share)]

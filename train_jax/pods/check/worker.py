@@ -15,14 +15,17 @@ import threading
 import time
 from collections.abc import Sequence
 
-from train_jax.errors import PreemptedError
 from train_jax.pods.check.context import Context
 from train_jax.pods.check.parts import Part
-from train_jax.pods.check.record import NO_TIME, Record, absent, passed
+from train_jax.pods.check.record import NO_TIME, Record
+from train_jax.pods.check.rows import Row, absent, named
+from train_jax.pods.check.runner import run_checks
 from train_jax.runtime.coordination import exchange, place
 
 _HUNG = 86
 """Exit status of a worker whose part took too long."""
+_CHECK_SECONDS = 120.0
+"""Seconds after which a check that waits for other processes ends this one."""
 _LEAST_SECONDS = 2.0
 """Seconds that have to be left for another worker to be started."""
 
@@ -31,7 +34,7 @@ def work(context: Context, record: Record, parts: Sequence[Part], part_seconds: 
     """Runs the parts that have no rows yet, in a worker. Collective: the first process selects them, and writes."""
     if place()[0] == 0 and record.running:
         where = f"the process ended while it ran, or it took more than {part_seconds:.0f} s"
-        record.end(record.running, [passed(record.running, where, fail=True)])
+        record.end(record.running, [named(record.running, where, fail=True)])
     todo = json.loads(exchange("prove parts", json.dumps([p.name for p in parts if not record.has(p.name)]))[0])
     for part in parts:
         if part.name not in todo:
@@ -42,18 +45,18 @@ def work(context: Context, record: Record, parts: Sequence[Part], part_seconds: 
         timer.daemon = True
         timer.start()
         try:
-            rows = part.function(context)
-        except (PreemptedError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-            rows = [passed(part.name, text, fail=True)]
+            rows = _rows_of(part, context)
         finally:
             timer.cancel()
         if place()[0] == 0:
             record.end(part.name, rows)
             sys.stdout.write(record.lines(part.name))
             sys.stdout.flush()
+
+
+def _rows_of(part: Part, context: Context) -> list[Row]:
+    result = run_checks(part.checks, context, _CHECK_SECONDS)
+    return [*result.rows, *(absent(name, "left out because of what failed before it") for name in result.left_out)]
 
 
 def _end(name: str, seconds: float) -> None:

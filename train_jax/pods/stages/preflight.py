@@ -1,7 +1,6 @@
 """`trm preflight NAME`: checks hosts, devices, code, data and run folder before a run, on one machine or on a pod."""
 
 import dataclasses
-import platform
 import shutil
 from typing import Annotated
 
@@ -10,14 +9,16 @@ import tyro
 from models_torch.ranges import Range
 from train_jax.command_line import parse
 from train_jax.errors import LostProcessError
-from train_jax.pods.check.rows import Pod, Result
+from train_jax.pods.check.context import Context
+from train_jax.pods.check.parts import PREFLIGHT
+from train_jax.pods.check.rows import Result
 from train_jax.pods.check.runner import one_failure, run_checks
 from train_jax.run.arguments import parse_run, split_arguments
 from train_jax.run.choices import with_file_read
 from train_jax.run.config import RunConfig
 from train_jax.runtime import backend
 from train_jax.runtime.compilation import use_compile_cache
-from train_jax.runtime.coordination import exchange, place
+from train_jax.runtime.coordination import place
 from train_jax.runtime.processes import join_processes
 
 
@@ -55,18 +56,23 @@ def main(options: Preflight, config: RunConfig) -> None:
 
 
 def _result(options: Preflight, config: RunConfig) -> Result:
-    choice = backend.choose(config.platform)
+    choice = backend.choose(config.platform)  # JAX names its platforms after the processes have joined
     try:
-        context = join_processes(config.platform, options.timeout, cpu_devices=config.virtual_devices)
+        joined = join_processes(config.platform, options.timeout, cpu_devices=config.virtual_devices)
     except LostProcessError as error:
-        return one_failure("processes", error)
+        return one_failure(PREFLIGHT, "processes", error)
     except backend.PlatformError as error:
-        return one_failure("devices", error)
-    with context:
+        return one_failure(PREFLIGHT, "devices", error)
+    with joined:
         use_compile_cache(config.compute.compile_cache)
-        hosts = exchange("preflight hosts", platform.node())
-        pod = Pod(with_file_read(config), choice, hosts, options.expect_devices, options.expect_processes)
-        return run_checks(pod, options.timeout, quick=options.quick)
+        context = Context(
+            options.name,
+            with_file_read(config),
+            choice,
+            expect_devices=options.expect_devices,
+            expect_processes=options.expect_processes,
+        )
+        return run_checks(PREFLIGHT, context, options.timeout, quick=options.quick)
 
 
 def cli(argv: list[str]) -> None:

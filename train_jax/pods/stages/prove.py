@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import tyro
@@ -21,11 +21,12 @@ from train_jax.command_line import parse
 from train_jax.errors import PreemptedError, UserError
 from train_jax.plugin import file_options
 from train_jax.pods.check.context import Context
-from train_jax.pods.check.parts import CHOOSE, PARTS, Part
-from train_jax.pods.check.record import Record, passed
+from train_jax.pods.check.parts import CHOOSE, KERNELS, PARTS, STEP, Part
+from train_jax.pods.check.record import Record
+from train_jax.pods.check.rows import named
 from train_jax.pods.check.runs import COMMAND, RUNS, Runs
 from train_jax.pods.check.worker import close, supervise, work
-from train_jax.pods.unbuilt import lacks_data, task_of
+from train_jax.pods.unbuilt import lacks_data
 from train_jax.run.arguments import parse_run, split_arguments
 from train_jax.run.choices import with_file_read
 from train_jax.run.config import RunConfig, to_json
@@ -57,10 +58,22 @@ class Prove:
     """Time limit of a part, at most a third of the minutes; a part that hangs is reported, and the others run."""
     choose: bool = False
     """Only compare and time the kernels at the run's shapes, and write choices.json for --compute.choices."""
+    only: Literal["all", "kernels", "step"] = "all"
+    """Measure the kernels alone, or the model and its step alone, anew each time."""
     output: str = ""
     """Folder of the files, which all hosts share; by default runs/prove/NAME."""
     worker: bool = False
     """Used by the command itself: run the parts on the devices in this process."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        if self.choose:
+            return tuple(part for part in PARTS if part.name == CHOOSE)
+        return {"all": PARTS, "kernels": KERNELS, "step": STEP}[self.only]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.parts == PARTS
 
 
 def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
@@ -68,7 +81,7 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
     options = dataclasses.replace(options, part_seconds=min(options.part_seconds, 20 * options.minutes))
     folder = Path(options.output or f"runs/prove/{options.name}").absolute()
     config = dataclasses.replace(config, run_dir=str(folder / "runs" / "preflight"), wandb="disabled")
-    parts = [part for part in PARTS if part.name == CHOOSE] if options.choose else PARTS
+    parts = options.parts
     if options.worker:
         _work(options, config, folder, parts)
         return
@@ -77,7 +90,7 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
     first = cluster is None or cluster.index == 0
     if first:
         _measure_again(Record(folder), options)
-    runs = () if options.choose else RUNS
+    runs = RUNS if options.is_whole else ()
     for_runs = 60 * options.minutes * _SHARE_OF_RUNS if runs else 0.0
     status = supervise(_worker(options, arguments), deadline - for_runs, len(parts) + 1)
     if status == 2:
@@ -85,7 +98,7 @@ def main(options: Prove, config: RunConfig, arguments: list[str]) -> None:
     record = Record(folder)  # the worker has checked whether it is of these devices
     if first and status:
         where = record.running or _START
-        record.end(where, [passed(where, f"the worker ended with status {status}", fail=True)])
+        record.end(where, [named(where, f"the worker ended with status {status}", fail=True)])
     _run(Runs(_context(options, config, folder, arguments), deadline, options.part_seconds, first), record, runs)
     if first:
         close(record, [part.name for part in parts] + list(runs))
@@ -102,7 +115,8 @@ def _stopped(*_: object) -> None:
 
 def _measure_again(record: Record, options: Prove) -> None:
     """Removes rows that this call of the command measures anew."""
-    removed = [record.parts.pop(part, None) for part in (_START, *[CHOOSE] * options.choose)]
+    again = [] if options.is_whole else [part.name for part in options.parts]
+    removed = [record.parts.pop(part, None) for part in (_START, *again)]
     if any(removed):  # nothing is written before the worker has read the data
         record.write()
 
@@ -124,7 +138,7 @@ _SHARE_OF_RUNS = 0.3
 
 def _worker(options: Prove, arguments: list[str]) -> list[str]:
     """Returns the command of the worker: that of this process."""
-    names = ("part_seconds", "output")
+    names = ("part_seconds", "output", "only")
     fields = [f"--{name.replace('_', '-')}={value}" for name in names if (value := getattr(options, name)) != ""]
     return [
         *COMMAND,
@@ -158,7 +172,7 @@ def _work(options: Prove, config: RunConfig, folder: Path, parts: Sequence[Part]
 
 def _context(options: Prove, config: RunConfig, folder: Path, arguments: list[str]) -> Context:
     has_data = not lacks_data(config)
-    return Context(options.name, config, task_of(config), folder, arguments, has_data)
+    return Context(options.name, config, backend.choose(config.platform), folder, arguments, has_data)
 
 
 def _facts(config: RunConfig) -> dict[str, str]:
