@@ -15,7 +15,7 @@ from support.scripts import ENVIRONMENT, ROOT
 
 from campaigns.faults_runs import relative_error
 from train_jax.pods.launch import life
-from train_jax.pods.launch.life import View, ending_of, rehearsal, run_to_end
+from train_jax.pods.launch.life import View, end_of, rehearsal, run_to_end
 from train_jax.run.restore import restore
 
 FIELDS = ("--steps", "40", "--global-batch-size", "32", "--eval-every-steps", "5", "--checkpoint-every-steps", "5",
@@ -40,7 +40,7 @@ def no_waits(monkeypatch):
     ],
 )
 def test_the_exit_statuses_of_all_hosts_give_one_status(statuses, status, again):
-    assert ending_of(statuses)[:2] == (status, again)
+    assert end_of(statuses)[:2] == (status, again)
 
 
 class ScriptedHosts:

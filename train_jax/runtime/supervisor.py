@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from train_jax.errors import PreemptedError, UserError
+from train_jax.runtime.endings import ending
 
 PIPE = "TRM_SUPERVISOR_PIPE"
 """Environment variable of the run's process: the file descriptor to write to."""
@@ -30,9 +31,6 @@ FIRST_WAIT_SECONDS = 5.0
 processes of a run need to notice that one died: until then, the coordinator is not the new one."""
 LONGEST_WAIT_SECONDS = 300.0
 RESTARTS_WITHOUT_PROGRESS = 3
-
-_FINAL = {0, 2, PreemptedError.STATUS, 130, 141}
-"""Exit statuses after which the run is not restarted: done, a mistake of the user, preempted, Ctrl-C, output closed."""
 
 
 # ---- the run's process
@@ -118,7 +116,7 @@ class Supervisor:
             status, what = self._once()
             if self._stopped.is_set():
                 return PreemptedError.STATUS if status == 128 + signal.SIGTERM else status
-            if status in _FINAL:
+            if not ending(status).supervisor_restarts:
                 return status
             if restart == self._restarts:
                 self._say(f"the run {what}; it was restarted {restart} times, which is what --restarts allows")

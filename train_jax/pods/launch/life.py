@@ -16,28 +16,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from train_jax.errors import LostProcessError, PreemptedError, StorageError, UserError
+from train_jax.errors import PreemptedError, UserError
 from train_jax.runtime.cluster import VARIABLES
+from train_jax.runtime.endings import TIME_OUT, ending
 from train_jax.runtime.supervisor import PIPE
 
-TIME_OUT = 124
-"""Exit status of a run that was stopped at `--max-hours`, as `timeout` has it."""
 WAIT_SECONDS = 5.0
 """Seconds before a restart: longer than the other processes of a run need to notice that one died."""
 STOP_SECONDS = 300.0
 """Seconds that a run may take to save after it was told to stop."""
 KILL_SECONDS = 60.0
 """Seconds after an interruption of the rehearsal until the remaining processes are killed."""
-
-_FINAL = {1, 2, StorageError.STATUS, TIME_OUT, 130, 141}
-"""Final exit statuses besides 0: of errors that would occur again, of mistakes of the user, of Ctrl-C."""
-_ENDINGS = {
-    None: "gone",
-    0: "finished",
-    PreemptedError.STATUS: "preempted",
-    LostProcessError.STATUS: "lost another host",
-    TIME_OUT: "stopped at --max-hours",
-}
 _STEP = re.compile(r"step +(\d+)")
 """Pattern of the lines in which the first process reports its step."""
 
@@ -83,7 +72,7 @@ class Hosts(Protocol):
         ...
 
 
-class Ending(NamedTuple):
+class RunEnd(NamedTuple):
     """The common result of the processes of a run."""
 
     status: int
@@ -93,29 +82,21 @@ class Ending(NamedTuple):
     text: str
 
 
-def ending_of(statuses: Sequence[int | None]) -> Ending:
-    """Returns the ending for the exit statuses of all hosts; None is the status of a host that is gone.
+def end_of(statuses: Sequence[int | None]) -> RunEnd:
+    """Returns the end of a run for the exit statuses of all hosts; None is the status of a host that is gone.
 
     A host that ended with an error of its own decides, because the others then end as lost processes.
     """
-    counts = Counter(map(_described, statuses))
-    text = ", ".join(f"{count} of {len(statuses)} {what}" for what, count in counts.items())
+    texts = ["gone" if status is None else ending(status).text for status in statuses]
+    text = ", ".join(f"{count} of {len(statuses)} {what}" for what, count in Counter(texts).items())
     known = [status for status in statuses if status is not None]
-    errors = [status for status in known if status in _FINAL]
+    errors = [status for status in known if status and not ending(status).launch_restarts]
     if errors:
-        return Ending(errors[0], False, text)
+        return RunEnd(errors[0], False, text)
     if len(known) == len(statuses) and not any(known):
-        return Ending(0, False, text)
+        return RunEnd(0, False, text)
     preempted = PreemptedError.STATUS in known or None in statuses
-    return Ending(PreemptedError.STATUS if preempted else max(known), True, text)
-
-
-def _described(status: int | None) -> str:
-    if status is None or status in _ENDINGS:
-        return _ENDINGS[status]
-    if status > 128 and status - 128 in set(signal.Signals):
-        return f"killed by {signal.Signals(status - 128).name}"
-    return f"ended with status {status}"
+    return RunEnd(PreemptedError.STATUS if preempted else max(known), True, text)
 
 
 def run_to_end(hosts: Hosts, view: View, restarts: int) -> int:
@@ -125,20 +106,21 @@ def run_to_end(hosts: Hosts, view: View, restarts: int) -> int:
     """
     for restart in range(restarts + 1):
         hosts.start()
-        if not (ending := follow_to_end(hosts, view)).again:
-            view.say(ending.text)
-            return ending.status
+        end = follow_to_end(hosts, view)
+        if not end.again:
+            view.say(end.text)
+            return end.status
         if hosts.stops():
-            view.say(f"{ending.text}; stopped as asked, the same command continues the run")
-            return ending.status
+            view.say(f"{end.text}; stopped as asked, the same command continues the run")
+            return end.status
         if restart < restarts:
-            view.say(f"{ending.text}; restart {restart + 1} of {restarts}")
+            view.say(f"{end.text}; restart {restart + 1} of {restarts}")
             time.sleep(WAIT_SECONDS)
-    view.say(f"{ending.text}; it was restarted {restarts} times, which is what --restarts allows")
-    return ending.status
+    view.say(f"{end.text}; it was restarted {restarts} times, which is what --restarts allows")
+    return end.status
 
 
-def follow_to_end(hosts: Hosts, view: View) -> Ending:
+def follow_to_end(hosts: Hosts, view: View) -> RunEnd:
     """Shows the logs of all hosts until all have ended. Stops a run after its deadline, with a limit on the wait."""
     statuses: dict[int, int | None] = {}
 
@@ -152,8 +134,8 @@ def follow_to_end(hosts: Hosts, view: View) -> Ending:
         view.say("--max-hours has passed: stopping the run")
         hosts.stop()
         _ended(threads, time.time() + STOP_SECONDS)
-        return Ending(TIME_OUT, False, "stopped at --max-hours")
-    return ending_of([statuses.get(host) for host in range(hosts.count)])
+        return RunEnd(TIME_OUT, False, ending(TIME_OUT).text)
+    return end_of([statuses.get(host) for host in range(hosts.count)])
 
 
 def _ended(threads: Sequence[threading.Thread], deadline: float | None) -> bool:
