@@ -28,7 +28,7 @@ import tyro
 from campaigns.faults import Disturber
 from campaigns.faults_list import LONGEST_SECONDS, Fault
 from campaigns.faults_runs import EndedError, Run, differences
-from train_jax.pods.launch.life import Ending, ending_of
+from train_jax.pods.launch.life import RunEnd, end_of
 
 SIGNALS = {"SIGKILL": "kill", "SIGSTOP": "freeze", "SIGTERM": "notice"}
 TIMES = {"restoring": 1, "compiling": 1, "training": 30, "saving": 3, "evaluating": 1}
@@ -150,9 +150,9 @@ class Soaking:
             file.write(json.dumps(line) + "\n")
 
 
-def ending_by(statuses: Sequence[int | None]) -> Ending:
+def ending_by(statuses: Sequence[int | None]) -> RunEnd:
     """Returns what `trm launch` makes of the exit statuses of the hosts, where a signal is a negative number."""
-    return ending_of([status if status is None or status >= 0 else 128 - status for status in statuses])
+    return end_of([status if status is None or status >= 0 else 128 - status for status in statuses])
 
 
 def judge(fault: Disturbed) -> None:
