@@ -141,7 +141,6 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
     from train_jax.pods.flops import products
     from train_jax.puzzles.scan import make_eval_step
     from train_jax.run.config import ComputeConfig
-    from train_jax.run.performance import PEAK_BF16_FLOPS
     from train_jax.runtime import backend
     from train_jax.runtime.devices import Devices
     from train_jax.trainer.start import start
@@ -149,15 +148,8 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
     compute = ComputeConfig(
         mlp=case.mlp if bridged else "plain", cpu_examples=case.cpu_examples, cpu_devices=case.cpu_devices
     )
-    run = example_run(
-        "trm",
-        case.config(),
-        steps=1000,
-        eval_batch_size=case.batch_size,
-        optim=case.optimizer(),
-        init_from=str(folder / START),
-        compute=compute,
-    )
+    start_from = {"init_from": str(folder / START), "optim": case.optimizer(), "compute": compute}
+    run = example_run("trm", case.config(), steps=1000, eval_batch_size=case.batch_size, **start_from)
     backend.use("auto", several=False, cpu_devices=run.virtual_devices(1))
     count = jax.local_device_count() if jax.default_backend() == "cpu" else 1
     training = start(run, ExamplePuzzles(run), Devices(count))
@@ -184,9 +176,17 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
         def dispatch() -> Any:
             return step(state, shares)[0]["lm_loss"]
 
+    return _running(dispatch, count, count * products(jaxpr).total)
+
+
+def _running(dispatch: Callable[[], Any], count: int, flops: float) -> Running:
+    import jax
+
+    from train_jax.run.performance import PEAK_BF16_FLOPS
+
     device = jax.devices()[0]
     kind = device.device_kind if count == 1 else f"{count} devices: {device.device_kind}"
-    running = Running(lambda: _Loss(dispatch()), kind, count * products(jaxpr).total)
+    running = Running(lambda: _Loss(dispatch()), kind, flops)
     running.peak_flops = PEAK_BF16_FLOPS.get(device.device_kind, 0.0)
     if device.platform != "cpu":
         running.memory = lambda: (device.memory_stats() or {})["peak_bytes_in_use"]

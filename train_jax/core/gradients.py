@@ -69,22 +69,34 @@ def compute_gradients(
 
     if parts == 1:
         return of_part(state.buffers, carry, batch, keys(0, 1))
-
     tables = {table.weights for table in objective.tables}  # read-only, so not part of the scan's carry
     writable = {name: array for name, array in state.buffers.items() if name not in tables}
+    return _accumulated(of_part, state.buffers, writable, trainable, _split((carry, batch), parts), keys, parts)
+
+
+def _accumulated(
+    of_part: Callable[[Arrays, Any, Batch, Any], Gradients],
+    buffers: Arrays,
+    writable: Arrays,
+    trainable: Arrays,
+    inputs: tuple[Any, Batch],
+    keys: Keys,
+    parts: int,
+) -> Gradients:
+    """Returns the gradients of all parts; `inputs`, carry and batch, have an axis of parts in front."""
     written: set[str] = set()
 
-    def scan_body(accumulated: tuple[Arrays, Arrays], inputs: tuple[Any, Any, Batch]) -> tuple[Any, Gradients]:
+    def scan_body(accumulated: tuple[Arrays, Arrays], part: tuple[Any, tuple[Any, Batch]]) -> tuple[Any, Gradients]:
         total, before = accumulated
-        number, carry, batch = inputs
-        gradients = of_part(state.buffers | before, carry, batch, keys(number, parts))
+        number, (carry, batch) = part
+        gradients = of_part(buffers | before, carry, batch, keys(number, parts))
         after = {name: gradients.buffers[name] for name in before}
         written.update(name for name in before if after[name] is not before[name])
         total = jax.tree.map(jnp.add, total, gradients.dense)
         return (total, after), gradients._replace(dense={}, buffers={})
 
-    inputs = jnp.arange(parts), _split(carry, parts), _split(batch, parts)
-    (dense, after), stacked = jax.lax.scan(scan_body, (jax.tree.map(jnp.zeros_like, trainable), writable), inputs)
+    start = jax.tree.map(jnp.zeros_like, trainable), writable
+    (dense, after), stacked = jax.lax.scan(scan_body, start, (jnp.arange(parts), inputs))
     return Gradients(
         dense=dense,
         rows=_merge(stacked.rows),
@@ -94,7 +106,7 @@ def compute_gradients(
         counted=None if stacked.counted is None else stacked.counted.sum(),
         metrics=jax.tree.map(lambda x: x.sum(0), stacked.metrics),
         carry=_merge(stacked.carry),
-        buffers=state.buffers | {name: after[name] for name in written},
+        buffers=buffers | {name: after[name] for name in written},
     )
 
 

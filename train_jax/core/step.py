@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 import bridge
-from train_jax.core.gradients import compute_gradients
+from train_jax.core.gradients import Gradients, Keys, compute_gradients
 from train_jax.core.guard import check_finite, where_tree
 from train_jax.core.metrics import Metrics, norms_by_group, parameter_groups
 from train_jax.core.objective import Batch, Objective
@@ -58,16 +59,9 @@ def make_train_step(
     A step with a non-finite loss or gradient changes only the guard of the state; one without targets changes nothing.
     """
 
-    def of_part(params: Arrays) -> Arrays:
-        trained = trainable(params, config)
-        below = f"{options.part}."
-        return {n: a for n, a in trained.items() if n.startswith(below)} if options.part else trained
-
+    of_part = functools.partial(_trained_part, config=config, part=options.part)
     trained = of_part(objective.params)
-    if not trained and not objective.tables:
-        raise UserError(
-            f"optim.freeze {config.freeze!r} leaves nothing to train: the model has no sparse table; freeze less"
-        )
+    _require_trained(objective, trained, config)
     update = _make_update(optimizer, config, options.total_steps, of_part)
     rates = options.rates or learning_rates(trained, config, options.total_steps)
     groups = {options.part: tuple(trained)} if options.part else parameter_groups(trained)
@@ -77,14 +71,6 @@ def make_train_step(
     def train_step(state: TrainState, carry: Any, batch: Batch, key: jax.Array) -> tuple[TrainState, Any, Metrics]:
         # Skipped steps count, because their random numbers may have caused the failure.
         key = key if options.replays_draws else jax.random.fold_in(key, state.step + state.guard.skipped_steps)
-
-        def keys(part: Any, parts: int) -> Any:
-            if options.replays_draws:
-                return key
-            replicas = options.device_count * parts
-            replica = jax.lax.axis_index(AXIS) * parts + part
-            return bridge.ShardedKey(key, replica, replicas, options.global_batch_size // replicas)
-
         scale = state.guard.loss_scale if options.scales_loss else 1.0
         whole = state._replace(params=sharding.whole(state.params))
         out = compute_gradients(
@@ -93,19 +79,13 @@ def make_train_step(
             of_part(whole.params),
             carry,
             batch,
-            keys,
+            _keys_of_parts(key, options),
             scale=scale,
             global_batch_size=options.global_batch_size,
             parts=options.accumulation_steps,
             overrides={name: schedule(state.step) for name, schedule in options.overrides.items()},
         )
-        dense, rows = jax.tree.map(lambda g: g / scale, (out.dense, out.rows))
-        rest = (out.metrics, out.loss, out.weight, out.counted)
-        dense, (sums, loss, weight, counted) = sharding.sum_gradients(dense, rest)
-        counted = weight if counted is None else counted
-        if weight is not None:
-            divisor = jnp.where(weight > 0, weight, 1)
-            dense, rows = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), (dense, rows))
+        dense, rows, sums, loss, counted = _summed(out, scale, sharding)
         sparse = _sum_sparse_gradients(objective, out.row_ids, rows)
         grad_norm = norms_by_group(sharding.squares(dense), groups)
         sparse_grad_norm = jnp.asarray(optax.tree.norm([rows.sums for rows in sparse.values()]))
@@ -124,6 +104,45 @@ def make_train_step(
         return after._replace(guard=check.guard), where_tree(check.carry_good, out.carry, reset), metrics
 
     return train_step
+
+
+def _trained_part(params: Arrays, config: OptimConfig, part: str) -> Arrays:
+    """Returns the trainable parameters, of the part alone if there is one."""
+    trained = trainable(params, config)
+    below = f"{part}."
+    return {n: a for n, a in trained.items() if n.startswith(below)} if part else trained
+
+
+def _require_trained(objective: Objective, trained: Arrays, config: OptimConfig) -> None:
+    if not trained and not objective.tables:
+        raise UserError(
+            f"optim.freeze {config.freeze!r} leaves nothing to train: the model has no sparse table; freeze less"
+        )
+
+
+def _keys_of_parts(key: jax.Array, options: StepOptions) -> Keys:
+    """Returns the function of the random key of a part of this replica, and the number of parts."""
+
+    def keys(part: Any, parts: int) -> Any:
+        if options.replays_draws:
+            return key
+        replicas = options.device_count * parts
+        replica = jax.lax.axis_index(AXIS) * parts + part
+        return bridge.ShardedKey(key, replica, replicas, options.global_batch_size // replicas)
+
+    return keys
+
+
+def _summed(out: Gradients, scale: Any, sharding: Sharding) -> tuple[Arrays, Arrays, Metrics, jax.Array, Any]:
+    """Returns the gradients of the whole batch, dense and of the rows of sparse tables, with metrics and loss summed
+    over the replicas, and the weight by which targets are counted."""
+    dense, rows = jax.tree.map(lambda g: g / scale, (out.dense, out.rows))
+    rest = (out.metrics, out.loss, out.weight, out.counted)
+    dense, (sums, loss, weight, counted) = sharding.sum_gradients(dense, rest)
+    if weight is not None:
+        divisor = jnp.where(weight > 0, weight, 1)
+        dense, rows = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), (dense, rows))
+    return dense, rows, sums, loss, weight if counted is None else counted
 
 
 def step_of(objective: Objective, optimizer: Optimizer, config: OptimConfig, options: StepOptions) -> TrainStep:

@@ -31,10 +31,26 @@ def figures_of(
     None is measured. `step` is `train`, `evaluate` or `decode`; `rows` are those of `decode`. `schedules` are those of
     the kernels for a TPU v4.
     """
-    config, memory, products = training.config, compiled.memory, compiled.products
     sums = _sums(compiled, topology)
     scheduled = _scheduled(compiled, schedules) if schedules else None
-    train = step == "train"
+    return {
+        **_identity(name, step, training, topology, rows),
+        **_memory_and_flops(training, topology, compiled, is_train=step == "train"),
+        "bundles": scheduled.total.cycles if scheduled else None,
+        "estimated_cycles": sums.total.cycles,
+        "instructions": sums.total.instructions,
+        "kernels": sums.total.kernels,
+        "is_gpu": topology.is_gpu,
+        "hbm_bytes": sums.total.hbm_bytes,
+        "prefetched_bytes": sums.prefetched_bytes,
+        **{f"by_{split}": _parts(sums, scheduled, split) for split in SPLITS},
+        "collectives": [dataclasses.asdict(each) for each in sums.collectives],
+    }
+
+
+def _identity(name: str, step: str, training: Training, topology: Topology, rows: int) -> dict[str, Any]:
+    config = training.config
+    batch_size = config.global_batch_size if step == "train" else config.eval_batch_size
     return {
         "name": name,
         "step": step,
@@ -43,11 +59,19 @@ def figures_of(
         "slice": str(topology),
         "devices": len(topology.devices),
         "hosts": topology.hosts,
-        "batch_size": rows or (config.global_batch_size if train else config.eval_batch_size),
+        "batch_size": rows or batch_size,
         "runner": config.compute.runner,
         "remat": config.compute.remat,
         "accumulation_steps": config.compute.accumulation_steps,
         "attention": config.compute.attention,
+    }
+
+
+def _memory_and_flops(training: Training, topology: Topology, compiled: Compiled, *, is_train: bool) -> dict[str, Any]:
+    config = training.config
+    memory = compiled.memory
+    products = compiled.products
+    return {
         "lower_seconds": compiled.lower_seconds,
         "compile_seconds": compiled.compile_seconds,
         "memory": dataclasses.asdict(memory) | {"peak": memory.peak},
@@ -58,19 +82,10 @@ def figures_of(
         "model_flops": products.of_model,
         "recomputed_flops": products.recomputed,
         "flops_outside_of_the_model": products.outside,
-        "analytic_flops": model_flops(config, training.task, training.devices.count) if train else None,
+        "analytic_flops": model_flops(config, training.task, training.devices.count) if is_train else None,
         "peak_flops": topology.peak_flops,
         "roofline_seconds": products.total / topology.peak_flops,
-        "dispatches": training.total_steps / config.compute.steps_per_dispatch if train else None,
-        "bundles": scheduled.total.cycles if scheduled else None,
-        "estimated_cycles": sums.total.cycles,
-        "instructions": sums.total.instructions,
-        "kernels": sums.total.kernels,
-        "is_gpu": topology.is_gpu,
-        "hbm_bytes": sums.total.hbm_bytes,
-        "prefetched_bytes": sums.prefetched_bytes,
-        **{f"by_{split}": _parts(sums, scheduled, split) for split in SPLITS},
-        "collectives": [dataclasses.asdict(each) for each in sums.collectives],
+        "dispatches": training.total_steps / config.compute.steps_per_dispatch if is_train else None,
     }
 
 

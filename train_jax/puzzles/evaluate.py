@@ -139,6 +139,18 @@ class PuzzleEvaluateOptions(EvaluateOptions):
         elif halts and self.results is not None:
             raise UserError(f"--results {self.results} is for trajectories without --halt-early; omit one of them")
 
+    def _trajectory_options(self, halt_max_steps: int) -> TrajectoryOptions:
+        return TrajectoryOptions(
+            self.num_trajectories,
+            self.noise,
+            halt_max_steps if self.depth is None else self.depth,
+            self.choose,
+            self.seed,
+            views=self.views,
+            runs=self.num_runs,
+            agree=self.agree,
+        )
+
     def evaluate(self, run: Restored, devices: Devices, console: Console) -> None:
         """Evaluates and prints. Raises `UserError` for options or data that do not fit the run."""
         halts, threshold = self.halting
@@ -147,17 +159,7 @@ class PuzzleEvaluateOptions(EvaluateOptions):
         run = with_chosen_weights(self, run)
         puzzles = _puzzles(self, run)
         arc = _arc_directory(self, run)
-        depth = task.halt_max_steps if self.depth is None else self.depth
-        options = TrajectoryOptions(
-            self.num_trajectories,
-            self.noise,
-            depth,
-            self.choose,
-            self.seed,
-            views=self.views,
-            runs=self.num_runs,
-            agree=self.agree,
-        )
+        options = self._trajectory_options(task.halt_max_steps)
         state = stack_runs([run.state, *(_state_of(other, self, run) for other in self.more_runs)])
         batch_size = self.batch_size or run.config.eval_batch_size
         result = None

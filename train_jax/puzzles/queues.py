@@ -5,6 +5,7 @@ computed again with other noise, in another view, or with the weights of another
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -94,21 +95,32 @@ def make_queue_step(
     axis of size 1 and include `steps`, with trajectories also `solves`.
     """
     options = trajectories or TrajectoryOptions(1, 0.0, max_steps)
+    step = _QueueStep(objective, max_steps, threshold_logit, rows, options, has_trajectories=trajectories is not None)
 
-    def queue_step(state: TrainState, queue: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
+    def queue_step(state: TrainState, queue: Batch) -> tuple[Metrics, dict[str, jax.Array]]:  # names the program
+        return step(state, queue)
+
+    return queue_step
+
+
+@dataclasses.dataclass(frozen=True)
+class _QueueStep:
+    """The computation of `make_queue_step`."""
+
+    objective: Objective
+    max_steps: int
+    threshold_logit: float
+    rows: int
+    options: TrajectoryOptions
+    has_trajectories: bool
+
+    def __call__(self, state: TrainState, queue: Batch) -> tuple[Metrics, dict[str, jax.Array]]:
         queue, is_example = without_mask(queue)
-        length, count = len(is_example), is_example.sum(dtype=jnp.int32)
+        length = len(is_example)
+        count = is_example.sum(dtype=jnp.int32)
         numbers = queue.pop("number", jnp.arange(length))
-        width = rows or length
-        starts_again = options.trajectories > 1 or width < length
-        first_model = EvalModel(objective, state, jnp.int32(0) if options.runs > 1 else None)
-
-        def act_step(carry: Any, example: jax.Array, trajectory: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-            model = first_model
-            if options.runs > 1:
-                model = EvalModel(objective, state, options.run_of(trajectory))
-            carry, _, outputs = model.act_step(carry, _examples(queue, example, options.view_of(trajectory)))
-            return carry, outputs
+        width = self.rows or length
+        starts_again = self.options.trajectories > 1 or width < length
 
         def running(loop: _Loop) -> jax.Array:
             return (loop.example < length).any()
@@ -116,46 +128,46 @@ def make_queue_step(
         # No collectives here: replicas leave the loop after different numbers of iterations.
         def body(loop: _Loop) -> _Loop:
             carry = _with_halted(loop.carry, loop.steps == 0) if starts_again else loop.carry
-            carry, outputs = act_step(carry, loop.example, loop.trajectory)
-            logits, steps = halting_logits(outputs), loop.steps + 1
-            # An answer above the threshold is the first one, so it has the highest logit.
-            better = (loop.steps == 0) | (logits > loop.logits) | (trajectories is None)
-            answer = {name: jnp.where(beside(better, new), new, loop.answer[name]) for name, new in outputs.items()}
-            highest = jnp.where(better, logits, loop.logits)
-            is_sure = logits > threshold_logit
-            ends = (loop.example < length) & (is_sure | (steps >= max_steps))
-            puzzles, agrees = _with_answers(loop, ends, steps, answer, highest, agree=options.agree)
-            is_last = loop.trajectory + 1 >= options.trajectories
-            waits = ends & ~(agrees if options.agree else is_sure) & ~is_last
-            place = jnp.where(waits, loop.num_waiting + jnp.cumsum(waits, dtype=jnp.int32) - 1, length)
-            following = loop.next + jnp.cumsum(ends, dtype=jnp.int32) - 1
-            following = jnp.where(following < loop.count, loop.order.at[following].get(mode="clip"), length)
-            loop = loop._replace(
-                carry=_with_noise(carry, loop, numbers, options),
-                example=jnp.where(ends, following, loop.example),
-                steps=jnp.where(ends | (loop.example == length), 0, steps),
-                answer=answer,
-                logits=highest,
-                next=loop.next + ends.sum(dtype=jnp.int32),
-                waiting=loop.waiting.at[place].set(loop.example, mode="drop"),
-                num_waiting=loop.num_waiting + waits.sum(dtype=jnp.int32),
-                computed=loop.computed + 1,
-                puzzles=puzzles,
-            )
-            return _next_trajectory(loop) if options.trajectories > 1 else loop
+            carry, outputs = self._act_step(state, queue, carry, loop.example, loop.trajectory)
+            return self._advanced(loop, carry, outputs, numbers)
 
+        first = self._first(state, queue, is_example[:width], width, count)
+        loop = jax.lax.while_loop(running, body, first)
+        outputs = {name: loop.puzzles[name] for name in (*first.answer, "steps")}
+        if self.has_trajectories:
+            outputs["solves"] = loop.puzzles["trajectories"]
+        metrics = answer_sums(outputs["preds"], outputs["q_halt_logits"], queue["labels"], outputs["steps"])
+        metrics["computed_steps"] = loop.computed * (width if width < length else metrics["count"])
+        if self.has_trajectories:
+            metrics |= _trajectory_sums(loop.puzzles, queue["labels"])
+        return jax.lax.psum(metrics, AXIS), {name: value[None] for name, value in outputs.items()}
+
+    def _act_step(
+        self, state: TrainState, queue: Batch, carry: Any, example: jax.Array, trajectory: jax.Array
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """Computes an ACT step of each row's puzzle; returns the carry and the outputs."""
+        options = self.options
+        model = EvalModel(self.objective, state, options.run_of(trajectory) if options.runs > 1 else None)
+        carry, _, outputs = model.act_step(carry, _examples(queue, example, options.view_of(trajectory)))
+        return carry, outputs
+
+    def _first(self, state: TrainState, queue: Batch, is_example: jax.Array, width: int, count: jax.Array) -> _Loop:
+        """Returns the loop state in which each row has its first puzzle."""
+        options = self.options
+        length = len(next(iter(queue.values())))
         place = jnp.arange(length, dtype=jnp.int32)
-        example = jnp.where(is_example[:width], place[:width], length)
-        carry = first_model.initial_carry({name: values[:width] for name, values in queue.items()})
+        example = jnp.where(is_example, place[:width], length)
         zero = jnp.zeros((), jnp.int32)
-        shapes = jax.eval_shape(act_step, carry, example, zero)[1]
+        model = EvalModel(self.objective, state, zero if options.runs > 1 else None)
+        carry = model.initial_carry({name: values[:width] for name, values in queue.items()})
+        shapes = jax.eval_shape(functools.partial(self._act_step, state, queue), carry, example, zero)[1]
         answer = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
         puzzles = {name: jnp.zeros((length, *zeros.shape[1:]), zeros.dtype) for name, zeros in answer.items()}
         puzzles |= {"steps": 0 * place, "trajectories": 0 * place, "agreed": jnp.zeros(length, bool)}
         puzzles["logits"] = halting_logits(puzzles)
         if options.agree:
             puzzles["marks"] = jnp.zeros((length, options.trajectories, 2), jnp.uint32)
-        loop = _Loop(
+        return _Loop(
             carry,
             example,
             steps=jnp.zeros(width, jnp.int32),
@@ -170,17 +182,38 @@ def make_queue_step(
             computed=zero,
             puzzles=puzzles,
         )
-        loop = jax.lax.while_loop(running, body, loop)
-        outputs = {name: loop.puzzles[name] for name in (*answer, "steps")}
-        if trajectories is not None:
-            outputs["solves"] = loop.puzzles["trajectories"]
-        metrics = answer_sums(outputs["preds"], outputs["q_halt_logits"], queue["labels"], outputs["steps"])
-        metrics["computed_steps"] = loop.computed * (width if width < length else metrics["count"])
-        if trajectories is not None:
-            metrics |= _trajectory_sums(loop.puzzles, queue["labels"])
-        return jax.lax.psum(metrics, AXIS), {name: value[None] for name, value in outputs.items()}
 
-    return queue_step
+    def _advanced(self, loop: _Loop, carry: Any, outputs: dict[str, jax.Array], numbers: jax.Array) -> _Loop:
+        """Returns the loop state after an ACT step: puzzles that end have an answer or wait, and rows take others."""
+        options = self.options
+        length = len(loop.order)
+        logits = halting_logits(outputs)
+        steps = loop.steps + 1
+        # An answer above the threshold is the first one, so it has the highest logit.
+        better = (loop.steps == 0) | (logits > loop.logits) | (not self.has_trajectories)
+        answer = {name: jnp.where(beside(better, new), new, loop.answer[name]) for name, new in outputs.items()}
+        highest = jnp.where(better, logits, loop.logits)
+        is_sure = logits > self.threshold_logit
+        ends = (loop.example < length) & (is_sure | (steps >= self.max_steps))
+        puzzles, agrees = _with_answers(loop, ends, steps, answer, highest, agree=options.agree)
+        is_last = loop.trajectory + 1 >= options.trajectories
+        waits = ends & ~(agrees if options.agree else is_sure) & ~is_last
+        place = jnp.where(waits, loop.num_waiting + jnp.cumsum(waits, dtype=jnp.int32) - 1, length)
+        following = loop.next + jnp.cumsum(ends, dtype=jnp.int32) - 1
+        following = jnp.where(following < loop.count, loop.order.at[following].get(mode="clip"), length)
+        loop = loop._replace(
+            carry=_with_noise(carry, loop, numbers, options),
+            example=jnp.where(ends, following, loop.example),
+            steps=jnp.where(ends | (loop.example == length), 0, steps),
+            answer=answer,
+            logits=highest,
+            next=loop.next + ends.sum(dtype=jnp.int32),
+            waiting=loop.waiting.at[place].set(loop.example, mode="drop"),
+            num_waiting=loop.num_waiting + waits.sum(dtype=jnp.int32),
+            computed=loop.computed + 1,
+            puzzles=puzzles,
+        )
+        return _next_trajectory(loop) if options.trajectories > 1 else loop
 
 
 def _examples(queue: Batch, example: jax.Array, view: Any) -> Batch:

@@ -102,11 +102,7 @@ def plot(
             colour = {"color": COLOUR["soft"], "alpha": 0.28, "linewidth": 0}
             axes.fill_between(*edges.T, label=band.name, gid="band", **colour)
             titles["band"] = []
-        for i, (each, line) in enumerate(zip(series, lines, strict=True)):
-            style = {"color": COLOUR[f"s{each.colour}"], "linestyle": LINES[each.colour], "markersize": 5.2}
-            style |= {} if each.line else {"linestyle": "none"}
-            marker = MARKERS[each.colour] if each.marks else ""
-            axes.plot(*np.reshape(line, (-1, 2)).T, label=each.name, marker=marker, gid=f"points-{i}", **style)
+        _draw(axes, series, lines)
         _scale(axes, [x for x, _ in finite], log_x, log_y, y_range)
         figure.text(0, 1 - 14 / height, title, weight=700, size=13)
         figure.text(1 - RIGHT / width, 5 / height, x_label, color=COLOUR["soft"], ha="right")
@@ -116,6 +112,14 @@ def plot(
             figure.legend(ncols=9, frameon=False, labelcolor=COLOUR["soft"], **room, **place)
         _write_labels(axes, [pair for each in series for pair in zip(each.points, each.labels, strict=False)])
         return _svg(figure, _alternative(title, x_label, series, lines), titles)
+
+
+def _draw(axes: Axes, series: Sequence[Series], lines: Sequence[Sequence[tuple[float, float]]]) -> None:
+    for i, (each, line) in enumerate(zip(series, lines, strict=True)):
+        style = {"color": COLOUR[f"s{each.colour}"], "linestyle": LINES[each.colour], "markersize": 5.2}
+        style |= {} if each.line else {"linestyle": "none"}
+        marker = MARKERS[each.colour] if each.marks else ""
+        axes.plot(*np.reshape(line, (-1, 2)).T, label=each.name, marker=marker, gid=f"points-{i}", **style)
 
 
 def _scale(axes: Axes, xs: Sequence[float], log_x: bool, log_y: bool, y_range: tuple[float, float] | None) -> None:

@@ -11,6 +11,7 @@ taken apart.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -239,22 +240,11 @@ def _forward(
             part = slice(start, start + LANES)
             query, key, value = (dot(narrow, ref[part, :], 1, 1) for ref in (q_ref, k_ref, v_ref))
             query, key = _rotated(query, tables_ref) * heads.scale, _rotated(key, tables_ref)
-            attended = of_group(query, key, value).astype(x.dtype)
+            attended = _attended(heads, query, key, value, x.dtype, halves_first=halves_first).astype(x.dtype)
             for ref, rows in zip(kept, (query, key, value, attended), strict=False):
                 ref[0, :, part] = rows.astype(x.dtype)
             total += dot(attended, output_ref[:, part], 1, 1)
         write_rows(blocks, total, out_ref)
-
-    def of_group(query: Rows, key: Rows, value: Rows) -> Rows:
-        queries = heads.masked(query, x.dtype, halves_first=halves_first)
-        values = [heads.example(value, example).T.astype(x.dtype) for example in range(blocks.examples)]
-        weights = [each.astype(x.dtype) for each in _exponentials(heads, key, queries)]
-        divisors = [jnp.sum(each.astype(jnp.float32), 0, keepdims=True) for each in weights]
-        of_heads = []
-        for (example, head), each, divisor in zip(heads.each(), weights, divisors, strict=True):
-            channels = slice(head * heads.head_dim, (head + 1) * heads.head_dim)
-            of_heads.append(dot(values[example][channels], each, 1, 0) / divisor)
-        return jnp.concatenate([jnp.concatenate(each).T for each in heads.by_example(of_heads)])
 
     latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda i: (i, 0, 0))
     of_rows = pl.BlockSpec((1, blocks.rows, hidden), lambda i: (i, 0, 0))
@@ -291,65 +281,17 @@ def _backward(
     from jax.experimental.pallas import tpu as pltpu
 
     x, *kept, qkv, output, tables = residuals
-    blocks, hidden = heads.blocks, x.shape[2]
-    halves_first = tables is not None
+    blocks = heads.blocks
+    hidden = x.shape[2]
     cores = 2 if blocks.steps % 2 == 0 else 1
     steps = blocks.steps // cores
-
-    def kernel(x_ref, by_out_ref, query_ref, key_ref, value_ref, attended_ref, q_ref, k_ref, v_ref, output_ref, *rest):
-        (tables_ref, *rest) = rest if halves_first else (None, *rest)
-        by_x_ref, by_weights_ref, rows_ref = rest
-        step = pl.program_id(0) * steps + pl.program_id(1)
-
-        @pl.when(pl.program_id(1) == 0)
-        def _():
-            by_weights_ref[...] = jnp.zeros_like(by_weights_ref)
-
-        columns = rows_of(blocks, step, x_ref, rows_ref, x.shape).T.astype(x.dtype)
-        total = rows_of(blocks, step, by_out_ref, rows_ref, x.shape)
-        by_out, by_out_columns = total.astype(x.dtype), total.T.astype(x.dtype)
-        for start in range(0, hidden, LANES):
-            part = slice(start, start + LANES)
-            by_attended = dot(by_out, output_ref[:, part], 1, 0)
-            by_weights_ref[0, 3, :, part] += dot(by_out_columns, attended_ref[0, :, part], 1, 0)
-            query, key, value = (ref[0, :, part].astype(jnp.float32) for ref in (query_ref, key_ref, value_ref))
-            by_query, by_key, by_value = of_group(query, key, value, by_attended)
-            by_query, by_key = _rotated_back(by_query * heads.scale, tables_ref), _rotated_back(by_key, tables_ref)
-            for i, (gradient, ref) in enumerate([(by_query, q_ref), (by_key, k_ref), (by_value, v_ref)]):
-                narrow = gradient.astype(x.dtype)
-                total += dot(narrow, ref[part, :], 1, 0)
-                by_weights_ref[0, i, :, part] += dot(columns, narrow, 1, 0)
-        write_rows(blocks, total, by_x_ref)
-
-    def of_group(query: Rows, key: Rows, value: Rows, by_attended: Rows) -> list[Rows]:
-        """Returns the gradients by rotated queries and keys, and by values."""
-
-        def products(rows, others, of_row, of_other):
-            return [dot(one, other, of_row, of_other) for one, other in zip(rows, others, strict=True)]
-
-        queries = heads.masked(query, x.dtype, halves_first=halves_first)
-        by_means = heads.masked(by_attended, x.dtype, halves_first=False)
-        values = [heads.example(value, example).astype(x.dtype) for example, _ in heads.each()]
-        weights = [each / jnp.sum(each, 0, keepdims=True) for each in _exponentials(heads, key, queries)]
-        by_weights = products(values, by_means, 1, 1)
-        both = list(zip(weights, by_weights, strict=True))
-        means = [jnp.sum(each * by, 0, keepdims=True) for each, by in both]
-        by_scores = [(each * (by - mean)).astype(x.dtype) for (each, by), mean in zip(both, means, strict=True)]
-        by_value = products([each.astype(x.dtype) for each in weights], by_means, 1, 0)
-        by_key = products(by_scores, queries, 1, 0)
-        by_query = products(by_scores, heads.masked(key, x.dtype, halves_first=halves_first), 0, 0)
-        return [joined(each) for each in (by_query, by_key, by_value)]
-
-    def joined(of_heads: list[Rows]) -> Rows:
-        """Returns the sums over the heads of each example; each head has its channels, and zeros elsewhere."""
-        return jnp.concatenate([sum(rest, first) for first, *rest in heads.by_example(of_heads)])
 
     latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda core, i: (core * steps + i, 0, 0))
     of_rows = pl.BlockSpec((1, blocks.rows, hidden), lambda core, i: (core * steps + i, 0, 0))
 
     weights, constants = qkv.astype(x.dtype), [] if tables is None else [tables]
     by_x, by_weights = pl.pallas_call(
-        kernel,
+        _gradient_kernel(heads, x.shape, x.dtype, steps, has_tables=tables is not None),
         grid=(cores, steps),
         in_specs=[
             *[latent] * 2,
@@ -370,6 +312,84 @@ def _backward(
     )(x, cotangent, *kept, weights, weights, weights, output.astype(x.dtype), *constants)
     *by_qkv, by_output = jnp.sum(by_weights, 0)
     return by_x, jnp.concatenate([each.T for each in by_qkv]).astype(qkv.dtype), by_output.astype(output.dtype)
+
+
+def _gradient_kernel(
+    heads: Heads, shape: tuple[int, ...], dtype: Any, steps: int, *, has_tables: bool
+) -> Callable[..., None]:
+    """Returns the kernel of `_backward` for inputs of this shape; each core has `steps` steps."""
+    from jax.experimental import pallas as pl
+
+    blocks = heads.blocks
+
+    def kernel(x_ref, by_out_ref, query_ref, key_ref, value_ref, attended_ref, q_ref, k_ref, v_ref, output_ref, *rest):
+        (tables_ref, *rest) = rest if has_tables else (None, *rest)
+        by_x_ref, by_weights_ref, rows_ref = rest
+        step = pl.program_id(0) * steps + pl.program_id(1)
+
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            by_weights_ref[...] = jnp.zeros_like(by_weights_ref)
+
+        columns = rows_of(blocks, step, x_ref, rows_ref, shape).T.astype(dtype)
+        total = rows_of(blocks, step, by_out_ref, rows_ref, shape)
+        by_out, by_out_columns = total.astype(dtype), total.T.astype(dtype)
+        for start in range(0, shape[2], LANES):
+            part = slice(start, start + LANES)
+            by_attended = dot(by_out, output_ref[:, part], 1, 0)
+            by_weights_ref[0, 3, :, part] += dot(by_out_columns, attended_ref[0, :, part], 1, 0)
+            query, key, value = (ref[0, :, part].astype(jnp.float32) for ref in (query_ref, key_ref, value_ref))
+            by_query, by_key, by_value = _group_gradients(
+                heads, query, key, value, by_attended, dtype, halves_first=has_tables
+            )
+            by_query, by_key = _rotated_back(by_query * heads.scale, tables_ref), _rotated_back(by_key, tables_ref)
+            for i, (gradient, ref) in enumerate([(by_query, q_ref), (by_key, k_ref), (by_value, v_ref)]):
+                narrow = gradient.astype(dtype)
+                total += dot(narrow, ref[part, :], 1, 0)
+                by_weights_ref[0, i, :, part] += dot(columns, narrow, 1, 0)
+        write_rows(blocks, total, by_x_ref)
+
+    return kernel
+
+
+def _attended(heads: Heads, query: Rows, key: Rows, value: Rows, dtype: Any, *, halves_first: bool) -> Rows:
+    """Returns the attended values of a group of heads, from rotated queries and keys."""
+    queries = heads.masked(query, dtype, halves_first=halves_first)
+    values = [heads.example(value, example).T.astype(dtype) for example in range(heads.blocks.examples)]
+    weights = [each.astype(dtype) for each in _exponentials(heads, key, queries)]
+    divisors = [jnp.sum(each.astype(jnp.float32), 0, keepdims=True) for each in weights]
+    of_heads = []
+    for (example, head), each, divisor in zip(heads.each(), weights, divisors, strict=True):
+        channels = slice(head * heads.head_dim, (head + 1) * heads.head_dim)
+        of_heads.append(dot(values[example][channels], each, 1, 0) / divisor)
+    return jnp.concatenate([jnp.concatenate(each).T for each in heads.by_example(of_heads)])
+
+
+def _group_gradients(
+    heads: Heads, query: Rows, key: Rows, value: Rows, by_attended: Rows, dtype: Any, *, halves_first: bool
+) -> list[Rows]:
+    """Returns the gradients of `_attended` by rotated queries and keys, and by values."""
+
+    def products(rows, others, of_row, of_other):
+        return [dot(one, other, of_row, of_other) for one, other in zip(rows, others, strict=True)]
+
+    queries = heads.masked(query, dtype, halves_first=halves_first)
+    by_means = heads.masked(by_attended, dtype, halves_first=False)
+    values = [heads.example(value, example).astype(dtype) for example, _ in heads.each()]
+    weights = [each / jnp.sum(each, 0, keepdims=True) for each in _exponentials(heads, key, queries)]
+    by_weights = products(values, by_means, 1, 1)
+    both = list(zip(weights, by_weights, strict=True))
+    means = [jnp.sum(each * by, 0, keepdims=True) for each, by in both]
+    by_scores = [(each * (by - mean)).astype(dtype) for (each, by), mean in zip(both, means, strict=True)]
+    by_value = products([each.astype(dtype) for each in weights], by_means, 1, 0)
+    by_key = products(by_scores, queries, 1, 0)
+    by_query = products(by_scores, heads.masked(key, dtype, halves_first=halves_first), 0, 0)
+    return [_joined(heads, each) for each in (by_query, by_key, by_value)]
+
+
+def _joined(heads: Heads, of_heads: list[Rows]) -> Rows:
+    """Returns the sums over the heads of each example; each head has its channels, and zeros elsewhere."""
+    return jnp.concatenate([sum(rest, first) for first, *rest in heads.by_example(of_heads)])
 
 
 def _exponentials(heads: Heads, key: Rows, queries: list[Rows]) -> list[Scores]:

@@ -5,6 +5,7 @@ memory, and positions are filled up with zeros to a multiple of 128, which the m
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -152,34 +153,12 @@ def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) 
     cores = 2 if steps % 2 == 0 else 1
     filled, rows = round_up(positions, LANES), round_up(positions, SUBLANES)
 
-    def kernel(x_ref, by_out_ref, gate_ref, up_ref, wg_ref, wu_ref, wd_ref, by_x_ref, by_weights_ref, *filled_refs):
-        @pl.when(pl.program_id(1) == 0)
-        def _():
-            by_weights_ref[...] = jnp.zeros_like(by_weights_ref)
-
-        for ref in filled_refs:
-            ref[positions:] = jnp.zeros((filled - positions, hidden), jnp.float32)
-        for example in range(examples):
-            for ref, source in zip(filled_refs, (x_ref, by_out_ref), strict=True):
-                ref[:positions] = source[example].astype(jnp.float32)
-            for start in range(0, hidden, LANES):
-                part = slice(start, start + LANES)
-                values, by_out = (ref[:, part].astype(x.dtype) for ref in filled_refs)
-                gate, up = (ref[example, :, part].astype(jnp.float32) for ref in (gate_ref, up_ref))
-                by_hidden = dot(wd_ref[...], by_out, 1, 0)
-                by_up, by_gate, silu = gated_gradients(gate, up, by_hidden, x.dtype)
-                by_weights_ref[0, 0] += dot(by_gate, values, 1, 1)
-                by_weights_ref[0, 1] += dot(by_up, values, 1, 1)
-                by_weights_ref[0, 2] += dot((silu * up).astype(x.dtype), by_out, 1, 1)
-                by_x = dot(wg_ref[...], by_gate, 1, 0) + dot(wu_ref[...], by_up, 1, 0)
-                by_x_ref[example, :, part] = (filled_refs[1][:positions, part] + by_x[:positions]).astype(x.dtype)
-
     def of_examples(size):
         return pl.BlockSpec((examples, size, hidden), lambda core, i: (core * (steps // cores) + i, 0, 0))
 
     gates, downs = _filled(gate_up.T, (rows, 2 * width), x.dtype), _filled(down.T, (width, filled), x.dtype)
     by_x, by_weights = pl.pallas_call(
-        kernel,
+        _gradient_kernel(x.shape, x.dtype, examples, filled),
         grid=(cores, steps // cores),
         in_specs=[
             *(of_examples(size) for size in (positions, positions, width, width)),
@@ -199,6 +178,37 @@ def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) 
     )(x, cotangent, gate, up, gates, gates, downs)
     by_gate, by_up, by_down = jnp.sum(by_weights, 0)[:, :, :positions]
     return by_x, jnp.concatenate([by_gate, by_up]).astype(gate_up.dtype), by_down.T.astype(down.dtype)
+
+
+def _gradient_kernel(shape: tuple[int, ...], dtype: Any, examples: int, filled: int) -> Callable[..., None]:
+    """Returns the kernel of `_backward` for this shape: `examples` at a time, positions filled to `filled`."""
+    from jax.experimental import pallas as pl
+
+    _, positions, hidden = shape
+
+    def kernel(x_ref, by_out_ref, gate_ref, up_ref, wg_ref, wu_ref, wd_ref, by_x_ref, by_weights_ref, *filled_refs):
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            by_weights_ref[...] = jnp.zeros_like(by_weights_ref)
+
+        for ref in filled_refs:
+            ref[positions:] = jnp.zeros((filled - positions, hidden), jnp.float32)
+        for example in range(examples):
+            for ref, source in zip(filled_refs, (x_ref, by_out_ref), strict=True):
+                ref[:positions] = source[example].astype(jnp.float32)
+            for start in range(0, hidden, LANES):
+                part = slice(start, start + LANES)
+                values, by_out = (ref[:, part].astype(dtype) for ref in filled_refs)
+                gate, up = (ref[example, :, part].astype(jnp.float32) for ref in (gate_ref, up_ref))
+                by_hidden = dot(wd_ref[...], by_out, 1, 0)
+                by_up, by_gate, silu = gated_gradients(gate, up, by_hidden, dtype)
+                by_weights_ref[0, 0] += dot(by_gate, values, 1, 1)
+                by_weights_ref[0, 1] += dot(by_up, values, 1, 1)
+                by_weights_ref[0, 2] += dot((silu * up).astype(dtype), by_out, 1, 1)
+                by_x = dot(wg_ref[...], by_gate, 1, 0) + dot(wu_ref[...], by_up, 1, 0)
+                by_x_ref[example, :, part] = (filled_refs[1][:positions, part] + by_x[:positions]).astype(dtype)
+
+    return kernel
 
 
 def _filled(weight: Array, shape: tuple[int, int], dtype: Any) -> Array:

@@ -8,6 +8,8 @@ their scheduled bundles.
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -193,35 +195,6 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, residuals: tuple[Arr
     hidden, width = down.shape
     half = width // 2
 
-    def kernel(x_ref, out_ref, by_out_ref, factor_ref, gate_ref, up_ref, wg_ref, wu_ref, wd_ref, *rest):
-        by_x_ref, by_gate_up_ref, by_down_ref, rows_ref = rest
-        step = pl.program_id(1)
-
-        @pl.when(step == 0)
-        def _():
-            by_gate_up_ref[...] = jnp.zeros_like(by_gate_up_ref)
-            by_down_ref[...] = jnp.zeros_like(by_down_ref)
-
-        rows, normed, by_normed = (
-            rows_of(blocks, step, ref, rows_ref, x.shape) for ref in (x_ref, out_ref, by_out_ref)
-        )
-        rows_factor = norm.factor(rows, blocks)
-        rows *= rows_factor
-        narrow = rows.astype(x.dtype)
-        by_sum = factor_ref[0] * (by_normed - normed * jnp.mean(normed * by_normed, -1, keepdims=True))
-        by_mlp = by_sum.astype(x.dtype)
-        total = 0.5 * by_sum  # the other half of the width adds the other half
-        for start in range(0, half, LANES):
-            part = slice(start, start + LANES)
-            gate, up = (ref[0, :, part].astype(jnp.float32) for ref in (gate_ref, up_ref))
-            by_hidden = dot(by_mlp, wd_ref[:, part], 1, 0)
-            by_up, by_gate, silu = gated_gradients(gate, up, by_hidden, x.dtype)
-            total += dot(by_gate, wg_ref[part, :], 1, 0) + dot(by_up, wu_ref[part, :], 1, 0)
-            by_gate_up_ref[0, part, :] += dot(by_gate, narrow, 0, 0)
-            by_gate_up_ref[1, part, :] += dot(by_up, narrow, 0, 0)
-            by_down_ref[part, :] += dot((silu * up).astype(x.dtype), by_mlp, 0, 0)
-        write_rows(blocks, norm.gradient(rows, rows_factor, total, blocks), by_x_ref.at[0])
-
     def of_rows(size, at):
         return pl.BlockSpec((1, blocks.rows, size), at)
 
@@ -230,7 +203,7 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, residuals: tuple[Arr
     of_half = of_rows(half, lambda core, i: (i, 0, core))
     weights = gate_up.astype(x.dtype), down.astype(x.dtype)
     by_x, by_gate_up, by_down = pl.pallas_call(
-        kernel,
+        _gradient_kernel(norm, blocks, x.shape, x.dtype, half),
         grid=(2, blocks.steps),
         in_specs=[
             *(latent, latent, latent, of_rows(1, lambda _, i: (i, 0, 0)), of_half, of_half),
@@ -255,3 +228,37 @@ def _backward(norm: _Norm, blocks: Blocks, interpret: bool, residuals: tuple[Arr
     )(x, out, cotangent, factor, gate, up, weights[0], weights[0], weights[1])
     by_x = (by_x[0].astype(jnp.float32) + by_x[1].astype(jnp.float32)).astype(x.dtype)
     return by_x, by_gate_up.reshape(gate_up.shape).astype(gate_up.dtype), by_down.T.astype(down.dtype)
+
+
+def _gradient_kernel(norm: _Norm, blocks: Blocks, shape: tuple[int, ...], dtype: Any, half: int) -> Callable[..., None]:
+    """Returns the kernel of `_backward` for inputs of this shape and one half of the hidden width."""
+    from jax.experimental import pallas as pl
+
+    def kernel(x_ref, out_ref, by_out_ref, factor_ref, gate_ref, up_ref, wg_ref, wu_ref, wd_ref, *rest):
+        by_x_ref, by_gate_up_ref, by_down_ref, rows_ref = rest
+        step = pl.program_id(1)
+
+        @pl.when(step == 0)
+        def _():
+            by_gate_up_ref[...] = jnp.zeros_like(by_gate_up_ref)
+            by_down_ref[...] = jnp.zeros_like(by_down_ref)
+
+        rows, normed, by_normed = (rows_of(blocks, step, ref, rows_ref, shape) for ref in (x_ref, out_ref, by_out_ref))
+        rows_factor = norm.factor(rows, blocks)
+        rows *= rows_factor
+        narrow = rows.astype(dtype)
+        by_sum = factor_ref[0] * (by_normed - normed * jnp.mean(normed * by_normed, -1, keepdims=True))
+        by_mlp = by_sum.astype(dtype)
+        total = 0.5 * by_sum  # the other half of the width adds the other half
+        for start in range(0, half, LANES):
+            part = slice(start, start + LANES)
+            gate, up = (ref[0, :, part].astype(jnp.float32) for ref in (gate_ref, up_ref))
+            by_hidden = dot(by_mlp, wd_ref[:, part], 1, 0)
+            by_up, by_gate, silu = gated_gradients(gate, up, by_hidden, dtype)
+            total += dot(by_gate, wg_ref[part, :], 1, 0) + dot(by_up, wu_ref[part, :], 1, 0)
+            by_gate_up_ref[0, part, :] += dot(by_gate, narrow, 0, 0)
+            by_gate_up_ref[1, part, :] += dot(by_up, narrow, 0, 0)
+            by_down_ref[part, :] += dot((silu * up).astype(dtype), by_mlp, 0, 0)
+        write_rows(blocks, norm.gradient(rows, rows_factor, total, blocks), by_x_ref.at[0])
+
+    return kernel
