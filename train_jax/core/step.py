@@ -58,7 +58,6 @@ def make_train_step(
 
     A step with a non-finite loss or gradient changes only the guard of the state; one without targets changes nothing.
     """
-
     of_part = functools.partial(_trained_part, config=config, part=options.part)
     trained = of_part(objective.params)
     _require_trained(objective, trained, config)
@@ -90,7 +89,6 @@ def make_train_step(
         grad_norm = norms_by_group(sharding.squares(dense), groups)
         sparse_grad_norm = jnp.asarray(optax.tree.norm([rows.sums for rows in sparse.values()]))
         check = check_finite(state.guard, loss, [grad_norm, sparse_grad_norm], growth_steps, counted)
-
         after, updates = update(state, check.good, dense, sparse, out.buffers)
         metrics = {name: jnp.where(check.finite, value, 0) for name, value in sums.items()}
         metrics |= check.metrics | {
