@@ -40,7 +40,7 @@ def test_meaning(name, train, jit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # under `jit`, like `test_meaning`: without it, each operation is compiled by itself
     ("rule", "name"),
     [(rule, name) for rule, names in RULES.items() for name in names],
     ids=lambda v: getattr(v, "__name__", v),
@@ -48,7 +48,7 @@ def test_meaning(name, train, jit):
 def test_is_red_without_its_rule(rule, name, monkeypatch):
     rule(monkeypatch)
     try:
-        ok = all(parity(name, train, jit=False).ok for train in (True, False))
+        ok = all(parity(name, train).ok for train in (True, False))
     except SEEN:
         return
     assert not ok
