@@ -73,14 +73,26 @@ def slope_and_known(function):
     return jax.grad(total, has_aux=True)
 
 
-def in_the_bridge(function, x, inside, outside):
+def in_the_bridge(function, x, orders):
+    """Returns, for each order, the derivative of this order taken in the call, and the next ones taken outside of it.
+
+    All are one program: operations outside of `jit` would be compiled one by one.
+    """
+
+    def all_of(x):
+        return [from_inside(function, x, inside, orders - 1 - inside) for inside in range(orders)]
+
+    return [[np.asarray(value, np.float64) for value in results] for results in jax.jit(all_of)(x)]
+
+
+def from_inside(function, x, inside, outside):
     """Returns derivative number `inside`, taken in the call, and the next ones up to `outside` more."""
     fn = bridge.export(Call(lambda x: derivatives(function, x, inside)[inside]))
     slope = lambda x: (fn({}, {}, x)[0], [])  # noqa: E731 (is replaced by its own derivative)
     for _ in range(outside):
         slope = slope_and_known(slope)
     last, known = slope(x)
-    return [np.asarray(value, np.float64) for value in (*known, last)]
+    return [*known, last]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +108,8 @@ def test_derivatives(case):
     differs, _ = DIFFERS.get(name, (lambda x: False, ""))
     compared = np.array([not differs(x) for x in POINTS.tolist()])
     x = jnp.asarray(POINTS.numpy(), str(dtype).removeprefix("torch."))
-    for inside in range(len(wanted)):
-        outside = len(wanted) - 1 - inside
-        for more, ours in enumerate(in_the_bridge(function, x, inside, outside)):
+    for inside, results in enumerate(in_the_bridge(function, x, len(wanted))):
+        for more, ours in enumerate(results):
             theirs, true = wanted[inside + more], exact[inside + more]
             with np.errstate(invalid="ignore"):
                 allowed = tolerance * (0.05 + abs(theirs))
