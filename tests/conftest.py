@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+from unittest import mock
 
 import pytest
 
@@ -24,13 +25,16 @@ def pytest_configure(config):
     """Tests compile hundreds of small programs once each: LLVM's expensive passes would double their time, and the
     newer of XLA's two ways to emit fused loops takes as long as all else of a small program.
 
-    JAX and the processes that tests start read the variable. The slow tests run what users run. The processes that
-    tests of one session start share a cache of programs, so that the same run is not compiled fifty times.
+    JAX and the processes that the default tests start read the variables. The processes that slow tests start run what
+    users run; what slow tests compile themselves is emitted in the older way, too. The processes that tests of one
+    session start share a cache of programs, so that the same run is not compiled fifty times.
     """
+    own = {}
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later releases have no such flag
+        own = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")}
     if config.option.markexpr == "not slow":
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        if importlib.metadata.version("jaxlib").startswith("0.10."):  # later releases have no such flag
-            os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+        os.environ.update(own)
     if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the variable of the process that started it
         programs = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="programs-")
         config.add_cleanup(functools.partial(shutil.rmtree, programs, ignore_errors=True))
@@ -39,6 +43,8 @@ def pytest_configure(config):
     import jax  # reads the variable
     import torch
 
+    with mock.patch.dict(os.environ, own):
+        jax.devices()  # XLA reads its variable now, and never again
     jax.config.update("jax_enable_compilation_cache", False)
     torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
 
