@@ -6,7 +6,7 @@ python -m support.exported_steps DATA_DIR FOLDER DEVICES writes `step/`, `batche
 import os
 import sys
 
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[3]}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={sys.argv[3]}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import dataclasses

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 fault, devices, *arguments = sys.argv[1:]
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
 
 import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402

@@ -9,7 +9,7 @@ of so many devices each.
 import os
 import sys
 
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[2]}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={sys.argv[2]}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import json

@@ -9,7 +9,7 @@ import sys
 
 data_dir, *words = sys.argv[1:]
 most = max(int(devices) for before, devices in itertools.pairwise(words) if before == "--")
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={most}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={most}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import dataclasses  # noqa: E402

@@ -9,7 +9,7 @@ With the variables of `support.processes` it is one of several processes, of so 
 import os
 import sys
 
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[3]}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={sys.argv[3]}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import dataclasses

@@ -13,7 +13,8 @@ import sys
 
 data_dir, *words = sys.argv[1:]
 runs = [list(run) for separator, run in itertools.groupby(words, lambda word: word == "--") if not separator]
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={max(int(devices) for devices, *_ in runs)}"
+most = max(int(devices) for devices, *_ in runs)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={most}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402

@@ -7,7 +7,7 @@ import os
 import sys
 
 count, out = int(sys.argv[1]), sys.argv[2]
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import dataclasses  # noqa: E402
