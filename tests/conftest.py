@@ -12,11 +12,11 @@ import re
 import shutil
 import sys
 import tempfile
-from unittest import mock
 
 import pytest
 
 ALONE = {"campaign", "docs"}
+OLDER_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
 
 gc.disable()  # until all tests are collected: collections of garbage would scan what is imported again and again
 
@@ -25,27 +25,25 @@ def pytest_configure(config):
     """Tests compile hundreds of small programs once each: LLVM's expensive passes would double their time, and the
     newer of XLA's two ways to emit fused loops takes as long as all else of a small program.
 
-    JAX and the processes that the default tests start read the variables. The processes that slow tests start run what
-    users run; what slow tests compile themselves is emitted in the older way, too. The processes that tests of one
-    session start share a cache of programs, so that the same run is not compiled fifty times.
+    JAX and the processes that tests start read the variables. Slow tests of the numbers of many steps, and campaigns,
+    run what users run, see `full_compilation`. Processes of one session share a cache of programs, so that the same run
+    is not compiled fifty times; that of the slow tests has the larger programs of the tests themselves, too.
     """
-    own = {}
-    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later releases have no such flag
-        own = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")}
-    if config.option.markexpr == "not slow":
+    is_slow = config.option.markexpr == "slow"
+    if is_slow or config.option.markexpr == "not slow":
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        os.environ.update(own)
+        if importlib.metadata.version("jaxlib").startswith("0.10."):  # later releases have no such flag
+            os.environ.setdefault("XLA_FLAGS", OLDER_EMITTERS)
     if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the variable of the process that started it
         programs = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="programs-")
         config.add_cleanup(functools.partial(shutil.rmtree, programs, ignore_errors=True))
     if config.getoption("numprocesses", None):
         return  # this process only starts the workers, which would wait for its imports
-    import jax  # reads the variable
+    import jax  # reads the variables
     import torch
 
-    with mock.patch.dict(os.environ, own):
-        jax.devices()  # XLA reads its variable now, and never again
-    jax.config.update("jax_enable_compilation_cache", False)
+    jax.config.update("jax_enable_compilation_cache", is_slow)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     torch.set_num_threads(1)  # its tensors are tiny, and threads that wait for a busy core cost tenfold
 
 
@@ -82,11 +80,25 @@ def nanochat(monkeypatch):
 
 @pytest.fixture(scope="module")
 def quick_compilation():
-    """Also in slow tests, without LLVM's expensive passes: for tests that compile programs only to compare once."""
+    """Also in campaigns, without LLVM's expensive passes: for tests that compile programs only to compare once."""
+    yield from with_optimizations_disabled(True)
+
+
+@pytest.fixture(scope="module")
+def full_compilation():
+    """Also in slow tests, and in the processes that they start, what users run: for the numbers of many steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
+        if os.environ.get("XLA_FLAGS") == OLDER_EMITTERS:
+            patch.delenv("XLA_FLAGS")
+        yield from with_optimizations_disabled(False)
+
+
+def with_optimizations_disabled(are_disabled):
     import jax
 
     before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", are_disabled)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
 

@@ -36,7 +36,10 @@ LOSS, WEIGHTS = 1e-4, 1e-3
 SEED = 4
 LEAKY = "TRM attention"
 
-pytestmark = pytest.mark.slow  # 7 or 5 runs of a hundred steps; tests/bridge/test_trm_ladder.py has twenty of each case
+pytestmark = [  # 7 or 5 runs of a hundred steps; tests/bridge/test_trm_ladder.py has twenty of each case
+    pytest.mark.slow,
+    pytest.mark.usefixtures("full_compilation"),
+]
 every_case = pytest.mark.parametrize("case", slow_or_campaign([LEAKY], [case for case in CASES if case != LEAKY]))
 
 
