@@ -31,7 +31,7 @@ aten = torch.ops.aten
 EMBEDDED = 2**16
 """Largest number of elements of a constant that is embedded in the program; more would bloat it."""
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-_WHOLE = _INTEGERS | {torch.bool}
+WHOLE = _INTEGERS | {torch.bool}
 _FLOATS = frozenset({torch.float32, torch.float64})
 _NARROW = (torch.bfloat16, torch.float16)
 _BROADCAST = {
@@ -120,8 +120,8 @@ def _values(
             raise RuntimeError(f"`{func.name()}` of {inputs[0].dtype} and {dtype}, which PyTorch's kernel refuses")
         if dtype.itemsize < 4 and dtype.is_floating_point and context.products_of_pytorch:
             precision = jax.default_matmul_precision(None)  # PyTorch's setting applies to float32
-    whole = inputs and type(metas) is torch.Tensor and metas.dtype in _WHOLE
-    if whole and not isinstance(next(iter(arrays), None), Tracer) and _is_known((arrays, kwargs), metas.numel()):
+    whole = inputs and type(metas) is torch.Tensor and metas.dtype in WHOLE
+    if whole and not isinstance(next(iter(arrays), None), Tracer) and is_known((arrays, kwargs), metas.numel()):
         precision = jax.ensure_compile_time_eval()
     try:
         with precision:
@@ -138,7 +138,7 @@ def _values(
     return values
 
 
-def _is_known(values: Any, size: int) -> bool:
+def is_known(values: Any, size: int) -> bool:
     """True for a mask or an index of `size` elements whose numbers are known, so that they can decide shapes."""
     leaves = jax.tree.leaves(values)
     largest = max([EMBEDDED, *(leaf.size for leaf in leaves if isinstance(leaf, jax.Array))])

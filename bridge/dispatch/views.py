@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,7 +18,7 @@ from jax import lax
 
 from bridge._compat.torch import below_autograd, below_modes, schema_name
 from bridge.context import CallState
-from bridge.dispatch.computation import compute
+from bridge.dispatch.computation import WHOLE, compute, is_known
 from bridge.dispatch.metas import check_write, meta_of_strided, metas_of
 from bridge.dispatch.schemas import arrays_of, functional_of, functional_op, has_out, listed
 from bridge.dispatch.values import raise_kernel_error
@@ -293,14 +294,16 @@ def write_in_place(context: CallState, func: Any, args: tuple, kwargs: dict) -> 
         source = context.wrap(source)
     if not isinstance(source, BridgeTensor) or source.shape != target.shape:
         raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
-    known = after_write(target, source)
-    target.write(
-        source.value.astype(jax_dtype(target.dtype)),
-        tracked=source._handle.tracked,
-        grad_enabled=torch.is_grad_enabled(),
-        live=source._handle.live,
-    )
-    target._handle.storage.bounds = known
+    bounds = after_write(target, source)
+    known = target.dtype in WHOLE and is_known((source.value, target._handle.read()), target.numel())
+    with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+        target.write(
+            source.value.astype(jax_dtype(target.dtype)),
+            tracked=source._handle.tracked,
+            grad_enabled=torch.is_grad_enabled(),
+            live=source._handle.live,
+        )
+    target._handle.storage.bounds = bounds
     return target
 
 

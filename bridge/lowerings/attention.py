@@ -27,7 +27,7 @@ FUNCTIONS[F.linear] = aten.linear.default
 @inlined
 def linear(x, weight, bias=None):
     """Contracts the last axis of both in one operation; PyTorch's own path adds a transpose and two reshapes."""
-    out = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+    out = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
     if bias is None:
         return out
     return out + broadcast(bias, out.shape)

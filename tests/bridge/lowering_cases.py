@@ -41,7 +41,7 @@ CASES = {
     aten.addbmm.default: [((numbers(3, 5), numbers(2, 3, 4), numbers(2, 4, 5)), {"beta": 0.5, "alpha": 2})],
     aten.addmm.default: [((numbers(3), X, Y.T), {}), ((numbers(3, 3), X, Y.T), {"beta": 0.5, "alpha": 2})],
     aten.addmv.default: [((numbers(3), X, numbers(4)), {}), ((numbers(3), X, numbers(4)), {"beta": 2, "alpha": 0.5})],
-    aten.linear.default: [((X, Y, numbers(3)), {}), ((numbers(2, 3, 4), Y), {})],
+    aten.linear.default: [((X, Y, numbers(3)), {}), ((numbers(2, 3, 4), Y), {}), ((X, numbers(4)), {})],
     aten.scaled_dot_product_attention.default: [((numbers(2, 3, 5, 8), numbers(2, 3, 6, 8), numbers(2, 3, 6, 8)), {})],
     aten._to_copy.default: [((X,), {"dtype": torch.int32}), ((X,), {})],
     aten.diagonal_scatter.default: [
