@@ -12,6 +12,7 @@ from bridge.dispatch.random import ShardedKey
 from bridge.dispatch.replacements import register_function
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.functional import Functional, Result, export
+from bridge.graphs import GraphPadding, shapes_of
 from bridge.lowerings import LOWERINGS
 from bridge.lowerings.attention import fused_attention
 from bridge.parity import ParityReport, verify
@@ -25,6 +26,7 @@ __all__ = [
     "BridgeError",
     "BridgeWarning",
     "Functional",
+    "GraphPadding",
     "ParityReport",
     "Result",
     "ShardedKey",
@@ -36,6 +38,7 @@ __all__ = [
     "register",
     "register_function",
     "save_weights",
+    "shapes_of",
     "shardings",
     "state_dict",
     "verify",
