@@ -127,6 +127,8 @@ class Task:
     batches_by_device: ClassVar[bool] = False
     """True if `batch` is asked for the shard of each device, and of each part of its examples, rather than of each
     process; the arrays of a shard may then have any first axis."""
+    keeps_unreached: bool = False
+    """See `TrainingTask`."""
     needs_state: ClassVar[bool] = False
     """True if batches depend on the current model (rollouts); the feed then does not prefetch."""
 

@@ -124,6 +124,8 @@ def main(out, *cases):
     from train_jax.runtime.placement import Placement, ShardedState
 
     class ToyTask:
+        keeps_unreached = False
+
         def initial_carry(self, call, batch):
             return call(batch, method="initial_carry")[0]
 

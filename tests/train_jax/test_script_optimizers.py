@@ -339,6 +339,8 @@ class Linear(Model):
 
 
 class LinearTask:
+    keeps_unreached = True
+
     def initial_carry(self, call, batch):
         return ()
 

@@ -183,6 +183,47 @@ def test_the_gradient_of_a_scripts_own_optimizer_is_clipped(script):
     assert check.check_steps(clipped, 2).ok
 
 
+@pytest.mark.parametrize("option", ["lr=0.5", "optimizer=lion", "weight-decay=0.5"])
+def test_a_field_that_the_scripts_own_optimizer_replaces_is_refused(script, option, capsys):
+    assert main(["train", script(SCRIPT + OPTIMIZER), "--steps=3", f"--optim.{option}", *OPTIONS]) == 2
+    err = capsys.readouterr().err
+    name = option.partition("=")[0].replace("-", "_")
+    assert re.search(rf"mine.py:\d+: optim.{name} is .*, but the optimizer is that of the script", err), err
+    assert err.count("\n") == 1 and not Path("runs").exists()
+
+
+def test_frozen_parameters_of_the_scripts_own_optimizer_are_pytorchs(script):
+    config = config_of(script(SCRIPT + OPTIMIZER))
+    frozen = dataclasses.replace(config, optim=dataclasses.replace(config.optim, freeze=r"1\..*"))
+    assert check.check_steps(frozen, 2).ok
+
+
+UNREACHED = SCRIPT.replace("    return nn.Sequential(", "    made = nn.Sequential(").replace(
+    "nn.Linear(8, 2))\n",
+    "nn.Linear(8, 2))\n    made[4].register_parameter('spare', nn.Parameter(torch.ones(3)))\n    return made\n",
+)
+DECAYING = """
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    "text, decay", [(UNREACHED, 50.0), (UNREACHED + DECAYING, 0.01)], ids=["AdamW of the run", "SGD of the script"]
+)
+def test_a_parameter_that_the_loss_does_not_reach_has_no_weight_decay_as_in_pytorch(script, text, decay):
+    config = config_of(script(text))
+    decaying = dataclasses.replace(config, optim=dataclasses.replace(config.optim, weight_decay=decay))
+    assert check.check_steps(decaying, 2).ok
+
+
+def test_it_has_none_with_parts_of_a_batch_either(script):
+    path = script(UNREACHED + DECAYING)
+    assert main(["train", path, "--steps=2", "--compute.accumulation-steps=2", *OPTIONS]) == 0
+    assert weights_of("runs/mine")["4.spare"].tolist() == [1, 1, 1]
+
+
 ZERO_BIAS = (
     SCRIPT.replace("bias=False)", "bias=True)")
     .replace("    return nn.Sequential(", "    made = nn.Sequential(")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from train_jax.core.objective import Batch, LossSums, Objective
 from train_jax.core.state import Arrays, TrainState
@@ -30,6 +31,8 @@ class Gradients(NamedTuple):
     carry: Any
     buffers: Arrays
     """The state's buffers after the forward pass."""
+    unreached: Collection[str] = ()
+    """The trainable parameters that the loss does not depend on, as the trace shows, if the task keeps them."""
 
 
 Keys = Callable[[Any, int], Any]
@@ -56,9 +59,13 @@ def compute_gradients(
     this number of equal parts, one after the other, which needs less memory. Gradients are summed, the random numbers
     of an example do not depend on `parts`, and buffers that the module writes are passed from part to part.
     """
+    keeps_unreached = objective.task.keeps_unreached
+    reached: set[str] = set()
 
     def of_part(buffers: Arrays, carry: Any, batch: Batch, rng: Any) -> Gradients:
         def loss(trainable: Arrays, rows: Arrays) -> tuple[jax.Array, LossSums]:
+            if keeps_unreached:
+                trainable = {name: _noting_gradient(array, name, reached) for name, array in trainable.items()}
             out = objective(state.params | trainable, rows, buffers, carry, batch, rng, overrides)
             return out.loss * (scale / global_batch_size if out.weight is None else scale), out
 
@@ -68,10 +75,24 @@ def compute_gradients(
         return Gradients(dense, rows, ids, out.loss, out.weight, out.counted, out.metrics, out.carry, after)
 
     if parts == 1:
-        return of_part(state.buffers, carry, batch, keys(0, 1))
-    tables = {table.weights for table in objective.tables}  # read-only, so not part of the scan's carry
-    writable = {name: array for name, array in state.buffers.items() if name not in tables}
-    return _accumulated(of_part, state.buffers, writable, trainable, _split((carry, batch), parts), keys, parts)
+        gradients = of_part(state.buffers, carry, batch, keys(0, 1))
+    else:
+        gradients = _accumulated(
+            of_part,
+            state.buffers,
+            _writable(objective, state.buffers),
+            trainable,
+            _split((carry, batch), parts),
+            keys,
+            parts,
+        )
+    return gradients._replace(unreached=trainable.keys() - reached) if keeps_unreached else gradients
+
+
+def _writable(objective: Objective, buffers: Arrays) -> Arrays:
+    """Returns the buffers that a module may write; the tables are read-only, so not part of the scan's carry."""
+    tables = {table.weights for table in objective.tables}
+    return {name: array for name, array in buffers.items() if name not in tables}
 
 
 def _accumulated(
@@ -108,6 +129,26 @@ def _accumulated(
         carry=_merge(stacked.carry),
         buffers=buffers | {name: after[name] for name in written},
     )
+
+
+def _noting_gradient(array: jax.Array, name: str, reached: set[str]) -> jax.Array:
+    """Returns the array itself; its name is added to `reached` while a gradient is traced that arrives at it."""
+
+    @jax.custom_vjp
+    def same(array: jax.Array) -> jax.Array:
+        return array
+
+    def forward(array: Any) -> tuple[jax.Array, None]:
+        return array.value, None
+
+    def backward(_: None, gradient: Any) -> tuple[jax.Array]:
+        if isinstance(gradient, SymbolicZero):
+            return (jnp.zeros(gradient.shape, gradient.dtype),)
+        reached.add(name)
+        return (gradient,)
+
+    same.defvjp(forward, backward, symbolic_zeros=True)
+    return same(array)
 
 
 def _merge(tree: Any) -> Any:

@@ -43,6 +43,10 @@ class LossSums(NamedTuple):
 class TrainingTask(Protocol):
     """The part of a task that a training step calls. Both methods are traced."""
 
+    keeps_unreached: bool
+    """True if a parameter that the loss does not depend on stays as it is, without weight decay, as in PyTorch, where
+    it has no gradient."""
+
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
         """Calls the module on one batch in training mode."""
         ...

@@ -89,7 +89,7 @@ def make_train_step(
         grad_norm = norms_by_group(sharding.squares(dense), groups)
         sparse_grad_norm = jnp.asarray(optax.tree.norm([rows.sums for rows in sparse.values()]))
         check = check_finite(state.guard, loss, [grad_norm, sparse_grad_norm], growth_steps, counted)
-        after, updates = update(state, check.good, dense, sparse, out.buffers)
+        after, updates = update(state, check.good, dense, sparse, out.buffers, out.unreached)
         metrics = {name: jnp.where(check.finite, value, 0) for name, value in sums.items()}
         metrics |= check.metrics | {
             "lr": jnp.array([rate(state.step) for rate in rates.values()], float),
@@ -197,14 +197,21 @@ def several_steps(train_step: TrainStep) -> TrainStep:
 def _make_update(
     optimizer: optax.GradientTransformation, config: OptimConfig, total_steps: int, of_part: Callable[[Arrays], Arrays]
 ) -> Callable[..., Any]:
-    """Returns `(state, good, dense, sparse, buffers) -> (state, updates)`; the state is unchanged unless `good`."""
+    """Returns `(state, good, dense, sparse, buffers, kept) -> (state, updates)`; the state is unchanged unless `good`,
+    and the parameters whose names are in `kept` do not change."""
     sparse_rate = learning_rate(config.sparse_lr, config, total_steps)
 
     def update(
-        state: TrainState, good: jax.Array, dense: Arrays, sparse: dict[str, RowGradients], buffers: Arrays
+        state: TrainState,
+        good: jax.Array,
+        dense: Arrays,
+        sparse: dict[str, RowGradients],
+        buffers: Arrays,
+        kept: Iterable[str],
     ) -> tuple[TrainState, Arrays]:
         trained = of_part(state.params)
         updates, opt_state = optimizer.update(dense, state.opt_state, trained)
+        updates = cast(Arrays, updates) | {name: jnp.zeros_like(trained[name]) for name in kept}
         trained = cast(Arrays, optax.apply_updates(trained, updates))
         after = TrainState(
             step=state.step + 1,

@@ -22,7 +22,7 @@ import bridge
 from bridge.parity.sides import in_float64, watching, wide_casts
 from bridge.tensor.arrays import array_of
 from train_jax.core.objective import Objective
-from train_jax.core.optim.chain import learning_rates
+from train_jax.core.optim.chain import learning_rates, trainable
 from train_jax.core.state import new_state
 from train_jax.core.step import StepOptions, step_of
 from train_jax.errors import UserError
@@ -233,6 +233,9 @@ class _TorchLoop:
     def __init__(self, config: RunConfig, task: ScriptTask, total_steps: int, dtype: torch.dtype):
         self._config, self._task = config, task
         self._module = _module(config, task, dtype)
+        names = dict(self._module.named_parameters())
+        for name in names.keys() - trainable(names, config.optim).keys():
+            names[name].requires_grad_(False)
         optimizer: Any = task.torch_optimizer
         schedule = task.torch_schedule
         self._rate = None
@@ -289,10 +292,9 @@ class _TorchLoop:
 def _adamw(config: RunConfig, module: torch.nn.Module, total_steps: int) -> tuple[torch.optim.Optimizer, Any]:
     """Returns PyTorch's AdamW with the values of `config.optim`, and its learning rate by step."""
     optim = config.optim
-    if optim.optimizer != "adamw" or optim.groups or optim.freeze:
+    if optim.optimizer != "adamw" or optim.groups:
         raise UserError(
-            f"optim.optimizer {optim.optimizer} with groups and freeze has no counterpart in PyTorch to compare with; "
-            f"{_REMEDY}"
+            f"optim.optimizer {optim.optimizer} with groups has no counterpart in PyTorch to compare with; {_REMEDY}"
         )
     betas = optim.beta1, optim.beta2
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -319,7 +321,9 @@ class _JaxLoop:
         self._steps = 0
         self._step = on_one_device(step, host_device())
         params, buffers = self._objective.params, self._objective.buffers
-        self._state = new_state(params, buffers, optimizer.transformation, keeps_ema=False)
+        self._state = new_state(
+            params, buffers, optimizer.transformation, trainable=trainable(params, config.optim), keeps_ema=False
+        )
         self.losses: dict[str, float] = {}
 
     def step(self, arrays: Mapping[str, np.ndarray], draws: Any) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import nn
 
+from train_jax.core.optim.config import OptimConfig
 from train_jax.errors import UserError
 from train_jax.plugin import use_scripts
 from train_jax.run.config import RunConfig
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
+from train_jax.script.optim_fields import beside_optimizer, check_beside_optimizer
 from train_jax.script.presets import run_of
 from train_jax.script.source import Script, use_script
 from train_jax.trainer.loop import train
@@ -69,5 +71,8 @@ def fit(
     if unknown := sorted(fields.keys() - known):
         raise UserError(f"{unknown[0]} is no field of a run; use one of {', '.join(sorted(known))}")
     config = dataclasses.replace(run_of("fit"), **{"wandb": "disabled", **fields, "run_dir": run_dir, "steps": steps})
+    if optimizer is not None and "optim" in fields:
+        check_beside_optimizer(config.optim, "optimizer", OptimConfig())
+        config = dataclasses.replace(config, optim=beside_optimizer(config.optim))
     metrics = train(config, Devices(runner=config.compute.runner), verify=verify)
     return Fitted(metrics, restore(run_dir))

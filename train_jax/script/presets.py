@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from train_jax.core.optim.config import OptimConfig
 from train_jax.plugin import scripts
 from train_jax.run.config import RunConfig
+from train_jax.script.optim_fields import ADAMW
 from train_jax.script.task import ScriptModelConfig
 from train_jax.task import TaskConfig
-
-ADAMW = OptimConfig(lr=1e-3, warmup_steps=0, beta2=0.999, weight_decay=0.01, ema_decay=0.0)
-"""The defaults of `torch.optim.AdamW`, for a script without `optimizer`."""
 
 
 def presets() -> dict[str, RunConfig]:

@@ -24,6 +24,7 @@ from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.script.data import Source, read_data
+from train_jax.script.optim_fields import check_beside_optimizer
 from train_jax.script.optimizers import clip_grad_norm, translate
 from train_jax.script.source import Script, script_of
 from train_jax.script.structure import Form
@@ -67,6 +68,7 @@ class ScriptTask(Task):
     sizes: Mapping[str, int] = {}
     comparison = "train_jax.script.check:verified"
     batches_by_device = True
+    keeps_unreached = True
 
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         super().__init__(config, facts)
@@ -74,6 +76,8 @@ class ScriptTask(Task):
         self._facts = facts
         if facts is None and not config.steps and self.train_data.count is None:
             raise UserError(f"{self.script.line_of('train_data')}: train_data() has no length; give --steps")
+        if facts is None and self.script.optimizer is not None:
+            check_beside_optimizer(config.optim, self.script.line_of("optimizer"))
 
     # Data
 
@@ -272,6 +276,7 @@ class ScriptPart:
     name: str
     others: tuple[str, ...]
     """The models that have their own losses."""
+    keeps_unreached: bool = True
 
     def initial_carry(self, call: Call, batch: Batch) -> Any:
         return ()
