@@ -268,7 +268,7 @@ def use_file(path: str) -> Plugin:
         sys.path.append(os.path.dirname(path))  # for the modules beside it; last, so that it shadows no package
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserError(f"{path} cannot be imported ({type(error).__name__}: {error}); correct it") from error
     is_script = not hasattr(module, ATTRIBUTE) and hasattr(module, SCRIPT)

@@ -271,7 +271,12 @@ class _TorchLoop:
             raise UserError(f"{where}: {name} is a number of Python, which has no gradient; return the tensor")
         if not loss.requires_grad:
             raise UserError(f"{where}: {name} does not depend on the parameters of the model")
-        loss.backward()
+        if not bool(torch.isfinite(loss.detach()).all()):
+            raise UserError(
+                f"{where}: {name} is {float(loss.detach())} at step {self._steps} of PyTorch's own loop; correct it"
+            )
+        with script.errors_of("the gradient of loss()"):
+            loss.backward()
         for parameter, tensor in self._module.named_parameters():
             if tensor.grad is not None and tensor.grad.numel():
                 largest = float(tensor.grad.detach().abs().max())

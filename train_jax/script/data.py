@@ -88,7 +88,8 @@ class MapStyle:
     def _made(self, chosen: Sequence[int], part: slice, entropy: Sequence[int]) -> Any:
         """Returns a part of a batch of these examples. Each draws from a seed of its position in the batch."""
         if isinstance(self._data, Rows) and self._collate is None:
-            return self._data.several(chosen[part])  # nothing draws
+            with self._script.errors_of(f"the rows of {self._function}()"):
+                return self._data.several(chosen[part])  # nothing draws
         padding = self._padding_of(len(chosen))
         seeds = np.random.SeedSequence(entropy).generate_state(len(chosen)).tolist()
         with own_generators():
@@ -195,6 +196,11 @@ class Stream:
 def read_data(script: Script, function: str) -> Source:
     """Returns the data of `train_data` or `test_data`. Raises `UserError` for what is no data."""
     data = script.call(function)
+    with script.errors_of(f"the data of {function}()"):  # such as a __len__ that raises
+        return _source_of(script, function, data)
+
+
+def _source_of(script: Script, function: str, data: Any) -> Source:
     if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
         _check_order(data, f"{script.line_of(function)}: {function}()")
         return MapStyle(script, function, data.dataset, data.collate_fn)
@@ -206,9 +212,10 @@ def read_data(script: Script, function: str) -> Source:
                 "return arrays with the same first axis"
             )
         return MapStyle(script, function, Rows(data))
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
+    is_data = not isinstance(data, (str, bytes, Mapping)) and not is_array(data)  # an array here has no axis
+    if is_data and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return MapStyle(script, function, data)
-    if hasattr(data, "__iter__") and not isinstance(data, (str, Mapping)):
+    if is_data and hasattr(data, "__iter__"):
         return Stream(script, function, data)
     raise UserError(
         f"{script.line_of(function)}: {function}() returns {type(data).__name__}, expected a Dataset, a list, arrays "

@@ -69,7 +69,7 @@ class Script:
             yield
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{self.place_of(error)}: {what} raised {_in_short(error)}; correct it") from error
 
     def place_of(self, error: BaseException) -> str:
@@ -109,6 +109,8 @@ def script_of(name: str) -> Script:
         if not callable(value):
             kind = type(value).__name__
             raise UserError(f"{file}: {each} is of type {kind}, expected a function; write `def {each}(…)`")
+    if "schedule" in found and "optimizer" not in found:
+        raise UserError(f"{file}: schedule needs the optimizer of the script; add `def optimizer(model)`")
     script = Script(name, path, **found)
     for each in found:
         _check_signature(script, each)
@@ -130,6 +132,6 @@ def _check_signature(script: Script, function: str) -> None:
         ) from None
 
 
-def _in_short(error: Exception) -> str:
+def _in_short(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}"

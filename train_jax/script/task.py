@@ -26,6 +26,7 @@ from train_jax.runtime.processes import process_shard
 from train_jax.script.data import Source, read_data
 from train_jax.script.optim_fields import check_beside_optimizer
 from train_jax.script.optimizers import clip_grad_norm, translate
+from train_jax.script.schedules import check_schedule
 from train_jax.script.source import Script, script_of
 from train_jax.script.structure import Form
 from train_jax.storage.json_files import NUMBER
@@ -87,12 +88,25 @@ class ScriptTask(Task):
 
     @cached_property
     def test_data(self) -> Source | None:
-        return read_data(self.script, "test_data") if self.script.test_data is not None else None
+        if self.script.test_data is None:
+            return None
+        data = read_data(self.script, "test_data")
+        if data.count is None:
+            where = self.script.line_of("test_data")
+            raise UserError(f"{where}: test_data() has no length; return a list, arrays or a Dataset with __len__")
+        return data
 
     @cached_property
     def form(self) -> Form:
         """The structure of a batch, that of the first one."""
-        return Form(self.train_data.batch(0, self.config.global_batch_size, (0, 1), self.config.seed))
+        form = Form(self.train_data.batch(0, self.config.global_batch_size, (0, 1), self.config.seed))
+        if not form.names:
+            raise UserError(f"{self._collate} returns a batch without tensors or arrays; return at least one")
+        return form
+
+    def check(self, config: RunConfig, devices: Devices) -> None:
+        if self.test_data is not None:
+            self.form.arrays(self.test_data.rows(0, 1), self.script.line_of("test_data"))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -143,6 +157,8 @@ class ScriptTask(Task):
                 raise UserError(f"{where}: model() returns {kind}, expected an nn.Module, or a dict of them")
         module = Models(models) if isinstance(models, dict) else models
         module.train()
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise UserError(f"{self.script.line_of('model')}: model() has no parameter that requires grad to train")
         self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
         _add_method(module, self._loss_of_arrays(arch.torch_dtype))
         return module
@@ -163,7 +179,21 @@ class ScriptTask(Task):
         for parameter in module.parameters():
             if id(parameter) not in trained:
                 parameter.requires_grad_(False)
-        return optimizer, None if self.script.schedule is None else self.script.call("schedule", optimizer)
+        return optimizer, self._schedule_of(optimizer)
+
+    def _schedule_of(self, optimizer: Any) -> Any:
+        """Returns the schedule of the script, a dict of some for a dict of optimizers, or None."""
+        if self.script.schedule is None:
+            return None
+        schedule, where = self.script.call("schedule", optimizer), self.script.line_of("schedule")
+        if not isinstance(optimizer, dict):
+            check_schedule(optimizer, schedule, where)
+            return schedule
+        if not isinstance(schedule, dict) or not schedule.keys() <= optimizer.keys():
+            raise UserError(f"{where}: schedule() returns no dict with keys of optimizer(): {', '.join(optimizer)}")
+        for name, each in schedule.items():
+            check_schedule(optimizer[name], each, where)
+        return schedule
 
     @property
     def console(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
