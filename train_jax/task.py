@@ -163,6 +163,12 @@ class Task:
         and of the state if `needs_state`."""
         raise NotImplementedError
 
+    def shards(
+        self, step: int, shards: Sequence[tuple[int, int]], state: TrainState | None = None
+    ) -> list[dict[str, np.ndarray]]:
+        """Returns the shards of the batch of a step that a process needs, in their order."""
+        return [self.batch(step, shard, state) for shard in shards]
+
     # The model and its loss
 
     def part(self, name: str) -> Any:

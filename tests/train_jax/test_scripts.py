@@ -524,3 +524,95 @@ class Counting(list):
     read.clear()
     parts = [own.batch(3, (part, 8)) for part in range(8)]
     assert len(parts) == len(read) == 8
+
+
+RANDOM = """
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        if index == 49 and WORKER_RAISES and torch.utils.data.get_worker_info():
+            raise OSError("no such file")
+        return index + torch.randn(3), np.float32(np.random.rand() + random.random())
+
+
+def collate(examples):
+    batch = torch.utils.data.default_collate(examples)
+    return [batch[0] + torch.randn(3), batch[1]]
+
+
+def model():
+    return nn.Linear(3, 1)
+
+
+def train_data():
+    return Noisy()
+
+
+def loss(model, batch):
+    x, y = batch
+    error = (model(x)[:, 0] - y) ** 2
+    return error.sum(), len(x)
+"""
+WORKER_RAISES = RANDOM.replace("WORKER_RAISES", "True")
+RANDOM = RANDOM.replace("WORKER_RAISES", "False")
+
+
+@pytest.mark.slow
+def test_worker_processes_change_nothing_also_in_a_run_that_continues(script):
+    path = script(RANDOM)
+    options = ["--global-batch-size=8", "--checkpoint-every-steps=5", "--log-every-steps=1", *OPTIONS]
+    assert main(["train", path, "--steps=10", *options]) == 0
+    assert main(["train", path, "--steps=5", "--workers=3", "--run-dir=runs/workers", *options]) == 0
+    assert main(["train", path, "--steps=10", "--workers=2", "--run-dir=runs/workers", *options]) == 0
+    plain, workers = weights_of("runs/mine"), weights_of("runs/workers")
+    assert all(torch.equal(plain[name], workers[name]) for name in plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (WORKER_RAISES, r"mine.py:15: example 49 of train_data\(\) raised OSError: no such file"),
+        (
+            RANDOM.replace("    return Noisy()", "    noisy = Noisy()\n    noisy.map = lambda x: x\n    return noisy"),
+            r"mine.py:\d+: the data cannot be sent to worker processes \(.*lambda.*; define classes",
+        ),
+    ],
+    ids=["raises", "does not pickle"],
+)
+def test_a_mistake_in_a_worker_is_one_line(script, text, expected, capsys):
+    assert main(["train", script(text), "--steps=9", "--global-batch-size=8", "--workers=1", *OPTIONS]) == 2
+    err = capsys.readouterr().err
+    assert re.search(expected, err) and err.count("\n") == 1, err
+
+
+def test_an_iterable_has_no_workers_and_says_that_it_is_read_again(script, capsys):
+    path = script(STREAM.replace("WHAT", ""))
+    assert main(["train", path, "--steps=2", "--workers=2", *OPTIONS]) == 2
+    assert "is an iterable, which is read in its order by one process" in capsys.readouterr().err
+    assert "a run that continues reads again" in task.ScriptTask(config_of(path, steps=2)).description
+
+
+def test_draws_of_the_data_follow_from_the_seed(script):
+    text = RANDOM.replace("return Noisy()", "return torch.randn(4, 3), torch.randn(4)")
+    config = config_of(script(text, "drawn"), global_batch_size=4)
+    first, again = (task.ScriptTask(config).batch(0, (0, 1)) for _ in range(2))
+    np.testing.assert_array_equal(first["0"], again["0"])
+    stream = RANDOM.replace("return Noisy()", "while True: yield torch.randn(4, 3), torch.randn(4)")
+    config = config_of(script(stream, "stream"), global_batch_size=4, steps=3)
+    own = task.ScriptTask(config)
+    batches = [own.batch(step, (0, 1))["0"] for step in (0, 1, 2)]
+    torch.randn(3)
+    assert not np.array_equal(batches[0], batches[1])
+    for step, batch in enumerate(batches):
+        np.testing.assert_array_equal(own.batch(step, (0, 1))["0"], batch)
+        np.testing.assert_array_equal(task.ScriptTask(config).batch(step, (0, 1))["0"], batch)

@@ -24,6 +24,7 @@ OPERATIONAL = {
     "checkpoint_every_minutes", "keep_checkpoints", "keep_every_steps", "keep_best", "log_every_steps", "wandb",
     "wandb_project", "wandb_group", "wandb_name", "profile", "profile_skip", "profile_server", "debug_nans",
     "deterministic", "optim.max_skipped_steps", "compute.", "platform", "task_config.sample_every_steps",
+    "task_config.workers",
 }  # fmt: skip
 """Fields that do not change what is learned, so that a run continues with other values; a name with a dot at its end
 stands for all fields of that part. `data_dir` is among them because the data are compared by their content. All other

@@ -32,7 +32,7 @@ class Batches:
             return self._devices.split_batch(self._task.batch(step, process_shard(), state))
         index, count = process_shard()
         here = len(self._devices.local) * self._parts
-        shards = [self._task.batch(step, (index * here + part, count * here), state) for part in range(here)]
+        shards = self._task.shards(step, [(index * here + part, count * here) for part in range(here)], state)
         check_alike(shards, "on one device and {} on a different one; pad it to one shape in collate")
         return self._devices.split_batch({name: np.concatenate([s[name] for s in shards]) for name in shards[0]})
 

@@ -67,6 +67,9 @@ class MapStyle:
         self._padded: tuple[list[int], tuple[list[Any], Sequence[Any]]] | None = None
         """The last batch that was padded: its entropy and size, and the results of `_whole`."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_script": self._script.without_functions(), "_padded": None}
+
     def batch(self, step: int, size: int, shard: Shard, seed: int) -> Any:
         numbers = step * size + np.arange(size)
         epochs, places = numbers // self.count, numbers % self.count
@@ -154,13 +157,18 @@ class Rows(Dataset):
 
 
 class Stream:
-    """An iterable of whole batches. A run continues by reading the earlier batches again."""
+    """An iterable of whole batches. A run continues by reading the earlier batches again.
+
+    What it draws from the global generators of PyTorch, NumPy and Python follows from the seed.
+    """
 
     count = None
 
-    def __init__(self, script: Script, function: str, data: Any):
-        self._script, self._function = script, function
+    def __init__(self, script: Script, function: str, data: Any, seed: int):
+        self._script, self._function, self._seed = script, function, seed
         self._iterator, self._next = iter(data), 0
+        self._generators = generator_states()
+        """The states between two reads."""
         self._batch: tuple[int, Any] | None = None
 
     def batch(self, step: int, size: int, shard: Shard, seed: int) -> Any:
@@ -174,11 +182,15 @@ class Stream:
     def _at(self, step: int) -> Any:
         if self._batch is not None and self._batch[0] == step:
             return self._batch[1]
-        if step < self._next:
-            self._iterator, self._next = iter(self._script.call(self._function)), 0
-        while self._next <= step:
-            self._batch = self._next, self._read()
-            self._next += 1
+        with own_generators():
+            set_generators(self._generators)
+            if step < self._next:
+                seed_generators(self._seed)
+                self._iterator, self._next = iter(self._script.call(self._function)), 0
+            while self._next <= step:
+                self._batch = self._next, self._read()
+                self._next += 1
+            self._generators = generator_states()
         return self._batch[1]  # pyright: ignore[reportOptionalSubscript]
 
     def _read(self) -> Any:
@@ -193,14 +205,20 @@ class Stream:
         )
 
 
-def read_data(script: Script, function: str) -> Source:
-    """Returns the data of `train_data` or `test_data`. Raises `UserError` for what is no data."""
-    data = script.call(function)
-    with script.errors_of(f"the data of {function}()"):  # such as a __len__ that raises
-        return _source_of(script, function, data)
+def read_data(script: Script, function: str, seed: int) -> Source:
+    """Returns the data of `train_data` or `test_data`. Raises `UserError` for what is no data.
+
+    Both functions draw from the same seed, so that a random split in each of them divides the examples alike.
+    """
+    seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    with own_generators():
+        seed_generators(seed)
+        data = script.call(function)
+        with script.errors_of(f"the data of {function}()"):  # such as a __len__ that raises
+            return _source_of(script, function, data, seed)
 
 
-def _source_of(script: Script, function: str, data: Any) -> Source:
+def _source_of(script: Script, function: str, data: Any, seed: int) -> Source:
     if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
         _check_order(data, f"{script.line_of(function)}: {function}()")
         return MapStyle(script, function, data.dataset, data.collate_fn)
@@ -216,7 +234,7 @@ def _source_of(script: Script, function: str, data: Any) -> Source:
     if is_data and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return MapStyle(script, function, data)
     if is_data and hasattr(data, "__iter__"):
-        return Stream(script, function, data)
+        return Stream(script, function, data, seed)
     raise UserError(
         f"{script.line_of(function)}: {function}() returns {type(data).__name__}, expected a Dataset, a list, arrays "
         "or an iterable of batches"
@@ -226,13 +244,23 @@ def _source_of(script: Script, function: str, data: Any) -> Source:
 @contextlib.contextmanager
 def own_generators() -> Iterator[None]:
     """Restores the states of the global generators of PyTorch, NumPy and Python after the block."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    before = generator_states()
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+        set_generators(before)
+
+
+def generator_states() -> tuple[Any, Any, Any]:
+    """Returns the states of the global generators of PyTorch, NumPy and Python."""
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def set_generators(states: tuple[Any, Any, Any]) -> None:
+    """Sets the states of the global generators of PyTorch, NumPy and Python."""
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 def seed_generators(seed: int) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from train_jax.plugin import scripts
 from train_jax.run.config import RunConfig
 from train_jax.script.optim_fields import ADAMW
-from train_jax.script.task import ScriptModelConfig
-from train_jax.task import TaskConfig
+from train_jax.script.task import ScriptConfig, ScriptModelConfig
 
 
 def presets() -> dict[str, RunConfig]:
@@ -20,7 +19,7 @@ def run_of(name: str) -> RunConfig:
         data_dir="",
         run_dir=f"runs/{name}",
         task="script",
-        task_config=TaskConfig(),
+        task_config=ScriptConfig(),
         model=f"{name}:model",
         arch=ScriptModelConfig(),
         optim=ADAMW,

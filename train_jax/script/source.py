@@ -77,10 +77,18 @@ class Script:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == self.path]
         return f"{self.file}:{lines[-1]}" if lines else self.file
 
+    def without_functions(self) -> Script:
+        """Returns a script that has the messages of this one, and can be pickled."""
+        return Script(self.name, self.path, _absent, _absent, _absent)
+
     def line_of(self, function: str) -> str:
         """Returns the line at which a function is defined, such as `mine.py:12`."""
         code = getattr(inspect.unwrap(getattr(self, function)), "__code__", None)
         return f"{self.file}:{code.co_firstlineno}" if code is not None else self.file
+
+
+def _absent(*_: Any) -> Any:
+    raise NotImplementedError("a function of a script in another process")
 
 
 _given: dict[str, Script] = {}

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from models_torch.config import ForwardDtype, ModelConfig
+from models_torch.ranges import Range
 from train_jax.core.objective import Batch, Call, LossSums, Objective
 from train_jax.core.optim.chain import Norm, Optimizer
 from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
-from train_jax.errors import UserError
+from train_jax.errors import UserError, check_fields
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.script.data import Source, read_data
@@ -29,8 +30,9 @@ from train_jax.script.optimizers import clip_grad_norm, translate
 from train_jax.script.schedules import check_schedule
 from train_jax.script.source import Script, script_of
 from train_jax.script.structure import Form
+from train_jax.script.workers import Steps, Workers
 from train_jax.storage.json_files import NUMBER
-from train_jax.task import Evaluation, Evaluator, Periodic, Task
+from train_jax.task import Evaluation, Evaluator, Periodic, Task, TaskConfig
 
 if TYPE_CHECKING:
     from train_jax.run.config import RunConfig
@@ -40,6 +42,7 @@ LOSS_METHOD = "script_loss"
 LOSS = "loss"
 COUNT = ":count"
 """Ends the name of the divisor of a metric."""
+_STREAM = "a stream of batches, whose earlier ones a run that continues reads again"
 _FINGERPRINTED = 32
 """Number of examples of a split that the fingerprint of the data has."""
 
@@ -49,6 +52,17 @@ class ScriptModelConfig(ModelConfig):
     """The configuration of the model of a script; its sizes are those of the script."""
 
     forward_dtype: ForwardDtype = "float32"  # under autocast for 16 bits, which changes nothing in a module of 16 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptConfig(TaskConfig):
+    """The fields of a run of a script."""
+
+    workers: Annotated[int, Range(0, 1024)] = 0
+    """Processes that make the batches; 0 for a thread of the run. They change nothing in a batch."""
+
+    def __post_init__(self):
+        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +78,7 @@ class ScriptEvaluation(Evaluation):
 class ScriptTask(Task):
     """Trains the model of a script with its loss; the model is `SCRIPT:model`."""
 
+    config_class = ScriptConfig
     outside_model_config_class = ScriptModelConfig
     fact_kinds: ClassVar = {"examples": NUMBER, "test_examples": NUMBER}
     sizes: Mapping[str, int] = {}
@@ -84,13 +99,13 @@ class ScriptTask(Task):
 
     @cached_property
     def train_data(self) -> Source:
-        return read_data(self.script, "train_data")
+        return read_data(self.script, "train_data", self.config.seed)
 
     @cached_property
     def test_data(self) -> Source | None:
         if self.script.test_data is None:
             return None
-        data = read_data(self.script, "test_data")
+        data = read_data(self.script, "test_data", self.config.seed)
         if data.count is None:
             where = self.script.line_of("test_data")
             raise UserError(f"{where}: test_data() has no length; return a list, arrays or a Dataset with __len__")
@@ -105,6 +120,11 @@ class ScriptTask(Task):
         return form
 
     def check(self, config: RunConfig, devices: Devices) -> None:
+        if self.workers is not None and self.train_data.count is None:
+            raise UserError(
+                f"{self.script.line_of('train_data')}: train_data() is an iterable, which is read in its order by one "
+                "process; return a Dataset, or omit --workers"
+            )
         if self.test_data is not None:
             self.form.arrays(self.test_data.rows(0, 1), self.script.line_of("test_data"))
 
@@ -125,7 +145,7 @@ class ScriptTask(Task):
     @property
     def description(self) -> str:
         facts = self.facts
-        known = f"{facts['examples']:,} examples" if facts["examples"] else "a stream of batches"
+        known = f"{facts['examples']:,} examples" if facts["examples"] else _STREAM
         return f"{known}, {facts['test_examples']:,} to test on" if facts["test_examples"] else known
 
     @cached_property
@@ -142,6 +162,21 @@ class ScriptTask(Task):
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
         made = self.train_data.batch(step, self.config.global_batch_size, shard, self.config.seed)
         return self.form.arrays(made, self._collate)
+
+    def shards(
+        self, step: int, shards: Sequence[tuple[int, int]], state: TrainState | None = None
+    ) -> list[dict[str, np.ndarray]]:
+        if not self.workers:
+            return super().shards(step, shards, state)
+        size, seed = self.config.global_batch_size, self.config.seed
+        steps = Steps(self.train_data, self.form, shards, size, seed, self._collate)
+        return self.workers.batch(step, shards, steps)
+
+    @cached_property
+    def workers(self) -> Workers | None:
+        """The worker processes of the run; None if it has none."""
+        count = cast(ScriptConfig, self.config.task_config).workers
+        return Workers(count, self.script.line_of("train_data")) if count else None
 
     @property
     def _collate(self) -> str:
