@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from train_jax.errors import UserError
 from train_jax.plugin import use_file
 from train_jax.run.presets import preset
 from train_jax.script import check, padding, task
+from train_jax.script.program import Program
 from train_jax.script.structure import Form
 
 SCRIPT = '''
@@ -616,3 +618,78 @@ def test_draws_of_the_data_follow_from_the_seed(script):
     for step, batch in enumerate(batches):
         np.testing.assert_array_equal(own.batch(step, (0, 1))["0"], batch)
         np.testing.assert_array_equal(task.ScriptTask(config).batch(step, (0, 1))["0"], batch)
+
+
+def test_a_program_serves_the_model_without_pytorch(script, capsys):
+    path = script()
+    assert main(["train", path, "--steps=3", *OPTIONS]) == 0
+    assert main(["export", "runs/mine", "--plugin", path, "--format=program", "--batch-sizes=2,5"]) == 0
+    assert "PyTorch agrees" in capsys.readouterr().out
+    code = """
+import sys
+sys.modules["torch"] = None
+import numpy as np
+from train_jax.script.program import Program
+program = Program("runs/mine/model.npz")
+x = np.arange(16, dtype=np.float32).reshape(8, 2) / 9
+np.save("served.npy", program({"input": x})["batch"])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    plain = sys.modules["mine"].model()
+    plain.load_state_dict(weights_of("runs/mine"))
+    x = torch.arange(16).reshape(8, 2) / 9
+    np.testing.assert_allclose(np.load("served.npy"), plain.eval()(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+PRETRAINED = (
+    SCRIPT.replace("    return nn.Sequential(", "    return Saved(")
+    + """
+
+class Saved(nn.Sequential):
+    def save_pretrained(self, folder):
+        pathlib.Path(folder).mkdir(exist_ok=True)
+        torch.save([type(self) is Saved, self.state_dict()], pathlib.Path(folder, "model.pt"))
+"""
+)
+
+
+def test_a_folder_is_written_by_save_pretrained(script):
+    path = script(PRETRAINED.replace("import torch\n", "import pathlib\n\nimport torch\n", 1))
+    assert main(["train", path, "--steps=2", *OPTIONS]) == 0
+    assert main(["export", "runs/mine", "--plugin", path, "--format=huggingface"]) == 0
+    is_own, weights = torch.load("runs/mine/huggingface/model.pt", weights_only=True)
+    trained = weights_of("runs/mine")
+    assert is_own and all(torch.equal(weights[name], trained[name]) for name in trained)
+
+
+LLAMA = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def model():
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes))
+
+
+def train_data():
+    return [{"input_ids": torch.arange(8) % 5 + n % 7} for n in range(32)]
+
+
+def loss(model, batch):
+    return model(**batch, labels=batch["input_ids"]).loss
+"""
+
+
+@pytest.mark.slow
+def test_a_llama_is_exported_for_from_pretrained_and_as_a_program(script, capsys):
+    transformers = pytest.importorskip("transformers")
+    path = script(LLAMA)
+    assert main(["train", path, "--steps=2", *OPTIONS]) == 0
+    assert main(["export", "runs/mine", "--plugin", path, "--format=huggingface"]) == 0
+    again = transformers.AutoModelForCausalLM.from_pretrained("runs/mine/huggingface")
+    trained = weights_of("runs/mine")
+    assert all(torch.equal(again.state_dict()[name], trained[name]) for name in trained)
+    assert main(["export", "runs/mine", "--plugin", path, "--format=program"]) == 0
+    assert "PyTorch agrees: logits" in capsys.readouterr().out
+    assert list(Program("runs/mine/model.npz").inputs) == ["input_ids"]  # not the labels

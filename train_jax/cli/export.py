@@ -31,11 +31,14 @@ class Export:
     """Export the mean of the weights of these checkpoints, such as 10,20,30, into RUN/average-of-10-20-30."""
     average_last: Annotated[int, Range(0, 10**6)] = 0
     """Export the mean of the weights of this many newest checkpoints; 0 for none."""
-    format: Literal["safetensors", "huggingface"] = "safetensors"
-    """A file with the names of the PyTorch module, or, for --model gpt and hrm_text, a folder that transformers loads,
-    with its tokenizer; a folder is not checked."""
+    format: Literal["safetensors", "huggingface", "program"] = "safetensors"
+    """A file with the names of the PyTorch module; a folder for from_pretrained, of --model gpt and hrm_text and of
+    scripts whose model has save_pretrained, which is not checked; or, of scripts, a file that serves the model without
+    PyTorch (docs/your_script.md)."""
+    batch_sizes: str = "1,8"
+    """Numbers of examples for which --format program has a program."""
     output: str | None = None
-    """Output file or folder; by default weights.safetensors or huggingface in the run folder."""
+    """Output file or folder; by default weights.safetensors, huggingface or model.npz in the run folder."""
     train_step: bool = False
     """Write the training step instead, with all state of a checkpoint: forward, backward, optimizer and averages, a
     folder that runs without PyTorch (docs/jax.md)."""
@@ -53,11 +56,19 @@ def main(config: Export) -> None:
     if config.train_step:
         _write_step(config)
         return
-    run = restore(config.run_dir, step=config.step, average=_steps(config.average), average_last=config.average_last)
+    average = _numbers("--average", config.average)
+    run = restore(config.run_dir, step=config.step, average=average, average_last=config.average_last)
     if config.format == "huggingface":
         _write_folder(config, run)
         return
     commands = commands_of(run.config.task)
+    if config.format == "program":
+        output = path_of(config.output) if config.output else run.folder.path / "model.npz"
+        check_output(output)
+        check_regular(output, "give another --output")
+        line = commands.write_program(run, output, _numbers("--batch-sizes", config.batch_sizes))
+        print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; {line}")
+        return
     if config.check and not commands.checks_exports:
         raise UserError(f"runs of task {run.config.task} have no check in PyTorch; use --no-check")
     output = path_of(config.output) if config.output else run.folder.weights
@@ -83,14 +94,12 @@ def main(config: Export) -> None:
 
 
 def _write_folder(config: Export, run: Restored) -> None:
-    from train_jax.language.huggingface import write_folder
-
     output = path_of(config.output) if config.output else run.folder.results / "huggingface"
     if not config.output:
         output.parent.mkdir(exist_ok=True)
     if not is_folder(output.parent):
         raise UserError(f"{output.parent} is not a folder; give --output in an existing folder")
-    for path in write_folder(run, output):
+    for path in commands_of(run.config.task).write_folder(run, output):
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
@@ -106,8 +115,8 @@ def _write_step(config: Export) -> None:
     print(f"{output}: the step after step {exported.step}, {len(exported.arrays)} arrays, {size:.1f} MB")
 
 
-def _steps(text: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(step) for step in text.split(",") if step)
     except ValueError:
-        raise UserError(f"--average {text} is not a list of steps; write it as 10,20,30") from None
+        raise UserError(f"{option} {text} is not a list of numbers; write it as 10,20,30") from None

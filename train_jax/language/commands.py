@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,6 +77,11 @@ class LanguageCommands(Commands):
         from train_jax.language.export_check import check_export
 
         return check_export(run, weights, console)
+
+    def write_folder(self, run: Any, folder: Path) -> Iterable[Path]:
+        from train_jax.language.huggingface import write_folder
+
+        return write_folder(run, folder)
 
     def page(self, files: Any) -> str:
         from train_jax.language.page import page

@@ -6,10 +6,11 @@ Importing this module imports neither JAX, PyTorch nor NumPy, so that `trm statu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from train_jax.errors import UserError
 from train_jax.plugin import find, load_object
 from train_jax.storage.json_files import NUMBER, Kind, find_object
 from train_jax.task import task_class
@@ -103,6 +104,14 @@ class Commands:
     def check_export(self, run: Any, weights: Path, console: Console) -> ExportCheck:
         """Compares exported weights of a `Restored` run in PyTorch with JAX."""
         raise NotImplementedError
+
+    def write_folder(self, run: Any, folder: Path) -> Iterable[Path]:
+        """Writes a `Restored` run as a folder for `from_pretrained`; returns its files."""
+        raise UserError(f"runs of task {run.config.task} have no folder for from_pretrained; use --format safetensors")
+
+    def write_program(self, run: Any, output: Path, sizes: Sequence[int]) -> str:
+        """Writes a `Restored` run as programs for batches of these sizes; returns a line about them."""
+        raise UserError(f"runs of task {run.config.task} have no serving program; use --format safetensors")
 
     def page(self, files: Any) -> str:
         """Returns the HTML report of `RunFiles`."""

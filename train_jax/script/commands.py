@@ -6,6 +6,7 @@ Importing this module imports neither JAX nor PyTorch.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,13 @@ class ScriptCommands(Commands):
         from train_jax.script.export_check import check_export
 
         return check_export(run, weights)
+
+    def write_folder(self, run: Any, folder: Path) -> Iterable[Path]:
+        from train_jax.script.results import write_pretrained
+
+        return write_pretrained(run, folder)
+
+    def write_program(self, run: Any, output: Path, sizes: Sequence[int]) -> str:
+        from train_jax.script.results import write_program
+
+        return write_program(run, output, sizes)

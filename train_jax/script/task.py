@@ -195,8 +195,13 @@ class ScriptTask(Task):
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise UserError(f"{self.script.line_of('model')}: model() has no parameter that requires grad to train")
         self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
-        _add_method(module, self._loss_of_arrays(arch.torch_dtype))
+        add_method(module, LOSS_METHOD, self._loss_of_arrays(arch.torch_dtype))
         return module
+
+    def class_of(self, model: nn.Module) -> type[nn.Module]:
+        """Returns the class that the script gave a model, without the methods that were added to it."""
+        added = (each for each in type(model).__mro__ if LOSS_METHOD not in vars(each))
+        return next(added)
 
     def _optimizer_of(self, module: nn.Module) -> tuple[Any, Any]:
         """Returns optimizers and schedules of the script. Parameters that no optimizer has become constant."""
@@ -459,9 +464,9 @@ def _means(sums: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(sums[name]) / max(float(sums[f"{name}{COUNT}"]), 1e-30) for name in names}
 
 
-def _add_method(module: nn.Module, method: Any) -> None:
+def add_method(module: nn.Module, name: str, method: Any) -> None:
     """Adds a method to one module by a subclass of its class, which keeps the names of its parameters."""
     own = type(module)
-    subclass = type(own.__name__, (own,), {LOSS_METHOD: method, "__module__": own.__module__})
+    subclass = type(own.__name__, (own,), {name: method, "__module__": own.__module__})
     subclass.__qualname__ = own.__qualname__
     module.__class__ = subclass
