@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +143,7 @@ def _noting_gradient(array: jax.Array, name: str, reached: set[str]) -> jax.Arra
 
     def backward(_: None, gradient: Any) -> tuple[jax.Array]:
         if isinstance(gradient, SymbolicZero):
-            return (jnp.zeros(gradient.shape, gradient.dtype),)
+            return (jnp.zeros(gradient.shape, cast(Any, gradient.dtype)),)
         reached.add(name)
         return (gradient,)
 

@@ -233,9 +233,9 @@ class _TorchLoop:
     def __init__(self, config: RunConfig, task: ScriptTask, total_steps: int, dtype: torch.dtype):
         self._config, self._task = config, task
         self._module = _module(config, task, dtype)
-        names = dict(self._module.named_parameters())
-        for name in names.keys() - trainable(names, config.optim).keys():
-            names[name].requires_grad_(False)
+        parameters: dict[str, Any] = dict(self._module.named_parameters())
+        for name in parameters.keys() - trainable(parameters, config.optim).keys():
+            parameters[name].requires_grad_(False)
         optimizer: Any = task.torch_optimizer
         schedule = task.torch_schedule
         self._rate = None

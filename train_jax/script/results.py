@@ -43,11 +43,12 @@ def write_pretrained(run: Restored, folder: Path) -> Iterator[Path]:
     module.load_state_dict(run.state_dict(), strict=True)
     for name, model in as_given(module).items() if isinstance(module, Models) else [("", module)]:
         model.__class__ = task.class_of(model)
-        if not callable(getattr(model, "save_pretrained", None)):
+        save: Any = getattr(model, "save_pretrained", None)
+        if not callable(save):
             what = f"{type(model).__name__} {name}".strip()
             raise UserError(f"{task.script.line_of('model')}: {what} has no save_pretrained; use --format safetensors")
         with task.script.errors_of("save_pretrained()"):
-            model.save_pretrained(str(folder / name))
+            save(str(folder / name))
     yield from sorted(path for path in folder.rglob("*") if path.is_file())
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,9 @@ class ScriptConfig(TaskConfig):
 
     workers: Annotated[int, Range(0, 1024)] = 0
     """Processes that make the batches; 0 for a thread of the run. They change nothing in a batch."""
+
+    loss_scale: Literal["none", "dynamic"] = "none"
+    """dynamic scales the loss of a script that computes in float16, as torch.amp.GradScaler does."""
 
     def __post_init__(self):
         check_fields(self)

@@ -254,5 +254,6 @@ def part_count(config: RunConfig, devices: Devices) -> int:
 
 
 def scales_loss(config: RunConfig) -> bool:
-    """Returns whether gradients in the run's `forward_dtype` need loss scaling."""
-    return getattr(config.arch, "forward_dtype", None) == "float16"
+    """Returns whether gradients in the run's `forward_dtype` need loss scaling, or the task asks for it."""
+    in_float16 = getattr(config.arch, "forward_dtype", None) == "float16"
+    return in_float16 or getattr(config.task_config, "loss_scale", "none") == "dynamic"
