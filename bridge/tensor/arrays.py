@@ -51,6 +51,10 @@ def torch_dtype(dtype: Any) -> torch.dtype:
     return torch_dtype_of(jnp.dtype(dtype))
 
 
+COPIED_BY_NUMPY_BYTES = 2**20
+"""JAX compiles a program for each shape that it copies, which takes longer than to copy so few bytes twice."""
+
+
 def array_of(tensor: torch.Tensor) -> jax.Array:
     """Returns a copy of a real tensor as a JAX array; later writes to the tensor do not reach it."""
     dtype = jax_dtype(tensor.dtype)
@@ -60,6 +64,8 @@ def array_of(tensor: torch.Tensor) -> jax.Array:
         if tensor.dtype == torch.bfloat16:
             return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)
         host = np.from_dlpack(tensor)  # after `numpy()`, PyTorch could not resize it any more
+        if host.nbytes < COPIED_BY_NUMPY_BYTES:
+            return jnp.asarray(host.copy(), dtype)
         array = jnp.asarray(host, dtype)  # `jnp.array` would copy twice if memory is not aligned as JAX's
         if array.unsafe_buffer_pointer() == host.ctypes.data:
             array = array.copy()
