@@ -15,7 +15,9 @@ from support.markers import slow_unless
 from torch import nn
 
 import bridge
+import train_jax
 from train_jax.__main__ import main
+from train_jax.core.optim.config import OptimConfig
 from train_jax.errors import UserError
 from train_jax.plugin import use_file
 from train_jax.run.presets import preset
@@ -693,3 +695,25 @@ def test_a_llama_is_exported_for_from_pretrained_and_as_a_program(script, capsys
     assert main(["export", "runs/mine", "--plugin", path, "--format=program"]) == 0
     assert "PyTorch agrees: logits" in capsys.readouterr().out
     assert list(Program("runs/mine/model.npz").inputs) == ["input_ids"]  # not the labels
+
+
+def test_fit_trains_as_the_script_does_and_shows_its_progress_in_a_notebook(script, monkeypatch):
+    path = script(SCRIPT + OPTIMIZER)
+    assert main(["train", path, "--steps=4", "--log-every-steps=2", *OPTIONS]) == 0
+    mine = sys.modules["mine"]
+    shown = []
+    monkeypatch.setattr("train_jax.script.fit.notebook", lambda: shown.append)
+    torch.manual_seed(0)  # of the run of the script
+    functions = {"optimizer": mine.optimizer, "schedule": mine.schedule, "test_data": mine.test_data()}
+    options = {"steps": 4, "log_every_steps": 2, "run_dir": "runs/fit", "verify": False}
+    fitted = train_jax.fit(mine.model(), mine.train_data(), mine.loss, **functions, **options)
+    assert (
+        fitted.metrics["train_steps"] == 4
+        and fitted.metrics["loss"] == json.loads(Path("runs/mine/FINISHED").read_text())["loss"]
+    )
+    expected = weights_of("runs/mine")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in fitted.run.state_dict().items())
+    assert "step 4 of 4" in shown[-1] and "<svg" in shown[-1] and 'max="4"' in shown[-1]
+    with pytest.raises(UserError, match="optim.lr is 0.3, but the optimizer is that of the script"):
+        lr = OptimConfig(lr=0.3)
+        train_jax.fit(mine.model(), mine.train_data(), mine.loss, **functions, **options | {"run_dir": "a"}, optim=lr)

@@ -13,11 +13,14 @@ from train_jax.core.optim.config import OptimConfig
 from train_jax.errors import UserError
 from train_jax.plugin import use_scripts
 from train_jax.run.config import RunConfig
+from train_jax.run.folder import RunFolder
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.devices import Devices
+from train_jax.script.live import live, notebook
 from train_jax.script.optim_fields import beside_optimizer, check_beside_optimizer
 from train_jax.script.presets import run_of
 from train_jax.script.source import Script, use_script
+from train_jax.storage.storage import path_of
 from train_jax.trainer.loop import train
 
 
@@ -47,6 +50,8 @@ def fit(
 ) -> Fitted:
     """Trains a PyTorch module in JAX on all devices, or continues the run in `run_dir`; the module is not changed.
 
+    A notebook shows a progress bar and the curves of the loss below the cell.
+
     `train_data`, `loss`, `test_data`, `collate`, `optimizer` and `schedule` are those of a training script; the data
     are given as objects. `steps`: number of optimizer steps. `verify`: compare the first steps of a new run with
     PyTorch's. `fields` are fields of `RunConfig`, such as `global_batch_size=64`, or dataclasses of it, such as
@@ -74,5 +79,6 @@ def fit(
     if optimizer is not None and "optim" in fields:
         check_beside_optimizer(config.optim, "optimizer", OptimConfig())
         config = dataclasses.replace(config, optim=beside_optimizer(config.optim))
-    metrics = train(config, Devices(runner=config.compute.runner), verify=verify)
+    with live(RunFolder(path_of(run_dir)), steps, notebook()):
+        metrics = train(config, Devices(runner=config.compute.runner), verify=verify)
     return Fitted(metrics, restore(run_dir))
