@@ -714,6 +714,6 @@ def test_fit_trains_as_the_script_does_and_shows_its_progress_in_a_notebook(scri
     expected = weights_of("runs/mine")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in fitted.run.state_dict().items())
     assert "step 4 of 4" in shown[-1] and "<svg" in shown[-1] and 'max="4"' in shown[-1]
-    with pytest.raises(UserError, match="optim.lr is 0.3, but the optimizer is that of the script"):
+    with pytest.raises(UserError, match=r"optim\.lr is 0\.3, but the optimizer is that of the script"):
         lr = OptimConfig(lr=0.3)
         train_jax.fit(mine.model(), mine.train_data(), mine.loss, **functions, **options | {"run_dir": "a"}, optim=lr)

@@ -65,9 +65,9 @@ def picture(folder: RunFolder, steps: int) -> str:
             [(record["step"], record[key]) for record in records if key in record]
             for key in (f"train/{name}", f"eval/{name}")
         )
-        series = (
-            [Series("training", train), Series("test", test, 2, marks=True)] if test else [Series("training", train)]
-        )
+        series = [Series("training", train)]
+        if test:
+            series.append(Series("test", test, 2, marks=True))
         plots.append(str(plot(series, title=name, x_label="steps")))
     colours = ";".join(f"--{name}:{colour}" for name, colour in COLOUR.items())
     bar = f'<progress value="{step}" max="{steps}"></progress> step {step:,} of {steps:,}'
