@@ -21,6 +21,7 @@ COVERED = [
     "docs/bridge.md",
     "docs/bridge_call.md",
     "docs/bridge_semantics.md",
+    "docs/chat.md",
     "docs/contents.md",
     "docs/data.md",
     "docs/deploy-v4-64.md",
