@@ -65,7 +65,7 @@ def array_of(tensor: torch.Tensor) -> jax.Array:
             return jnp.array(tensor.to(torch.float32).numpy(), jnp.bfloat16)
         host = np.from_dlpack(tensor)  # after `numpy()`, PyTorch could not resize it any more
         if host.nbytes < COPIED_BY_NUMPY_BYTES:
-            return jnp.asarray(host.copy(), dtype)
+            return jnp.asarray(host.astype(dtype), dtype)
         array = jnp.asarray(host, dtype)  # `jnp.array` would copy twice if memory is not aligned as JAX's
         if array.unsafe_buffer_pointer() == host.ctypes.data:
             array = array.copy()

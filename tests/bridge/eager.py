@@ -95,7 +95,7 @@ def compare(module: Module, inputs: Sequence[torch.Tensor], tolerance: float = 2
     if total.requires_grad:
         total.backward()
     fn = bridge.export(module)
-    arrays = [jnp.asarray(x.numpy()) for x in inputs]
+    arrays = [array(x) for x in inputs]
 
     def loss(params: dict, by_place: dict) -> tuple:
         given = [by_place.get(i, a) for i, a in enumerate(arrays)]
@@ -154,9 +154,14 @@ def module_of(module: Module) -> nn.Module:
 
 
 def array(x: Any) -> Any:
-    """Returns a tensor as an array, and anything else as it is."""
+    """Returns a tensor as an array, and anything else as it is.
+
+    `jnp.asarray` without a dtype compiles a program for each shape.
+    """
+    if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16:
+        return jnp.asarray(x.float().numpy(), jnp.bfloat16)
     if isinstance(x, torch.Tensor):
-        return jnp.asarray(x.float().numpy(), jnp.bfloat16) if x.dtype == torch.bfloat16 else jnp.asarray(x.numpy())
+        return jax.device_put(x.numpy().copy())
     return x
 
 
@@ -189,7 +194,7 @@ def composes(transform: str, module: nn.Module, rows: torch.Tensor) -> None:
 def agrees(make: Callable[[], nn.Module], *inputs: torch.Tensor, calls: int = 3) -> None:
     """Raise `AssertionError` unless compiled calls in a row return PyTorch's outputs and, at the end, its buffers."""
     module, fn = make(), bridge.export(make())
-    buffers, arrays = fn.buffers, [jnp.asarray(x.numpy()) for x in inputs]
+    buffers, arrays = fn.buffers, [array(x) for x in inputs]
     call = jax.jit(lambda buffers, *arrays: fn(fn.params, buffers, *arrays))
     for _ in range(calls):
         expected = module(*inputs)
@@ -202,7 +207,7 @@ def agrees(make: Callable[[], nn.Module], *inputs: torch.Tensor, calls: int = 3)
 def refused(make: Callable[[], nn.Module], message: str, *inputs: torch.Tensor, **settings: Any) -> None:
     """Raise `AssertionError` unless a call, compiled or not, is an error with this message and changes no module."""
     module = make()
-    fn, before, arrays = bridge.export(module), snapshot(module), [jnp.asarray(x.numpy()) for x in inputs]
+    fn, before, arrays = bridge.export(module), snapshot(module), [array(x) for x in inputs]
 
     def call(params: dict, *arrays: Any) -> Any:
         return fn.run(params, fn.buffers, *arrays, **settings)

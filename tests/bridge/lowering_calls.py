@@ -50,7 +50,7 @@ def in_pytorch(op, args, kwargs):
 
 def in_jax(op, args, kwargs, off=()):
     fn = bridge.export(Op(op, args, kwargs), lowerings=dict.fromkeys(off))
-    leaves = [jnp.asarray(a.numpy(), jnp.float32) for a in args if is_free(a)]
+    leaves = [to_jax(a, jnp.float32) for a in args if is_free(a)]
 
     def objective(leaves):
         outputs, _ = fn({}, {}, *leaves)
@@ -75,4 +75,6 @@ def assert_close(actual, expected, tolerance=TOLERANCE):
 
 
 def to_jax(tensor, dtype):
-    return jnp.asarray(tensor.double().numpy(), jnp.float64 if jax.config.jax_enable_x64 else jnp.float32).astype(dtype)
+    """Converts in NumPy: JAX would compile a program for each shape."""
+    wide = tensor.double().numpy().astype(np.float64 if jax.config.jax_enable_x64 else np.float32)
+    return jax.device_put(wide.astype(dtype))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call, in_jax, verified
+from eager import Call, array, in_jax, verified
 from support.markers import slow_unless
 
 import bridge
@@ -57,7 +57,7 @@ def test_generation_with_the_cache_that_a_call_returns(name):
 
     theirs, ours = {}, {}
     for part in (ids[:, :5], ids[:, 5:6], ids[:, 6:7], ids[:, 7:]):
-        expected, out = module(part, use_cache=True, **theirs), step(fn.params, jnp.asarray(part.numpy()), ours)
+        expected, out = module(part, use_cache=True, **theirs), step(fn.params, array(part), ours)
         theirs, ours = {where: expected[where]}, {where: out[where]}
         assert type(out[where]) is type(expected[where])
         close(out.logits, expected.logits)
@@ -87,7 +87,7 @@ def test_a_static_cache():
     ours = jax.tree.map(jnp.asarray, transformers.StaticCache(module.config, max_cache_len=16))
     for part in (ids[:, :5], ids[:, 5:6], ids[:, 6:7], ids[:, 7:]):
         expected = module(part, past_key_values=theirs)
-        out = step(fn.params, jnp.asarray(part.numpy()), ours)
+        out = step(fn.params, array(part), ours)
         ours = out.past_key_values
         close(out.logits, expected.logits)
     assert step._cache_size() == 2

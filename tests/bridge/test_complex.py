@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Call, Calls, compare, in_jax, raises, randn
+from eager import Call, Calls, array, compare, in_jax, raises, randn
 from torch import nn
 
 import bridge
@@ -165,7 +165,7 @@ def test_descent_takes_the_conjugate_of_jax_s_gradient():
     """One step is then PyTorch's, as docs/bridge.md says."""
     module, x = Spectral(), randn(3, 4)
     fn = bridge.export(module)
-    gradients = jax.grad(lambda p: (fn(p, fn.buffers, jnp.asarray(x.numpy()))[0] ** 2).sum())(fn.params)
+    gradients = jax.grad(lambda p: (fn(p, fn.buffers, array(x))[0] ** 2).sum())(fn.params)
     stepped = jax.tree.map(lambda p, g: p - 0.1 * jnp.conj(g), fn.params, gradients)
     (module(x) ** 2).sum().backward()
     torch.optim.SGD(module.parameters(), 0.1).step()
@@ -279,7 +279,7 @@ def test_eigenvalues_and_vectors(dtype, upper):
 def test_eigenvalues_of_a_hermitian_matrix_in_forward_mode():
     x = torch.tensor([[2, 1 + 1j], [1 - 1j, 3]])
     fn = bridge.export(Call(linalg.eigvalsh))
-    values, tangents = jax.jvp(lambda x: fn({}, {}, x)[0], [jnp.asarray(x.numpy())], [jnp.eye(2) + 0j])
+    values, tangents = jax.jvp(lambda x: fn({}, {}, x)[0], [array(x)], [jnp.eye(2) + 0j])
     assert values.tolist() == pytest.approx([1, 4], abs=1e-5)
     assert tangents.tolist() == pytest.approx([1, 1], abs=1e-5)
 

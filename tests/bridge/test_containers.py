@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from eager import Calls, in_jax
+from eager import Calls, array, in_jax
 from torch import nn
 
 import bridge
@@ -77,7 +77,7 @@ def test_a_call_and_verify():
     module, x = Holds(), torch.randn(3, 2)
     before = dict(collections.OrderedDict.items(module.acts))
     fn = bridge.export(module)
-    out, _ = jax.jit(lambda params, x: fn(params, {}, x, train=False))(fn.params, jnp.asarray(x.numpy()))
+    out, _ = jax.jit(lambda params, x: fn(params, {}, x, train=False))(fn.params, array(x))
     assert module.cache.last is None and module.cache.layer is module.lin, "the caller's hold nothing of a call"
     np.testing.assert_allclose(out, module.eval()(x).detach().numpy(), rtol=1e-5, atol=1e-6)
     assert bridge.verify(module, x, train=True).ok

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import TRANSFORMS, Call, Calls, compare, composes, differentiated, gradients, in_jax, raises, verified
+from eager import TRANSFORMS, Call, Calls, array, compare, composes, differentiated, gradients, in_jax, raises, verified
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -159,7 +159,7 @@ def test_second_derivatives():
     (curve,) = torch.autograd.grad(slope.sum(), x)
     fn = bridge.export(Call(lambda x: square.apply(x).sum()))
     first = jax.grad(lambda x: fn({}, {}, x)[0])
-    second = jax.grad(lambda x: first(x).sum())(jnp.asarray(x.detach().numpy()))
+    second = jax.grad(lambda x: first(x).sum())(array(x.detach()))
     np.testing.assert_allclose(second, curve.detach(), rtol=1e-5, atol=1e-6)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, Calls, compare, differentiated, in_jax, raises, randn, verified
+from eager import Call, Calls, array, compare, differentiated, in_jax, raises, randn, verified
 from support.markers import slow_unless
 from torch import nn
 
@@ -226,7 +226,7 @@ def required_inside(x):
 def test_an_input_made_to_require_grad_inside():
     """The caller then finds its `grad` in PyTorch."""
     x, fn = randn(3, 4), bridge.export(Call(required_inside))
-    out, slope = jax.jit(jax.value_and_grad(lambda x: fn({}, {}, x)[0].sum()))(jnp.asarray(x.numpy()))
+    out, slope = jax.jit(jax.value_and_grad(lambda x: fn({}, {}, x)[0].sum()))(array(x))
     expected = required_inside(x).sum()
     expected.backward()
     np.testing.assert_allclose(out, expected.detach(), rtol=1e-5)
@@ -386,7 +386,7 @@ def test_gradient_under_jit(name):
         out = module(x)
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
         (out * weights).sum().backward()
-        ours = gradients(bridge.export(module), jnp.asarray(x.detach().numpy()), jnp.asarray(weights.numpy()))
+        ours = gradients(bridge.export(module), array(x.detach()), array(weights))
         largest = float(x.grad.abs().max())
         np.testing.assert_allclose(ours[1], x.grad.numpy(), rtol=0, atol=1e-5 * largest)
         largest = float(module.norm.bias.grad.abs().max())
@@ -403,7 +403,7 @@ def eval_then_train(norm, x):
 def test_batch_norm_in_eval_and_then_in_train_mode_has_the_derivative_of_its_result():
     x = randn(6, 3, seed=0) * 3
     fn = bridge.export(Call(eval_then_train, nn.BatchNorm1d(3)))
-    slope = jax.grad(lambda x: fn(fn.params, fn.buffers, x, train=True)[0])(jnp.asarray(x.numpy()))
+    slope = jax.jit(jax.grad(lambda x: fn(fn.params, fn.buffers, x, train=True)[0]))(array(x))
     step, wide = torch.zeros(6, 3, dtype=torch.float64), x.double()
     step[0, 0] = 1e-6
     with torch.no_grad():

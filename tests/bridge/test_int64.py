@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Calls, in_jax, raises, randn, verified
+from eager import Calls, array, in_jax, raises, randn, verified
 from support.markers import slow_unless
 from torch import nn
 
@@ -168,7 +168,7 @@ def test_no_value_is_outside_its_interval(name, monkeypatch):
     monkeypatch.setattr(computation, "follow", follow_and_check)
     fn = bridge.export(applied((LET_THROUGH | WARNED)[name]), int64="wrap")
     for ids in (IDS, IDS * 0, IDS - 5, IDS * 1000):
-        fn(fn.params, fn.buffers, jnp.asarray(ids.numpy()))
+        fn(fn.params, fn.buffers, array(ids))
 
 
 def test_the_caller_may_choose_to_wrap_and_verify_sees_that_it_does():
@@ -224,7 +224,7 @@ def test_state_inputs_and_constants_outside_32_bits_are_refused():
 
 
 def test_inspect_lists_it():
-    found = bridge.export(applied(hashed)).survey(jnp.asarray(IDS.numpy()))
+    found = bridge.export(applied(hashed)).survey(array(IDS))
     assert list(found.unsupported) == ["aten::mul.Tensor"]
 
 

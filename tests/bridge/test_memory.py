@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, Calls, close, compare, in_jax, raises, randn, verified
+from eager import Call, Calls, array, close, compare, in_jax, raises, randn, verified
 from support.markers import slow_unless
 from torch import nn
 
@@ -112,7 +112,7 @@ def test_memory(name):
     @jax.jit
     def gradient(params, buffers):
         def loss(params):
-            result = fn.run(params, buffers, jnp.asarray(X.numpy()))
+            result = fn.run(params, buffers, array(X))
             return jnp.sum(result.outputs**2), result
 
         return jax.grad(loss, has_aux=True)(params)
@@ -420,6 +420,6 @@ def test_one_array_given_twice_is_one_tensor(twice):
     out = module(given, given if twice else y).sum()
     expected = torch.autograd.grad(out, leaf)[0] if twice else torch.zeros_like(x)
     for form in (jax.value_and_grad(value), jax.jit(jax.value_and_grad(value))):
-        result, gradient = form(jnp.asarray(x.numpy()), jnp.asarray(y.numpy()))
+        result, gradient = form(array(x), array(y))
         close(result, out.detach(), 1e-6)
         close(gradient, expected, 1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import in_jax, raises, verified
+from eager import array, in_jax, raises, verified
 from rows import ROWS
 from rows_state import Noise
 from torch import nn
@@ -95,7 +95,7 @@ def test_every_draw_of_a_call_is_its_own(monkeypatch):
 def test_every_draw_has_pytorchs_shape_and_dtype():
     """Another key gives other numbers: nothing is drawn while tracing and kept."""
     module, (args, _) = ROWS["EveryDraw"].build(), ROWS["EveryDraw"].example()
-    fn, arrays = bridge.export(module), [jnp.asarray(a.numpy()) for a in args]
+    fn, arrays = bridge.export(module), [array(a) for a in args]
     call = jax.jit(lambda key: fn(fn.params, fn.buffers, *arrays, rng=key, train=True)[0])
     expected, one, other = module(*args), call(jax.random.key(0)), call(jax.random.key(1))
     assert (one.shape, str(one.dtype)) == (tuple(expected.shape), "float32")

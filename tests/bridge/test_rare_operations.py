@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Call, close, compare, in_jax, raises, randn, same, verified
+from eager import Call, array, close, compare, in_jax, raises, randn, same, verified
 from support.markers import slow_unless
 from torch import nn
 from torch.ao import quantization
@@ -153,7 +153,7 @@ def test_parts_are_read_after_their_base_was_written():
     x = randn(4)
     with pytest.raises(RuntimeError, match="returns multiple views"):
         parts_of_what_is_written(x.clone().requires_grad_())
-    out, pull = jax.vjp(lambda x: in_jax(parts_of_what_is_written, x), jnp.asarray(x.numpy()))
+    out, pull = jax.vjp(lambda x: in_jax(parts_of_what_is_written, x), array(x))
     np.testing.assert_allclose(out, parts_of_what_is_written(x))
     np.testing.assert_allclose(pull(jnp.ones(2))[0], 9 * x.roll(2))
 
@@ -164,7 +164,7 @@ def test_numbers_beyond_float8_e4m3fn():
     out = x.to(torch.float8_e4m3fn).float()
     out[:5].sum().backward()
     call = functools.partial(in_jax, lambda x: x.to(torch.float8_e4m3fn).float())
-    ours, back = jax.vjp(call, jnp.asarray(x.detach().numpy()))
+    ours, back = jax.vjp(call, array(x.detach()))
     np.testing.assert_array_equal(ours, out.detach().numpy())
     np.testing.assert_array_equal(back(jnp.array([1.0] * 5 + [0.0] * 3))[0], x.grad.numpy())
 
@@ -302,7 +302,7 @@ def test_a_packed_sequence_is_a_result_and_an_argument():
         assert report.ok, f"\n{report}"
         assert any("data" in r.name for r in report.rows if r.kind == "output")
         fn = bridge.export(module)
-        arrays = jax.tree.map(lambda x: jnp.asarray(x.numpy()), given)
+        arrays = jax.tree.map(lambda x: array(x), given)
         result = jax.jit(lambda params, x, fn=fn: fn(params, {}, x)[0])(fn.params, arrays)[0]
         expected = module(given)[0]
         assert type(result) is type(expected) is PackedSequence

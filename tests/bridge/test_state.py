@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import Calls, agrees, in_jax, refused, verified
+from eager import Calls, agrees, array, in_jax, refused, verified
 from torch import nn
 
 import bridge
@@ -352,7 +352,7 @@ def test_a_module_whose_names_have_changed_since_export_is_refused():
 def gradient(module, x):
     """JAX's gradient of the parameter `w`, and PyTorch's."""
     fn = bridge.export(module)
-    ours = jax.grad(lambda params: fn.run(params, fn.buffers, jnp.asarray(x.numpy())).outputs.sum())(fn.params)
+    ours = jax.grad(lambda params: fn.run(params, fn.buffers, array(x)).outputs.sum())(fn.params)
     out = module(x).sum()
     if out.requires_grad:
         out.backward()

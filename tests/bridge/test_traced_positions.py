@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from eager import Call, in_jax, raises, randn, verified
+from eager import Call, array, in_jax, raises, randn, verified
 from support.markers import slow_unless
 from torch.nn.functional import scaled_dot_product_attention as attention
 
@@ -252,7 +252,7 @@ def test_an_object_that_is_carried_from_call_to_call():
     assert bridge.register(Filled, flatten, _rebuilt) is bridge.register(Filled, flatten, _rebuilt) is Filled
     step = jax.jit(lambda filled, x: in_jax(lambda filled, x: filled.append(x), filled, x))
     parts, theirs = randn(3, 2, 2), Filled(6)
-    ours = jax.tree.map(lambda x: jnp.asarray(x.numpy()), theirs)
+    ours = jax.tree.map(lambda x: array(x), theirs)
     for part in parts:
         ours, theirs = step(ours, part.numpy()), theirs.append(part)
     assert type(ours) is Filled and ours.name == "filled" and ours.position == 6 and step._cache_size() == 1
