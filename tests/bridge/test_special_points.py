@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from eager import compare, in_jax, randn, same
+from eager import array, compare, in_jax, randn, same
 from special_points import BINARY, DIFFERS, ROW_VALUES, ROWS, UNARY
 from torch import nn
 
@@ -51,7 +51,6 @@ def weight_of(table, shape):
     return torch.arange(1.0, 1 + math.prod(shape)).view(shape) / 8 if table == "rows" else torch.ones(shape)
 
 
-@functools.cache
 def in_pytorch(table):
     """Returns value, gradients and, where PyTorch has them, second derivatives of each function."""
     functions, points, ordinary = TABLES[table]
@@ -81,7 +80,6 @@ def second_in_pytorch(function, points):
         return None
 
 
-@functools.cache
 def in_the_bridge(table):
     functions, points, ordinary = TABLES[table]
     fn = bridge.export(Table(functions.values(), REST.get(table, ())))
@@ -106,33 +104,29 @@ def in_the_bridge(table):
         first = jax.grad(lambda *xs: sum(jnp.sum(g) for g in jax.grad(lambda *ys: total(*ys)[0], places)(*xs)), places)
         return outs, gradients, forward, first(*at_ordinary)
 
-    arrays = [[jnp.asarray(x.numpy()) for x in inputs_of(functions, p)] if p else None for p in (points, ordinary)]
+    arrays = [[array(x) for x in inputs_of(functions, p)] if p else None for p in (points, ordinary)]
     return jax.device_get(program(*arrays))
 
 
-def close(ours, expected, point_of, what, name):
+def differences(ours, expected, point_of, what, name):
+    """Returns a line for each point at which two results are not close."""
     ours, expected = np.asarray(ours, np.float64), np.asarray(expected, np.float64)
     same = (ours == expected) | (np.isnan(ours) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
         near = np.isfinite(ours) & np.isfinite(expected) & (abs(ours - expected) <= 2e-5 * (1 + abs(expected)))
     differs, _ = DIFFERS.get(name, (lambda *point: False, ""))
-    said = [
-        f"{what} at {point_of(place)}: {ours[tuple(place)]}, PyTorch {expected[tuple(place)]}"
+    return [
+        f"{name}: {what} at {point_of(place)}: {ours[tuple(place)]}, PyTorch {expected[tuple(place)]}"
         for place in np.argwhere(~(same | near))
         if not differs(*point_of(place))
     ]
-    assert not said, "\n".join(said)
-
-
-CASES = [(table, name) for table in TABLES for name in TABLES[table][0]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("table", "name"), CASES, ids=[": ".join(c) for c in CASES])
-def test_special_points(table, name):
+@pytest.mark.parametrize("table", TABLES)
+def test_special_points(table):
+    """One test for each program: several would be run by several processes, which would all compile it."""
     functions, points, ordinary = TABLES[table]
-    i = [*functions].index(name)
-    out, gradients, second = in_pytorch(table)[i]
     ours, reverse, forward, our_second = in_the_bridge(table)
 
     def at(points):
@@ -140,17 +134,20 @@ def test_special_points(table, name):
             points[0][place[0]].tolist() if table == "rows" else (float(p[*place]) for p in points)
         )
 
-    close(ours[i], out, at(points), "value", name)
-    for k, gradient in enumerate(gradients):
-        close(reverse[k][i], gradient, at(points), f"gradient {k}", name)
-        if ordinary:
-            close(forward[k][i], gradient, at(points), f"forward gradient {k}", name)
-        if second is not None:
-            close(our_second[k][i], second[k], at(ordinary), f"second derivative {k}", name)
+    found = []
+    for i, (name, (out, gradients, second)) in enumerate(zip(functions, in_pytorch(table), strict=True)):
+        found += differences(ours[i], out, at(points), "value", name)
+        for k, gradient in enumerate(gradients):
+            found += differences(reverse[k][i], gradient, at(points), f"gradient {k}", name)
+            if ordinary:
+                found += differences(forward[k][i], gradient, at(points), f"forward gradient {k}", name)
+            if second is not None:
+                found += differences(our_second[k][i], second[k], at(ordinary), f"second derivative {k}", name)
+    assert not found, "\n".join(found)
 
 
 def test_differences_are_those_of_functions_in_the_tables():
-    assert DIFFERS.keys() <= {name for _, name in CASES}
+    assert DIFFERS.keys() <= {name for functions, _, _ in TABLES.values() for name in functions}
 
 
 # ---- Special functions over the range in which PyTorch computes them
@@ -204,6 +201,6 @@ def test_logcumsumexp(x, dim):
         out, pull = jax.vjp(lambda x: in_jax(lambda x: x.logcumsumexp(dim), x), x)
         return out, pull(weight)[0]
 
-    out, gradient = both(jnp.asarray(x.numpy()), jnp.asarray(weight.numpy()))
+    out, gradient = both(array(x), array(weight))
     np.testing.assert_allclose(out, expected.numpy(force=True), rtol=1e-5)
     np.testing.assert_allclose(gradient.conj(), wanted.resolve_conj().numpy(), rtol=1e-5, atol=1e-6)
