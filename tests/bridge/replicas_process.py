@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 DEVICES = 8
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"  # XLA's newer emitters, as users have them
+os.environ["XLA_FLAGS"] = (
+    f"--xla_force_host_platform_device_count={DEVICES}"  # XLA's newer emitters, as users have them
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 

@@ -73,7 +73,11 @@ def slope_and_known(function):
     return jax.grad(total, has_aux=True)
 
 
-def in_the_bridge(function, x, orders):
+EAGER = {"F.softplus 100"}
+"""Functions with derivatives of the size 1e4 that cancel at a point, exactly only if XLA fuses nothing."""
+
+
+def in_the_bridge(name, function, x, orders):
     """Returns, for each order, the derivative of this order taken in the call, and the next ones taken outside of it.
 
     All are one program: operations outside of `jit` would be compiled one by one.
@@ -82,7 +86,8 @@ def in_the_bridge(function, x, orders):
     def all_of(x):
         return [from_inside(function, x, inside, orders - 1 - inside) for inside in range(orders)]
 
-    return [[np.asarray(value, np.float64) for value in results] for results in jax.jit(all_of)(x)]
+    run = all_of if name in EAGER else jax.jit(all_of)
+    return [[np.asarray(value, np.float64) for value in results] for results in run(x)]
 
 
 def from_inside(function, x, inside, outside):
@@ -108,7 +113,7 @@ def test_derivatives(case):
     differs, _ = DIFFERS.get(name, (lambda x: False, ""))
     compared = np.array([not differs(x) for x in POINTS.tolist()])
     x = jnp.asarray(POINTS.numpy(), str(dtype).removeprefix("torch."))
-    for inside, results in enumerate(in_the_bridge(function, x, len(wanted))):
+    for inside, results in enumerate(in_the_bridge(name, function, x, len(wanted))):
         for more, ours in enumerate(results):
             theirs, true = wanted[inside + more], exact[inside + more]
             with np.errstate(invalid="ignore"):

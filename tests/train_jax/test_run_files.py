@@ -29,6 +29,7 @@ from train_jax.run.presets import preset
 from train_jax.run.resume import OPERATIONAL, changed_fields, decide_start, open_run, sole_writer
 from train_jax.run.tracking import Tracker, read_metrics, wandb_mode
 from train_jax.runtime.compilation import use_compile_cache
+from train_jax.script.task import ScriptConfig
 from train_jax.storage.files import local_copy, whole_file
 from train_jax.storage.lease import LostFolderError, check_writer
 
@@ -268,8 +269,9 @@ def test_the_id_of_a_run_is_made_once(place):
 
 def test_operational_fields_exist():
     fields = {field.name for field in dataclasses.fields(preset("tiny"))} | {"compute.", "optim.max_skipped_steps"}
-    of_language = {f"task_config.{field.name}" for field in dataclasses.fields(preset("chat-tiny").task_config)}
-    assert fields | of_language >= OPERATIONAL
+    configs = (type(preset("chat-tiny").task_config), ScriptConfig)
+    of_tasks = {f"task_config.{field.name}" for config in configs for field in dataclasses.fields(config)}
+    assert fields | of_tasks >= OPERATIONAL
 
 
 def test_one_process_writes_a_local_folder(tmp_path):

@@ -53,6 +53,6 @@ def cli(argv: list[str]) -> None:
         raise UserError(f"trm check needs a preset, an experiment or a script; {_HELP.splitlines()[0]}")
     if argv[0] in ("-h", "--help"):
         print(_HELP)
-        return
+        raise SystemExit(0)
     word, rest = (argv[0], argv[1:]) if argv[0] in CHECKS else ("step", argv)
     CHECKS[word](rest)
