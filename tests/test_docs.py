@@ -48,6 +48,7 @@ RUN_ELSEWHERE = {
     "docs/from_pytorch.md": "tests/bridge/test_tutorial.py",
     "docs/deploy-v4-64.md": "tests/train_jax/test_deploy_page.py",
     "docs/jax.md": "tests/bridge/jax_page_process.py",
+    "docs/potentials.md": "tests/bridge/test_tutorial.py",
 }
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 

@@ -35,6 +35,7 @@ COVERED = [
     "docs/own_puzzle.md",
     "docs/performance.md",
     "docs/pods.md",
+    "docs/potentials.md",
     "docs/profiling.md",
     "docs/reliability.md",
     "docs/tpu_types.md",

@@ -18,12 +18,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 TUTORIALS = {
     ("bridge.md", "bridge_call.md", "bridge_semantics.md", "dev/bridge_internals.md"): 16,
     ("from_pytorch.md",): 5,
+    ("potentials.md",): 4,
 }
 """Pages that are one program, with the least number of outputs that they show."""
 
 
 def blocks_of(pages):
     text = "".join((DOCS / page).read_text() for page in pages)
+    text = re.sub(r"^<!-- not run: [^\n]*-->\n```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
