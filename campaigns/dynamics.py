@@ -6,6 +6,9 @@ Prints the errors of positions beside PyTorch in float64, the drift of the energ
 without PyTorch compute.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# The packages are in environments of their own.
+
 from __future__ import annotations
 
 import json

@@ -9,6 +9,9 @@ because JAX chooses 64 bits at its start:
 The models are small, with random weights (CHGNet: its published ones), on eight atoms of distorted rock salt.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# The packages are in environments of their own.
+
 from __future__ import annotations
 
 import argparse

@@ -92,8 +92,8 @@ def test_one_file_knows_pmap_and_one_knows_private_names_of_jax():
 
 
 BRIDGE_FLOORS = (
-    "__init__ __main__", "doctor", "parity blocks sharding graphs", "functional weights", "module", "dispatch", "autograd",
-    "lowerings", "symbolic", "tensor", "generators", "context", "_compat", "errors",
+    "__init__ __main__", "doctor", "parity blocks sharding graphs", "functional weights", "module", "dispatch",
+    "autograd", "lowerings", "symbolic", "tensor", "generators", "context", "_compat", "errors",
 )  # fmt: skip
 """Rooms of the bridge, each of which imports from the floors below its own only."""
 
