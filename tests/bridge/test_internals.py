@@ -153,4 +153,4 @@ def test_a_release_without_some_operations_runs():
 def test_a_small_call_makes_few_python_calls():
     """A linear layer, a tanh and a counter; `python -m benchmarks.trace_cost` prints the same figures."""
     counted = calls()
-    assert counted["calls"] <= 350 and counted["functions"] <= 125, counted
+    assert counted["calls"] <= 350 and counted["functions"] <= 126, counted
