@@ -266,7 +266,7 @@ def test_small_differences_by_nature():
     assert conjugate(z) == 1j and in_jax(conjugate, z)[0] == 0
 
 
-@pytest.mark.slow  # the default tests compile fused loops without this way of XLA's
+@pytest.mark.campaign  # other tests compile fused loops in a different way
 def test_rounding_under_jit_decides_between_equals():
     """XLA joins the mean's division and the difference, without rounding the quotient: 9 / 36 is no longer 1 / 4."""
     counts = torch.tensor([[9.0, 10, 8, 9]])
