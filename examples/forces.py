@@ -61,7 +61,7 @@ def loss(model, batch):
     predicted_forces = -torch.autograd.grad(predicted.sum(), positions, create_graph=True)[0]
     force_error = (predicted_forces - forces).square().sum((1, 2))
     energy_error = (predicted - energies).square()
-    metrics = {"force_rmse": (force_error.mean() / (3 * ATOMS)).sqrt()}
+    metrics = {"force_mae": ((predicted_forces - forces).abs().mean((1, 2)).sum(), len(energies))}
     return (0.1 * energy_error + force_error).sum(), len(energies), metrics
 
 
