@@ -54,6 +54,10 @@ class Case:
     """Keyword arguments of a call that needs no second derivative."""
     known: str = ""
     """Arrays that the program has to know, a regular expression of names as in `verify`; all others may be traced."""
+    static: str = ""
+    """Buffers that the program has to know, as in `export`."""
+    derived: bool = True
+    """True if forces are the derivatives of the energy in the outputs by the positions of the call."""
     double: bool = True
     """False if the package itself does not run in float64."""
 
@@ -154,9 +158,6 @@ def painn(dtype):
 
 
 def nequip(dtype):
-    import e3nn
-
-    e3nn.set_optimization_defaults(jit_mode="eager")
     import torch
     from nequip.data import compute_neighborlist_, from_ase
     from nequip.model import NequIPGNNModel
@@ -215,7 +216,7 @@ def tensornet(dtype):
         )
         return (graph, torch.tensor(np.array(atoms.cell), dtype=dtype)), {}
 
-    return Case(module, "matgl", call, (0, "frac_coords"), (0,), (1,), (2,))
+    return Case(module, "matgl", call, (0, "frac_coords"), (0,), (1,), (2,), derived=False)
 
 
 def orb(dtype):
@@ -240,7 +241,10 @@ def orb(dtype):
 
     positions = 0, "node_features", "positions"
     outputs = ("energy",), ("grad_forces",), ("grad_stress",)
-    return Case(module, "orb-models", call, positions, *outputs, known=r".*\.n_(node|edge)")
+    known = r".*\.n_(node|edge)"
+    static = r"pair_repulsion_fn\.p"
+    # The energy among its outputs is normalised, unlike the one that it differentiates.
+    return Case(module, "orb-models", call, positions, *outputs, known=known, static=static, derived=False)
 
 
 def chgnet(dtype):
@@ -259,7 +263,7 @@ def chgnet(dtype):
 
     graph = r".*(number|graph|directed|undirected)"
     outputs = ("e",), ("f", 0), ("s", 0)
-    return Case(module, "chgnet", call, (0, 0, "atom_frac_coord"), *outputs, known=graph, double=False)
+    return Case(module, "chgnet", call, (0, 0, "atom_frac_coord"), *outputs, known=graph, derived=False, double=False)
 
 
 LIBRARIES: dict[str, Callable[[Any], Case]] = {
@@ -430,7 +434,7 @@ def verify(library, dtype_name):
         return (at(outputs, case.forces) ** 2).mean()
 
     args, kwargs = case.call()
-    options = {"module_kwargs": kwargs, "known_inputs": case.known}
+    options = {"module_kwargs": kwargs, "known_inputs": case.known, "static": case.static}
     report = bridge.verify(module, *args, steps=1, loss=loss, train=True, **options)
     beyond = str(report).splitlines()[2:5]
     return {"library": library, "dtype": dtype_name, "verify": "ok" if report.ok else beyond}
@@ -458,7 +462,7 @@ def measure(library, dtype_name, rounds):
     direction = torch.randn(positions.shape, dtype=dtype)
     outputs, product, weights = there.values(positions, target, direction)
 
-    ours = InJax(case, bridge.export(module))
+    ours = InJax(case, bridge.export(module, static=case.static))
     vectors = [jax.numpy.asarray(tensor.numpy()) for tensor in (positions, target, direction)]
     record["known"] = case.known
     results = jax.jit(ours.values)(ours.fn.params, *vectors, ours.graph)
@@ -485,7 +489,7 @@ def finite_differences(there, positions, target, direction, results):
     ahead, behind = positions + STEP * direction, positions - STEP * direction
     slope = (there.energy(ahead) - there.energy(behind)) / (2 * STEP)
     record = {}
-    if "frac" not in case.positions[-1]:  # forces are derivatives by Cartesian coordinates
+    if case.derived:
         along = -float((np.asarray(at(predicted, case.forces)) * direction.numpy()).sum())
         record["fd_forces"] = abs(along - slope) / abs(slope)
     forces = [(at(there.outputs(place), case.forces).detach() * direction) for place in (ahead, behind)]
@@ -557,8 +561,9 @@ def write_table(page, results):
                 cells += [record["refused"], *[""] * 7]
             else:
                 differences = [value for key, value in record.items() if key.startswith("fd_")]
-                cells.append(f"`{record['known']}`" if record["known"] else "nothing")
-                cells += [f"{record[column]:.0e}" for column in COLUMNS]
+                names = record["known"].replace("|", r"\|")
+                cells.append(f"`{names}`" if names else "nothing")
+                cells += [f"{record[column]:.0e}" if record[column] else "0" for column in COLUMNS]
                 cells += [f"{max(differences):.0e}" if differences else "", record.get("verify", "")]
             rows.append("| " + " | ".join(cells) + " |")
     text = page.read_text()
