@@ -320,7 +320,7 @@ def test_a_fault_in_a_step_is_found(script, monkeypatch, fault):
 
 
 def test_in_16_bits_the_steps_are_compared_in_float64_and_the_gradient_by_verify(script):
-    config = config_of(script())
+    config = config_of(script(), steps=3)  # the data are read by the check
     config = dataclasses.replace(config, arch=dataclasses.replace(config.arch, forward_dtype="bfloat16"))
     found = check.check_steps(config, 1)
     assert found.ok, [leaf for leaf in found.leaves if not leaf.agrees]

@@ -131,6 +131,7 @@ def check_steps(
     """
     begun = time.perf_counter()
     task = task or ScriptTask(config)
+    _ = task.form  # reads the data before the default dtype is float64, which data without a dtype would have
     narrow = _is_narrow(config, task)
     with jax.default_device(host_device()):
         theirs, ours = _both(config, task, steps, torch.float64 if narrow else torch.float32, say)
