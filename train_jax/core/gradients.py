@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -31,8 +31,9 @@ class Gradients(NamedTuple):
     carry: Any
     buffers: Arrays
     """The state's buffers after the forward pass."""
-    unreached: Collection[str] = ()
-    """The trainable parameters that the loss does not depend on, as the trace shows, if the task keeps them."""
+    unreached: Mapping[str, None] = {}
+    """The trainable parameters that the loss does not depend on, as the trace shows, if the task keeps them. Keys of a
+    dict, because a function that is traced can return them."""
 
 
 Keys = Callable[[Any, int], Any]
@@ -86,7 +87,9 @@ def compute_gradients(
             keys,
             parts,
         )
-    return gradients._replace(unreached=trainable.keys() - reached) if keeps_unreached else gradients
+    # In the order of the parameters: all processes have to trace the same program.
+    unreached = [name for name in trainable if keeps_unreached and name not in reached]
+    return gradients._replace(unreached=dict.fromkeys(unreached))
 
 
 def _writable(objective: Objective, buffers: Arrays) -> Arrays:
