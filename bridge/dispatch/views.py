@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_autograd, below_modes, schema_name
 from bridge.context import CallState
 from bridge.dispatch.computation import WHOLE, compute, is_known
@@ -295,7 +296,8 @@ def write_in_place(context: CallState, func: Any, args: tuple, kwargs: dict) -> 
     if not isinstance(source, BridgeTensor) or source.shape != target.shape:
         raise NotImplementedError("it resizes the tensor of `out=`; give that the size of the result, or leave it out")
     bounds = after_write(target, source)
-    known = target.dtype in WHOLE and is_known((source.value, target._handle.read()), target.numel())
+    may_be_known = target.dtype in WHOLE and not isinstance(source.value, Tracer)  # before the target is read
+    known = may_be_known and is_known((source.value, target._handle.read()), target.numel())
     with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
         target.write(
             source.value.astype(jax_dtype(target.dtype)),

@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from support.classified_points import POINTS
 from support.markers import slow_unless
 
 from train_jax.__main__ import main
 
-SCRIPT = '''
+SCRIPT = (
+    '''
 """Classifies points in two classes."""
 
 import torch
@@ -19,24 +21,9 @@ def model():
     return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-def points(seed, count):
-    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
-    return x, (x.prod(1) > 0).long()
-
-
-def train_data():
-    return points(0, 100)
-
-
-def test_data():
-    return points(1, 37)
-
-
-def loss(model, batch):
-    x, y = batch
-    logits = model(x)
-    return nn.functional.cross_entropy(logits, y), {"accuracy": (logits.argmax(-1) == y).float().mean()}
 '''
+    + POINTS
+)
 DATA = "    return points(0, 100)\n"
 LOSS = "    return nn.functional.cross_entropy(logits, y), {"
 SGD = "\n\ndef optimizer(model):\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.classified_points import POINTS
 from support.markers import slow_unless
 from torch import nn
 
@@ -25,7 +26,8 @@ from train_jax.script import check, padding, task
 from train_jax.script.program import Program
 from train_jax.script.structure import Form
 
-SCRIPT = '''
+SCRIPT = (
+    '''
 """Classifies points in two classes."""
 
 import torch
@@ -36,24 +38,9 @@ def model():
     return nn.Sequential(nn.Linear(2, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
 
 
-def points(seed, count):
-    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
-    return x, (x.prod(1) > 0).long()
-
-
-def train_data():
-    return points(0, 100)
-
-
-def test_data():
-    return points(1, 37)
-
-
-def loss(model, batch):
-    x, y = batch
-    logits = model(x)
-    return nn.functional.cross_entropy(logits, y), {"accuracy": (logits.argmax(-1) == y).float().mean()}
 '''
+    + POINTS
+)
 
 LENGTHS = """
 import torch

@@ -39,8 +39,7 @@ def write_pretrained(run: Restored, folder: Path) -> Iterator[Path]:
     Raises `UserError` for a model without this method.
     """
     task = _task_of(run)
-    module = build_module(run.config, task, 1)
-    module.load_state_dict(run.state_dict(), strict=True)
+    module = _module_of(run, task)
     for name, model in as_given(module).items() if isinstance(module, Models) else [("", module)]:
         model.__class__ = task.class_of(model)
         save: Any = getattr(model, "save_pretrained", None)
@@ -160,9 +159,7 @@ def _forward_of(call: _Call) -> Any:
 
 
 def _comparison(run: Restored, task: ScriptTask, call: _Call, program: Program) -> str:
-    module = build_module(run.config, task, 1)
-    module.load_state_dict(run.state_dict(), strict=True)
-    module.eval()
+    module = _module_of(run, task).eval()
     bound = inspect.BoundArguments(call.signature, call.arguments)  # pyright: ignore[reportArgumentType]
     with torch.no_grad():
         theirs = arrays_in(module(*bound.args, **bound.kwargs))
@@ -175,6 +172,13 @@ def _comparison(run: Restored, task: ScriptTask, call: _Call, program: Program) 
     if not worst <= AGREEING:
         raise UserError(f"{run.folder.path}: the program differs from PyTorch by {worst:.0e} of the largest output")
     return f"PyTorch agrees: {', '.join(ours)} of {call.size} examples to {worst:.0e}"
+
+
+def _module_of(run: Restored, task: ScriptTask) -> nn.Module:
+    """Returns the module of the script with the weights of the run."""
+    module = build_module(run.config, task, 1)
+    module.load_state_dict(run.state_dict(), strict=True)
+    return module
 
 
 def _task_of(run: Restored) -> ScriptTask:

@@ -133,10 +133,8 @@ def mapped(value: Any, function: Callable[[Any, str], Any], name: str = "") -> A
 def _difference(one: Any, other: Any, name: str) -> str:
     """Returns the first difference between two forms in words; empty for none."""
     where = name or WHOLE
-    if type(one) is not type(other) and {type(one), type(other)} != {
-        list,
-        tuple,
-    }:  # one is what default_collate returns
+    are_sequences = {type(one), type(other)} == {list, tuple}  # default_collate makes a list of a tuple
+    if type(one) is not type(other) and not are_sequences:
         return f"{where} is {_kind(one)} and {_kind(other)}"
     if isinstance(one, Mapping):
         if one.keys() != other.keys():

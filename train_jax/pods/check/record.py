@@ -68,7 +68,7 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        return any(row.status == "FAIL" for row in self.rows)
+        return any(row.failed for row in self.rows)
 
     def begin(self, part: str) -> None:
         """Records that a part is running, so that the next process can name the part after a crash."""

@@ -33,6 +33,10 @@ class Row:
     def failed(self) -> bool:
         return self.status == "FAIL"
 
+    @property
+    def has_problem(self) -> bool:
+        return self.status in ("WARN", "FAIL")
+
 
 def row(measured: str, *, fail: bool = False, warn: bool = False, limit: str = "", remedy: str = "") -> Row:
     """Returns a row with the name of its check; it passes unless one of the conditions holds."""
@@ -56,8 +60,7 @@ def merge(by_process: Sequence[Sequence[Row]], hosts: Sequence[str]) -> list[Row
     for name in dict.fromkeys(each.name for rows in by_process for each in rows):
         having = [(index, each) for index, rows in enumerate(by_process) for each in rows if each.name == name]
         index, worst = max(having, key=lambda pair: (_ORDER.index(pair[1].status), -pair[0]))
-        has_problem = worst.status in ("WARN", "FAIL")
-        if has_problem and any(each != worst for _, each in having):
+        if worst.has_problem and any(each != worst for _, each in having):
             alike = sum(each.status == worst.status for _, each in having) - 1
             more = f", and {alike} more" if alike else ""
             worst = dataclasses.replace(worst, where=f"process {index} on {hosts[index]}{more}")
@@ -88,7 +91,7 @@ class Result:
         names = max(len(each.name) for each in rows)
         indent = " " * (names + 8)
         for each in rows:
-            if brief and each.status in ("PASS", "n/a"):
+            if brief and not each.has_problem:
                 continue
             where = f" ({each.where})" if each.where else ""
             limit = f" [{each.limit}]" if each.limit else ""

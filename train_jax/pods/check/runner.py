@@ -65,7 +65,7 @@ def _rows_of(check: Check, context: Context, before: Sequence[Row], timeout_seco
     if check.needs_data and not context.has_data:
         return [absent(check.name, context.no_data)]
     try:
-        with contextlib.nullcontext() if check.may_last else _ended_after(timeout_seconds, check.name, before):
+        with contextlib.nullcontext() if check.may_last else _no_longer_than(timeout_seconds, check.name, before):
             found = check.function(context)
     except (PreemptedError, KeyboardInterrupt):
         raise
@@ -77,18 +77,23 @@ def _rows_of(check: Check, context: Context, before: Sequence[Row], timeout_seco
     return [dataclasses.replace(each, name=each.name or check.name) for each in rows]
 
 
-@contextlib.contextmanager
-def _ended_after(seconds: float, name: str, before: Sequence[Row]) -> Iterator[None]:
+def _no_longer_than(seconds: float, name: str, before: Sequence[Row]) -> contextlib.AbstractContextManager[None]:
     """Ends this process, with the problems of the rows before, if the block takes longer."""
 
     def end() -> None:
-        problems = [f"; {each.name}: {each.measured}" for each in before if each.status in ("WARN", "FAIL")]
+        problems = [f"; {each.name}: {each.measured}" for each in before if each.has_problem]
         sys.stderr.write(
             f"trm: preflight: {name}: no answer within {seconds:.0f} s; does every host run this command, and does no "
             f"other process hold the device? (process {place()[0]}{''.join(problems)})\n"
         )
         exit_now(1)
 
+    return limited(seconds, end)
+
+
+@contextlib.contextmanager
+def limited(seconds: float, end: Callable[[], None]) -> Iterator[None]:
+    """Calls `end`, which ends the process, in another thread if the block takes longer."""
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()

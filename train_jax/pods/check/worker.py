@@ -6,12 +6,12 @@ holds for several processes: all workers end with the failed one, and the next o
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from train_jax.pods.check.context import Context
 from train_jax.pods.check.parts import Part
 from train_jax.pods.check.record import NO_TIME, Record
 from train_jax.pods.check.rows import Row, absent, named
-from train_jax.pods.check.runner import run_checks
+from train_jax.pods.check.runner import limited, run_checks
 from train_jax.runtime.coordination import exchange, place
 
 _HUNG = 86
@@ -41,13 +41,8 @@ def work(context: Context, record: Record, parts: Sequence[Part], part_seconds: 
             continue
         if place()[0] == 0:
             record.begin(part.name)
-        timer = threading.Timer(part_seconds, _end, (part.name, part_seconds))
-        timer.daemon = True
-        timer.start()
-        try:
+        with limited(part_seconds, functools.partial(_end, part.name, part_seconds)):
             rows = _rows_of(part, context)
-        finally:
-            timer.cancel()
         if place()[0] == 0:
             record.end(part.name, rows)
             sys.stdout.write(record.lines(part.name))
