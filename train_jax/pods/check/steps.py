@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -18,7 +19,7 @@ from train_jax.pods.compile import first_line, memory_of
 from train_jax.run import performance
 from train_jax.run.choices import read_choices
 from train_jax.run.kernels import kernels
-from train_jax.runtime.compilation import save_program
+from train_jax.runtime.compilation import entries_apart, save_program
 from train_jax.runtime.coordination import exchange, place
 from train_jax.runtime.devices import Runner
 from train_jax.runtime.feed import Feed
@@ -47,7 +48,8 @@ class Stepper:
         shapes = arguments if devices.compiles_for_arrays else jax.tree.map(_shape, arguments)
         begin = time.perf_counter()
         self.lowered = training.parallel_step().lower(*shapes)
-        self.program = training.parallel_step() if devices.compiles_for_arrays else self.lowered.compile()
+        with contextlib.nullcontext() if file is None else entries_apart():  # what the cache has cannot be saved again
+            self.program = training.parallel_step() if devices.compiles_for_arrays else self.lowered.compile()
         self.compile_seconds = time.perf_counter() - begin
         self.saved = [] if file is None else [_saved(file, self)]
         begin = time.perf_counter()
