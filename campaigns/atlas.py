@@ -34,7 +34,8 @@ from campaigns.atlas_models import Entry, entries, import_torchvision, names_of
 
 NOISE = 0.05
 """Size of the noise added to all weights, so that none is zero."""
-OUTPUT, GRADIENT = 1e-4, 1e-3
+OUTPUT = 1e-4
+GRADIENT = 1e-3
 """Tolerances."""
 MEMORY = 10 * 2**30
 """Bytes that a model may take."""
@@ -73,7 +74,8 @@ def attempt(entry: Entry, train: bool, help_with: Help | None = None) -> dict[st
         module, args, kwargs = entry.build()
     except Exception as error:
         return {"status": "not built", "cause": _short(error)}
-    generator, help_with = torch.Generator().manual_seed(1), help_with or Help()
+    generator = torch.Generator().manual_seed(1)
+    help_with = help_with or Help()
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.is_floating_point():
@@ -157,7 +159,8 @@ def run(options: Options) -> None:
     for name in names_of(chosen, done):
         if options.with_help and (name not in HELP or known.get((name, options.train, False)) != "refused"):
             continue
-        start, help_with = time.monotonic(), HELP[name] if options.with_help else None
+        start = time.monotonic()
+        help_with = HELP[name] if options.with_help else None
         result = in_process(lambda n=name, h=help_with: attempt(chosen[n], options.train, h), options.limit)
         row = {"name": name, "family": chosen[name].family, "train": options.train, "help": options.with_help}
         seconds = round(time.monotonic() - start, 1)

@@ -486,7 +486,8 @@ def finite_differences(there, positions, target, direction, results):
 
     predicted, reverse, _, gradients = results
     case = there.case
-    ahead, behind = positions + STEP * direction, positions - STEP * direction
+    ahead = positions + STEP * direction
+    behind = positions - STEP * direction
     slope = (there.energy(ahead) - there.energy(behind)) / (2 * STEP)
     record = {}
     if case.derived:
@@ -567,7 +568,8 @@ def write_table(page, results):
                 cells += [f"{max(differences):.0e}" if differences else "", record.get("verify", "")]
             rows.append("| " + " | ".join(cells) + " |")
     text = page.read_text()
-    start, end = "<!-- table -->\n", "<!-- end of table -->"
+    start = "<!-- table -->\n"
+    end = "<!-- end of table -->"
     before, _, rest = text.partition(start)
     page.write_text(before + start + "\n".join(rows) + "\n" + end + rest.partition(end)[2])
 

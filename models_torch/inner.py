@@ -42,7 +42,8 @@ class Inner(nn.Module):
     def __init__(self, config: ArchitectureConfig):
         super().__init__()
         self.config = config
-        hidden, dtype = config.hidden_size, config.torch_dtype
+        hidden = config.hidden_size
+        dtype = config.torch_dtype
         self.embed_scale = math.sqrt(hidden)
         init_std = 1 / self.embed_scale
 

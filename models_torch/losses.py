@@ -89,7 +89,8 @@ class ACTLossHead(nn.Module):
         this step and have labels; the losses are sums over the whole batch.
         """
         new_carry, outputs = self.model(carry, batch)
-        logits, q_halt_logits = outputs["logits"], outputs["q_halt_logits"]
+        logits = outputs["logits"]
+        q_halt_logits = outputs["q_halt_logits"]
         labels = new_carry.current_data["labels"]
 
         with torch.no_grad():

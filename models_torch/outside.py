@@ -77,7 +77,8 @@ class OneStep(nn.Module):
 
     def initial_carry(self, batch: dict[str, Tensor]) -> ACTCarry:
         """Returns a carry with every sequence halted and no latents."""
-        count, device = batch["inputs"].shape[0], batch["inputs"].device
+        count = batch["inputs"].shape[0]
+        device = batch["inputs"].device
         ones = torch.ones(count, dtype=torch.int32, device=device)
         return ACTCarry((), ones, ones.bool(), {key: torch.zeros_like(value) for key, value in batch.items()})
 
@@ -147,11 +148,13 @@ def build_model(name: str, config: ModelConfig) -> nn.Module:
     """
     model_class = find(name)
     values = constructor_values(config) | getattr(config, "options", {})
-    construct, keywords = model_class, False
+    construct = model_class
+    keywords = False
     if has_from_config(model_class):
         construct = model_class.from_config  # pyright: ignore[reportAttributeAccessIssue]
     elif not takes_one_dict(model_class):
-        values, keywords = _keyword_arguments(name, model_class, config), True
+        values = _keyword_arguments(name, model_class, config)
+        keywords = True
     return constructed(name, lambda: construct(**values) if keywords else construct(values), values)
 
 

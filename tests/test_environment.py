@@ -32,7 +32,8 @@ class Folder:
     """A copy of the project's folder, as far as the script reads it."""
 
     def __init__(self, path, shell):
-        self.path, self.shell = path, shell
+        self.path = path
+        self.shell = shell
         for name in ("environment.sh", "pyproject.toml", "constraints.txt", "constraints-newest.txt"):
             shutil.copy(ROOT / name, path)
         (path / "python").write_text(PYTHON)

@@ -142,7 +142,8 @@ def test_commit_in_a_checkout(tmp_path):
 @pytest.mark.slow
 def test_wheel_and_sdist_hold_the_packages_and_what_they_are_built_and_tested_with(tmp_path):
     """Both are built without network from a copy of the files that an archive of the project has."""
-    source, out = tmp_path / "source", tmp_path / "dist"
+    source = tmp_path / "source"
+    out = tmp_path / "dist"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in (*PACKAGES, "docs", "tests", "benchmarks", "campaigns"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)

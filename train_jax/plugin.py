@@ -224,7 +224,9 @@ def take_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     Words after `--` are those of another command. Raises `UserError` for an option without a value.
     """
     end = argv.index("--") if "--" in argv else len(argv)
-    words, rest, files = iter(argv[:end]), [], []
+    words = iter(argv[:end])
+    rest = []
+    files = []
     for word in words:
         option, equals, value = word.partition("=")
         if word.endswith(".py") and rest and not any(each.startswith("-") for each in [*rest, word]):

@@ -72,7 +72,8 @@ def test_a_page_by_family(tmp_path):
         result("refused", name="twice", cause="a branch"),
         result("refused", name="twice", cause="a branch", train=True),
     ]
-    path, page = tmp_path / "atlas.jsonl", tmp_path / "atlas.md"
+    path = tmp_path / "atlas.jsonl"
+    page = tmp_path / "atlas.md"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     page.write_text("# The atlas\n\ntext\n\n## Evaluation\n\nold\n")
     atlas.main([str(path), "--page", str(page)])

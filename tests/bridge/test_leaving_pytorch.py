@@ -158,7 +158,8 @@ def test_the_value_of_a_traced_tensor_is_refused():
 
 def test_nested_tensors_are_refused():
     """PyTorch fills rows of padding with zeros there, which it does not without nested tensors."""
-    layer, padding = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), torch.tensor([[False, False, True]])
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    padding = torch.tensor([[False, False, True]])
 
     def forward(encoder, x):
         with torch.no_grad():

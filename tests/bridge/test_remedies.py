@@ -16,7 +16,9 @@ from torch.optim import swa_utils
 
 import bridge
 
-X, TARGET, WEIGHT = randn(4, 8), randn(4, 8, seed=2), randn(4, 8, seed=3).abs()
+X = randn(4, 8)
+TARGET = randn(4, 8, seed=2)
+WEIGHT = randn(4, 8, seed=3).abs()
 
 
 def queue(position, *shape):
@@ -38,7 +40,9 @@ def test_a_position_as_a_tensor():
 
 def test_the_only_true_element_of_a_mask():
     """Scripts that train diffusion models look up the noise of each time step in this way."""
-    steps, noise, times = torch.arange(1000).flip(0), torch.linspace(1, 0, 1000), torch.tensor([7, 990])
+    steps = torch.arange(1000).flip(0)
+    noise = torch.linspace(1, 0, 1000)
+    times = torch.tensor([7, 990])
 
     def by_numbers(times):
         return noise[[(steps == each).nonzero().item() for each in times]], noise[steps == times[0]].item()
@@ -105,7 +109,8 @@ class Initialised(Calls):
     lambda m: setattr(m, "ready", torch.tensor(True)),
 ])  # fmt: skip
 def test_a_flag_that_the_first_call_sets(write):
-    module, x = Initialised(write), randn(4, 3)
+    module = Initialised(write)
+    x = randn(4, 3)
     verified(module, x)
     with pytest.raises(bridge.BridgeError, match="call the module once before `export` if only the first call"):
         bridge.verify(module, x, static="ready")
@@ -128,7 +133,8 @@ def test_an_average_of_weights():
 
 
 def test_positions_among_distinct_numbers():
-    module, x = Calls(lambda m, i: m.w[torch.unique(i, return_inverse=True)[1]]), torch.tensor([0, 2, 2])
+    module = Calls(lambda m, i: m.w[torch.unique(i, return_inverse=True)[1]])
+    x = torch.tensor([0, 2, 2])
     text = raises(
         r"shape that depends on data in the module itself .*known_inputs=\"0\".*index_fill\(0, i, 1\)", module, x
     )

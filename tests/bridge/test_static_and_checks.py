@@ -89,7 +89,8 @@ def test_integer_inputs_that_stay_the_same_may_be_known():
         edges = edges[:, edges[0] != edges[1]]
         return torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]]) * int(edges.max())
 
-    module, edges = Call(messages), torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]])
+    module = Call(messages)
+    edges = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]])
     assert bridge.verify(module, X, edges, known_inputs="1|edges").ok
     fn = bridge.export(module)
     ours = jax.jit(lambda x: fn({}, {}, x, edges.numpy())[0])(jnp.asarray(X))
@@ -100,19 +101,23 @@ def test_integer_inputs_that_stay_the_same_may_be_known():
 
 class Batch:
     def __init__(self, x, edges, ids):
-        self.x, self.parts, self.scale = x, {"edges": edges, "ids": [ids]}, 2
+        self.x = x
+        self.parts = {"edges": edges, "ids": [ids]}
+        self.scale = 2
 
 
 class OfBatch(Calls):
     def forward(self, batch, *, more=None, scale=None):
         if isinstance(batch, Batch):
-            more, batch = batch.parts, {"x": batch.x}
+            more = batch.parts
+            batch = {"x": batch.x}
         more = batch if more is None else more
         batch["y"] = batch["x"] @ self.w  # a module may write into a dict
         return batch["y"] * (int(more["edges"].max()) + more["ids"][0].tolist()[-1])
 
 
-EDGES, IDS = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]]), torch.tensor([0, 2])
+EDGES = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]])
+IDS = torch.tensor([0, 2])
 PLACES = {
     "0.edges 0.ids.0": (({"x": X, "edges": EDGES, "ids": [IDS], "scale": 2},), {}),
     "more.edges more.ids.0": (({"x": X},), {"more": {"edges": EDGES, "ids": [IDS]}, "scale": torch.ones(3)}),
@@ -189,7 +194,8 @@ def test_names():
 class Checks(nn.Module):
     def __init__(self, check):
         super().__init__()
-        self.inner, self.linear = Call(check), nn.Linear(3, 3)
+        self.inner = Call(check)
+        self.linear = nn.Linear(3, 3)
 
     def forward(self, x):
         self.inner(x)
@@ -277,7 +283,8 @@ def ctc(scores, labels):
 
 
 def test_selected_labels():
-    scores, labels = randn(9, 2, 5).log_softmax(-1), torch.tensor([[1, 3, -100, 4], [2, -100, -100, 2]])
+    scores = randn(9, 2, 5).log_softmax(-1)
+    labels = torch.tensor([[1, 3, -100, 4], [2, -100, -100, 2]])
     fn = bridge.export(Call(ctc))
     ours, slope = jax.jit(jax.value_and_grad(lambda s, y: fn({}, {}, s, y)[0]))(scores.numpy(), labels.numpy())
     leaf = scores.clone().requires_grad_()

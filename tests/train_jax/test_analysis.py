@@ -79,7 +79,8 @@ def test_without_seeds_there_is_no_test_and_without_runs_no_answer(tmp_path):
     jobs = plan(tmp_path, "exp02b", "exp08")
     for job, accuracy in zip(jobs, (0.1, 0.5, 0.3, 0.2, 0.2, 0.9), strict=False):
         write_run(job, accuracy)
-    cycles, averages = answer_of(tmp_path, "exp02b"), answer_of(tmp_path, "exp08")
+    cycles = answer_of(tmp_path, "exp02b")
+    averages = answer_of(tmp_path, "exp08")
     best = "exp02b_02 (H-cycles 2, inside the grid) is best with 50.00% (1 seed)"
     assert cycles.sentence == f"{best}; exp02b_03 follows with 30.00% (1 seed)."
     assert cycles.notes[1] == "Without two seeds of each, nothing says whether they differ by chance."
@@ -152,7 +153,8 @@ def test_the_report_and_the_tables_have_every_run(tmp_path, capsys):
         assert float(row["train_flops"]) > 0
     assert {"optim.optimizer", "optim.beta2", "arch.H_cycles"} <= set(rows[0])
     assert len(list(csv.DictReader((folder / "curves.csv").open()))) == 40
-    page, text = (folder / "index.html").read_text(), (folder / "analysis.md").read_text()
+    page = (folder / "index.html").read_text()
+    text = (folder / "analysis.md").read_text()
     assert page.count("<svg") == 2 and "http" not in page.replace("http://www.w3.org", "")
     assert "| exp02b_05 | 2 | 60.50% |" in text
     assert "exp02b_05 (H-cycles 5, at the edge of the grid) is best" in text and text in text.replace("\r", "")

@@ -24,7 +24,8 @@ from train_jax.trainer.start import _check_keep_best
 TRAIN = "train tiny --data-dir PUZZLES --run-dir run --wandb disabled --model"
 SHARDED = f"{TRAIN} trm --compute.shard-optimizer"
 CHAT = "build-data chat --output-dir chat --tokenizer TEXT"
-CELL_NET, THINKER = "support.outside_models:CellNet", "support.outside_models:Thinker"
+CELL_NET = "support.outside_models:CellNet"
+THINKER = "support.outside_models:Thinker"
 LAUNCH = "launch --zone us-central2-b --dry-run --tpu "
 MISTAKES = {
     # arguments

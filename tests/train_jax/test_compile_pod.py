@@ -189,7 +189,8 @@ def test_an_experiment_is_assembled(monkeypatch, tmp_path, name):
     monkeypatch.setattr(uninitialized, "LARGE", 2**10)  # draws almost nothing
     assert main(["compile-pod", name]) == 2
     ((training, (state, carry, shares, _)),) = trainings
-    config, row = experiment_run(name), EXPERIMENTS[name]
+    config = experiment_run(name)
+    row = EXPERIMENTS[name]
     arch: Any = config.arch
     assert training.config == config and training.devices.count == DEVICES
     puzzles = sum(each.puzzles for each in data_sets(row))

@@ -30,14 +30,16 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch, tmp_path):
     """Every host gets the compiled programs, with the code or as the name of their folder in storage."""
-    trm, folder = Path("bin/trm"), tmp_path / "programs"
+    trm = Path("bin/trm")
+    folder = tmp_path / "programs"
     shown = 'cat "$JAX_COMPILATION_CACHE_DIR/jit_step-1-cache" 2>/dev/null || echo "$JAX_COMPILATION_CACHE_DIR"'
     trm.write_text(TRM.replace("\n", f"\n{shown}\n", 1))
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
     folder.mkdir()
     (folder / "jit_step-1-cache").write_text("a program\n")
     (folder / "shipped.json").write_text("{}")
-    over, delete = [], Tpu.delete
+    over = []
+    delete = Tpu.delete
     monkeypatch.setattr(Tpu, "delete", lambda node: (over.append(read_record("mine").over), delete(node)))
     status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--compiled", folder, "--", *TRAIN)
     assert status == 0 and cloud.node("mine") is None
@@ -177,7 +179,8 @@ class Cloud(Gcloud):
     """
 
     def __init__(self, *states):
-        self.states, self.verbs = list(states), []
+        self.states = list(states)
+        self.verbs = []
 
     def run(self, argv):
         self.verbs.append(argv[4])
@@ -263,7 +266,8 @@ NASTY = "a b'\"$(touch pwned)`touch pwned`;touch pwned|&*?[x]\\ #~\n-x é"
 @pytest.mark.slow
 def test_no_character_has_a_meaning_and_the_run_folder_of_one_host_is_collected(cloud, launch, tmp_path):
     (cloud.folder / "hosts").write_text("1")
-    name, trm = f"runs/{NASTY}", Path("bin/trm")
+    name = f"runs/{NASTY}"
+    trm = Path("bin/trm")
     reports = 'printf "%s\\0" "$@" "$NASTY" > "$SHARED/arguments"; mkdir -p "$4"; echo done > "$4/FINISHED"\n'
     trm.write_text(TRM.replace('exit "${LAST:-0}"\n', "") + reports)
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)

@@ -329,15 +329,13 @@ def test_batches_of_different_lengths_have_few_shapes_and_the_values_of_collate(
 
 @pytest.mark.slow
 def test_a_run_on_batches_of_different_lengths_equals_one_that_pads_to_the_longest(script, capsys):
-    path, longest = (
-        script(LENGTHS, "lengths"),
-        script(
-            LENGTHS.replace(
-                "pad_sequence(examples, batch_first=True)",
-                "pad_sequence([*examples, torch.zeros(12).long()], batch_first=True)[:-1]",
-            ),
-            "longest",
+    path = script(LENGTHS, "lengths")
+    longest = script(
+        LENGTHS.replace(
+            "pad_sequence(examples, batch_first=True)",
+            "pad_sequence([*examples, torch.zeros(12).long()], batch_first=True)[:-1]",
         ),
+        "longest",
     )
     options = ["--steps=12", "--global-batch-size=4", "--eval-batch-size=8", *OPTIONS]
     assert main(["train", path, *options]) == 0
@@ -564,7 +562,8 @@ def test_worker_processes_change_nothing_also_in_a_run_that_continues(script):
     assert main(["train", path, "--steps=10", *options]) == 0
     assert main(["train", path, "--steps=5", "--workers=3", "--run-dir=runs/workers", *options]) == 0
     assert main(["train", path, "--steps=10", "--workers=2", "--run-dir=runs/workers", *options]) == 0
-    plain, workers = weights_of("runs/mine"), weights_of("runs/workers")
+    plain = weights_of("runs/mine")
+    workers = weights_of("runs/workers")
     assert all(torch.equal(plain[name], workers[name]) for name in plain)
 
 

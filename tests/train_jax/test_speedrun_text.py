@@ -22,7 +22,8 @@ from train_jax.run.restore import restore
 
 def commands_of(profile, tmp_path):
     """The `trm` commands of the script, in their order, with data and run in `tmp_path`."""
-    script, trm = tmp_path / "script" / "speedrun_tpu.sh", tmp_path / "bin" / "trm"
+    script = tmp_path / "script" / "speedrun_tpu.sh"
+    trm = tmp_path / "bin" / "trm"
     for path in (script, trm):
         path.parent.mkdir(exist_ok=True)
     script.write_text((ROOT / "speedrun_tpu.sh").read_text())

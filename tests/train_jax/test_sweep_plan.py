@@ -206,7 +206,8 @@ def sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeper, "POLL_SECONDS", 0.01)
 
     def run(works, failing=None, root=tmp_path, **options):
-        files, commands = SweepFiles(str(root)), []
+        files = SweepFiles(str(root))
+        commands = []
 
         def command(words):
             commands.append(words[1])
@@ -256,8 +257,10 @@ def test_a_run_waits_for_the_one_it_starts_from(sweep):
 
 
 def test_a_run_with_the_configuration_of_another_is_copied(sweep, tmp_path):
-    first, copy = WORKS[0], dataclasses.replace(WORKS[1], same_as=FIRST)
-    source, target = tmp_path / first.name, tmp_path / copy.name
+    first = WORKS[0]
+    copy = dataclasses.replace(WORKS[1], same_as=FIRST)
+    source = tmp_path / first.name
+    target = tmp_path / copy.name
     (source / "checkpoints/10").mkdir(parents=True)
     for name in ("config.json", "dataset.json", "machine.json", "metrics.jsonl", "checkpoints/10/model", "wandb_id"):
         (source / name).write_text(to_json(preset("tiny")))
@@ -274,7 +277,8 @@ def test_a_run_with_the_configuration_of_another_is_copied(sweep, tmp_path):
 
 
 def test_a_copy_is_trained_if_it_was_begun_and_not_made_of_a_failed_run(sweep, tmp_path):
-    first, copy = WORKS[0], dataclasses.replace(WORKS[1], same_as=FIRST)
+    first = WORKS[0]
+    copy = dataclasses.replace(WORKS[1], same_as=FIRST)
     assert sweep([first, copy], {FIRST: 1}, continues_on_failure=True) == (1, ["sudoku", first.name])
     (tmp_path / copy.name).mkdir(parents=True)
     (tmp_path / copy.name / "config.json").write_text(to_json(preset("tiny")))
@@ -288,7 +292,8 @@ def test_a_sweep_in_storage(sweep, remote):
     assert sweep(there, root=remote) == (0, [])
 
 
-RUNS, STEPS = 4, 15
+RUNS = 4
+STEPS = 15
 
 
 @pytest.mark.slow
@@ -298,7 +303,8 @@ def test_two_sweepers_of_which_one_is_killed_at_random(tmp_path):
     def steps():
         return [path.read_text().splitlines() for path in tmp_path.glob("group/*/*/steps.jsonl")]
 
-    command, environment = script("sweep_process", tmp_path, RUNS, STEPS), os.environ | ENVIRONMENT
+    command = script("sweep_process", tmp_path, RUNS, STEPS)
+    environment = os.environ | ENVIRONMENT
     pair = [subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment) for _ in range(2)]
     when = random.randrange(1, RUNS * STEPS - 5)
     while sum(map(len, steps())) < when:

@@ -229,7 +229,8 @@ def logged(task=None, step=ONE, **fields):
     config = dataclasses.replace(preset("tiny"), global_batch_size=16, **fields)
     attributes = {"console": {}, "figures": lambda sums, examples: sums, "variants": lambda _: OneVariant()}
     task = SimpleNamespace(**attributes | {"unit": Task.unit} | (task or {}))
-    now, console = [0.0], MagicMock()
+    now = [0.0]
+    console = MagicMock()
     devices = SimpleNamespace(to_host=lambda metrics: metrics, count=1)
     rates = learning_rates(dict.fromkeys(name for names in GROUPS.values() for name in names), config.optim, 1)
     training = SimpleNamespace(

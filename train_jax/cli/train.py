@@ -31,7 +31,8 @@ def main(config: RunConfig, *, verify: bool = True, heading: str = "") -> None:
         devices = Devices(runner=config.compute.runner)
         figures = train(config, devices, since=process_start(), verify=verify)
         if is_main_process():
-            steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
+            steps = figures["train_steps"]
+            seconds = duration(figures["train_seconds"])
             summary = figures.get("summary", "not evaluated")
             print(f"finished: {config.run_dir}: {summary}, {steps:.0f} steps in {seconds}")
 

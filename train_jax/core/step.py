@@ -162,7 +162,8 @@ def in_order(steps: Mapping[str, TrainStep], groups: Iterable[str]) -> TrainStep
     """
 
     def train_step(state: TrainState, carry: Any, batch: Batch, key: Any) -> tuple[TrainState, Any, Metrics]:
-        before, found = state.step, {}
+        before = state.step
+        found = {}
         for number, (name, step) in enumerate(steps.items()):
             own_key = key[name] if isinstance(key, dict) else jax.random.fold_in(key, number)
             states: Any = state.opt_state

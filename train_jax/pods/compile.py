@@ -84,7 +84,8 @@ def train_step_arguments(training: Training) -> tuple:
     steps = training.config.compute.steps_per_dispatch
     if steps > 1:
         shares = jax.tree.map(lambda x: _shape((count, steps, *x.shape[1:]), x.dtype), shares)
-    devices, placement = training.devices, training.placement
+    devices = training.devices
+    placement = training.placement
     placed = jax.tree.map(
         lambda axis, part: devices.shapes(part, sharded=axis is not None),
         placement.axes,

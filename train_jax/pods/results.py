@@ -114,8 +114,10 @@ def _parts(sums: Yardsticks, scheduled: Yardsticks | None, split: str) -> dict[s
 
 def lines_of(figures: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of these figures for the terminal."""
-    memory, size = figures["memory"], figures["batch_size"]
-    step, local = f"{figures['name']}, {figures['step']} step: {figures['model']}", size // figures["devices"]
+    memory = figures["memory"]
+    size = figures["batch_size"]
+    step = f"{figures['name']}, {figures['step']} step: {figures['model']}"
+    local = size // figures["devices"]
     yield f"{step}, {size} examples ({local} on a device)"
     yield figures["slice"]
     yield f"traced and lowered in {figures['lower_seconds']:.1f} s, compiled in {figures['compile_seconds']:.1f} s"

@@ -177,7 +177,8 @@ def read_run_files(run_dir: str, step: str = "newest") -> RunFiles:
         from train_jax.run.restore import results_folder  # imports JAX, which a report needs only for this
 
         folder = results_folder(run_dir, step)
-    commands, records = commands_of(config.task), read_metrics(folder)
+    commands = commands_of(config.task)
+    records = read_metrics(folder)
     test = find_object(folder.evaluation("test"), commands.figures, others=FIGURE, remedy=EVALUATE)
     if not records and test is None:
         raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for the first metrics")

@@ -266,12 +266,15 @@ def sweep_lines(jobs: Sequence[Job], files: SweepFiles) -> Iterator[str]:
     """Yields the lines of a dry run."""
     width = max(len("run"), *(len(job.name) for job in jobs))
     yield f"{'run':<{width}}      steps  warm-up       examples      PFLOP  state"
-    total, states = 0.0, Counter()
+    total = 0.0
+    states = Counter()
     for job in jobs:
         length, flops = cost_of(job)
         steps = warmup = examples = "?"
         if length is not None:
-            steps, examples, warmup = f"{length.steps:,}", f"{length.examples:,}", f"{length.warmup_share:.1%}"
+            steps = f"{length.steps:,}"
+            examples = f"{length.examples:,}"
+            warmup = f"{length.warmup_share:.1%}"
         pflop = "?" if flops is None else f"{flops / 1e15:,.4g}"
         total += 0.0 if job.same_as else flops or 0.0
         state = files.state(job.name, job.steps)

@@ -78,7 +78,9 @@ def read_study(root: str, metric: str = "exact_accuracy") -> Study:
     folder = path_of(root)
     if not folder.is_dir():
         raise UserError(f"{root} is not a folder; give the --runs-root of a sweep")
-    files, runs, problems = SweepFiles(root), [], []
+    files = SweepFiles(root)
+    runs = []
+    problems = []
     for run in _runs_in(folder):
         try:
             runs.append(_read(files, "/".join(run.path.parts[-3:]), metric))

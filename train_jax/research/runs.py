@@ -65,7 +65,8 @@ def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:
     """Returns the configuration of an experiment; on a preset `base`, the changes have the proportions of its size."""
     if base in EXPERIMENTS:
         raise UserError(f"--preset {base} is an experiment; use one of {listed_presets()}")
-    row, reference = EXPERIMENTS[experiment_id], preset(base or BASE_PRESET)
+    row = EXPERIMENTS[experiment_id]
+    reference = preset(base or BASE_PRESET)
     sets = data_sets(row, base or BASE_PRESET)
     changes: dict[str, Any] = {"run_dir": run_dir_of(experiment_id)}
     if row.starts_from:

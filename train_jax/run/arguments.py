@@ -41,7 +41,8 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
         value, rest = take_option(rest, option)
         if value is not None:
             default = load_object(function, option)(name or "", default, value, rest)
-    model, task = option_value(rest, "--model"), option_value(rest, "--task")
+    model = option_value(rest, "--model")
+    task = option_value(rest, "--task")
     config = parse(
         RunConfig,
         rest,
@@ -67,7 +68,9 @@ def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[s
     fields = {f"--{field.name.replace('_', '-')}": field.type for field in dataclasses.fields(command)}
     flags = {option for option, kind in fields.items() if kind in (bool, "bool")}
     flags |= {option.replace("--", "--no-", 1) for option in flags}
-    own, rest, words = argv[:1], argv[:1], iter(argv[1:])
+    own = argv[:1]
+    rest = argv[:1]
+    words = iter(argv[1:])
     for word in words:
         option = word.partition("=")[0].replace("_", "-")
         if option in flags:
@@ -102,7 +105,8 @@ def with_depth(argv: list[str]) -> list[str]:
 
 def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
     """Returns the value of an option, and the arguments without it."""
-    value, rest = option_value(argv, option), []
+    value = option_value(argv, option)
+    rest = []
     words = iter(argv)
     for word in words:
         if word == option:

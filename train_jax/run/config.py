@@ -312,7 +312,8 @@ def _from_fields(cls: type, values: dict[str, Any]) -> Any:
 def differences_of_fields(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
     """Yields the fields of two configurations with different values, by dotted name: (name, [before, now])."""
     for name in now | before:
-        old, new = before.get(name), now.get(name)
+        old = before.get(name)
+        new = now.get(name)
         if isinstance(new, dict) and isinstance(old, dict):
             yield from differences_of_fields(old, new, f"{prefix}{name}.")
         elif old != new:

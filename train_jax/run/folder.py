@@ -36,7 +36,8 @@ class _File:
     """The path of a file of a run; with `results`, of the checkpoint whose results are requested."""
 
     def __init__(self, *parts: str, results: bool = False):
-        self._parts, self._results = parts, results
+        self._parts = parts
+        self._results = results
 
     def __get__(self, folder: RunFolder, _: type) -> Path:
         return (folder.results if self._results else folder.path).joinpath(*self._parts)

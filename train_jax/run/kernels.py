@@ -26,7 +26,8 @@ _LIBRARY.define("normed_mlp(Tensor x, Tensor gate_up, Tensor down, float epsilon
 _LIBRARY.define("mix_positions(Tensor x, Tensor gate_up, Tensor down) -> Tensor")
 _LIBRARY.define("attention(Tensor x, Tensor qkv, Tensor output, Tensor? cos, Tensor? sin, int head_dim) -> Tensor")
 
-_NORMED_MLP, _MIX_POSITIONS = torch.ops.trm.normed_mlp.default, torch.ops.trm.mix_positions.default
+_NORMED_MLP = torch.ops.trm.normed_mlp.default
+_MIX_POSITIONS = torch.ops.trm.mix_positions.default
 _MIX_BY_ATTENTION = torch.ops.trm.attention.default
 for _operation, _lowering in (
     (_NORMED_MLP, normed_mlp),

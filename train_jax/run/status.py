@@ -84,8 +84,11 @@ def _runs_below(folder: Path, depth: int = 3) -> Iterator[RunFolder]:
 def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
     """Reads one run. Raises `UserError` for a folder whose config.json is damaged. `now`: seconds of the epoch."""
     now = time.time() if now is None else now
-    config, events, records = read_fields(folder), read_events(folder), read_metrics(folder)
-    beat, task = read_heartbeat(folder), config["task"]
+    config = read_fields(folder)
+    events = read_events(folder)
+    records = read_metrics(folder)
+    beat = read_heartbeat(folder)
+    task = config["task"]
     report = find("reports", task)
     metric = load_object(report, "commands").metric if report else None
     step = max([record["step"] for record in records] + [event.get("step", 0) for event in events[-1:]], default=0)

@@ -20,7 +20,8 @@ class Placement:
 
     def __init__(self, devices: Devices, sharding: Sharding):
         """`sharding` is the sharding of the training step."""
-        self._devices, self.sharding = devices, sharding
+        self._devices = devices
+        self.sharding = sharding
 
     def shapes(self, state: TrainState) -> TrainState:
         """Returns the shapes that the training step takes, for those of a whole state."""

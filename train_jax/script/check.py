@@ -232,7 +232,8 @@ class _TorchLoop:
     """PyTorch's own loop over a script."""
 
     def __init__(self, config: RunConfig, task: ScriptTask, total_steps: int, dtype: torch.dtype):
-        self._config, self._task = config, task
+        self._config = config
+        self._task = task
         self._module = _module(config, task, dtype)
         parameters: dict[str, Any] = dict(self._module.named_parameters())
         for name in parameters.keys() - trainable(parameters, config.optim).keys():
@@ -259,7 +260,9 @@ class _TorchLoop:
 
     def _train(self, name: str, batch: Any) -> list[torch.Tensor]:
         """Trains a part by its loss."""
-        script, optimizer, clip = self._task.script, self._optimizers[name], self._config.optim.clip_norm
+        script = self._task.script
+        optimizer = self._optimizers[name]
+        clip = self._config.optim.clip_norm
         if self._rate is not None:
             for group in optimizer.param_groups:
                 group["lr"] = float(self._rate(self._steps - 1))
@@ -326,7 +329,8 @@ class _JaxLoop:
         self._names = task.parts or (LOSS,)
         self._steps = 0
         self._step = on_one_device(step, host_device())
-        params, buffers = self._objective.params, self._objective.buffers
+        params = self._objective.params
+        buffers = self._objective.buffers
         self._state = new_state(
             params, buffers, optimizer.transformation, trainable=trainable(params, config.optim), keeps_ema=False
         )
@@ -356,7 +360,8 @@ def _difference(theirs: Any, ours: Any) -> float:
     if not np.size(theirs):
         return 0.0
     kind = np.complex128 if np.iscomplexobj(theirs) else np.float64
-    theirs, ours = np.asarray(theirs).astype(kind), np.asarray(ours).astype(kind)
+    theirs = np.asarray(theirs).astype(kind)
+    ours = np.asarray(ours).astype(kind)
     if not np.array_equal(np.isfinite(theirs), np.isfinite(ours)):
         return float("inf")
     finite = np.isfinite(theirs)

@@ -27,7 +27,8 @@ def check_export(run: Restored, weights: Path) -> ExportCheck:
     """
     task = run.task
     assert isinstance(task, ScriptTask)
-    script, data = task.script, task.test_data or task.train_data
+    script = task.script
+    data = task.test_data or task.train_data
     if data.count is None:
         raise UserError(f"{script.file} has no examples by number to check the weights with; use --no-check")
     examples = min(_EXAMPLES, data.count)

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-LAYOUT, PROGRAM, WEIGHT = "layout", "program.", "weights."
+LAYOUT = "layout"
+PROGRAM = "program."
+WEIGHT = "weights."
 
 
 class Program:
@@ -42,7 +44,8 @@ class Program:
         if inputs.keys() != self.inputs.keys():
             raise ValueError(f"the inputs are {', '.join(inputs)}, expected {', '.join(self.inputs)}")
         names = [name for name, (_, _, is_rows) in self.inputs.items() if is_rows]
-        count, largest = len(inputs[names[0]]) if names else self.sizes[-1], self.sizes[-1]
+        count = len(inputs[names[0]]) if names else self.sizes[-1]
+        largest = self.sizes[-1]
         parts = [self._part(inputs, names, start, min(start + largest, count)) for start in range(0, count, largest)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -171,7 +171,8 @@ class ScriptTask(Task):
     ) -> list[dict[str, np.ndarray]]:
         if not self.workers:
             return super().shards(step, shards, state)
-        size, seed = self.config.global_batch_size, self.config.seed
+        size = self.config.global_batch_size
+        seed = self.config.seed
         steps = Steps(self.train_data, self.form, shards, size, seed, self._collate)
         return self.workers.batch(step, shards, steps)
 
@@ -191,7 +192,8 @@ class ScriptTask(Task):
         models = self.script.call("model")
         for model in models.values() if isinstance(models, dict) else (models,):
             if not isinstance(model, nn.Module):
-                where, kind = self.script.line_of("model"), type(model).__name__
+                where = self.script.line_of("model")
+                kind = type(model).__name__
                 raise UserError(f"{where}: model() returns {kind}, expected an nn.Module, or a dict of them")
         module = Models(models) if isinstance(models, dict) else models
         module.train()
@@ -228,7 +230,8 @@ class ScriptTask(Task):
         """Returns the schedule of the script, a dict of some for a dict of optimizers, or None."""
         if self.script.schedule is None:
             return None
-        schedule, where = self.script.call("schedule", optimizer), self.script.line_of("schedule")
+        schedule = self.script.call("schedule", optimizer)
+        where = self.script.line_of("schedule")
         if not isinstance(optimizer, dict):
             check_schedule(optimizer, schedule, where)
             return schedule

@@ -95,10 +95,8 @@ class Training:
 
     def evaluations(self) -> Sequence[Periodic]:
         """Returns the task's evaluations. Raises `UserError` for a cadence that no dispatch ends at."""
-        evaluations, dispatch = (
-            self.task.evaluations(self.objective, self.devices),
-            self.config.compute.steps_per_dispatch,
-        )
+        evaluations = self.task.evaluations(self.objective, self.devices)
+        dispatch = self.config.compute.steps_per_dispatch
         for each in evaluations:
             if each.every % dispatch:
                 raise UserError(
@@ -145,7 +143,8 @@ class Training:
         def step_at(variant: Any) -> Any:
             if is_last(variant):
                 return self.parallel_step()
-            size, platform = part_size(self.config, self.devices), self.devices.platform
+            size = part_size(self.config, self.devices)
+            platform = self.devices.platform
             return self.parallel_step(build_objective(self.config, self.task, size, variant=variant, platform=platform))
 
         return Programs(self.devices, step_at, self.task.variants(self.total_steps), clock, saved_at)
@@ -228,7 +227,8 @@ def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Pla
             )
     if config.optim.skip_zero_gradients:
         raise UserError("optim.skip_zero_gradients needs whole gradients; omit it, or compute.shard_optimizer")
-    params, optim = objective.params, config.optim
+    params = objective.params
+    optim = config.optim
     sharding = Sharded(params, trainable(params, optim), matrices_alike(params, optim), devices.count)
     return ShardedState(devices, sharding)
 
@@ -240,7 +240,8 @@ def part_size(config: RunConfig, devices: Devices) -> int:
 
 def part_count(config: RunConfig, devices: Devices) -> int:
     """Returns the number of parts in which a device processes its examples one after the other."""
-    local_batch, least = devices.local_batch_size(config.global_batch_size), config.compute.accumulation_steps
+    local_batch = devices.local_batch_size(config.global_batch_size)
+    least = config.compute.accumulation_steps
     if local_batch % least:
         raise UserError(
             f"compute.accumulation_steps {least} does not divide the {local_batch} examples on a device; "

@@ -82,7 +82,8 @@ def learning_rates(params: Iterable[str], config: OptimConfig, total_steps: int)
 def matrices_alike(params: Arrays, config: OptimConfig) -> list[list[str]]:
     """Returns the trained matrices that a `muon` optimizer updates, in lists of one parameter group and shape."""
     params = trainable(params, config)
-    labels, configs = group_labels(params, config), dict(_by_label(config))
+    labels = group_labels(params, config)
+    configs = dict(_by_label(config))
     alike: dict[Hashable, list[str]] = {}
     for name, rule in muon_labels(params).items():
         if rule == "muon" and configs[labels[name]].optimizer in MATRIX_RULES:

@@ -26,7 +26,8 @@ _NAMES = {
 """The pattern of each kind of name, and what is expected."""
 
 
-NODE, QUEUED = "tpu-vm", "queued-resources"
+NODE = "tpu-vm"
+QUEUED = "queued-resources"
 """Groups of `gcloud compute tpus`: nodes, and the requests for them."""
 
 
@@ -136,7 +137,9 @@ class DryRun(Gcloud):
 
     def __init__(self, show: Callable[[str], None], type: str):
         """`type` is the accelerator type of the node; without one, the node exists and has one worker."""
-        self._show, self._workers, self._created = show, worker_count(type), not type
+        self._show = show
+        self._workers = worker_count(type)
+        self._created = not type
 
     def run(self, argv: Sequence[str]) -> str:
         self._show(shlex.join(argv))

@@ -41,11 +41,14 @@ class Logging(Hook):
 
     def _log(self, session: Session, window: list[tuple[int, Any]]) -> None:
         """Logs the metrics of a window. Raises `UserError` if too many consecutive steps were skipped."""
-        training, config = session.training, session.training.config
+        training = session.training
+        config = session.training.config
         fetched = training.devices.to_host([metrics for _, metrics in window])
         if config.compute.steps_per_dispatch > 1:  # stacked
             fetched = [{n: v[i] for n, v in stack.items()} for stack in fetched for i in range(len(stack["lr"]))]
-        step, size, count = window[-1][0], config.global_batch_size, len(fetched)
+        step = window[-1][0]
+        size = config.global_batch_size
+        count = len(fetched)
         sums = window_sums(fetched)
         left_out = {name: float(sums.pop(name)) for name in ("skipped_steps", "empty_steps") if name in sums}
         figures = training.task.figures(sums, size * (count - int(left_out["skipped_steps"])))
