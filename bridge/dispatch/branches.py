@@ -32,6 +32,7 @@ from bridge.errors import BridgeError
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import FUNCTIONS
 from bridge.symbolic.ranges import known_number
+from bridge.symbolic.rows import Rows
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import ATOMS, built_in, convert, is_plain_class, items_of, parts_of
 from bridge.tensor.tensor import (
@@ -91,7 +92,9 @@ def negated(value: Any) -> Any:
 def truth(value: Any) -> Any:
     """Returns `bool(value)`; a tensor of the type bool if that is traced."""
     call = current()
-    if call is None or not isinstance(value, torch.Tensor) or value.numel() != 1 or in_transform() or call.is_checking:
+    if call is None or not isinstance(value, torch.Tensor) or in_transform() or call.is_checking:
+        return bool(value)
+    if type(value) is Rows or value.numel() != 1:
         return bool(value)
     if not call.constants.is_traced(value):
         return bool(value)
@@ -273,7 +276,7 @@ class _Side:
 
     def apart(self, call: CallState, value: Any) -> _Tree:
         def leaf(part: Any) -> Any:
-            if not isinstance(part, torch.Tensor) or part.layout is not torch.strided:
+            if not isinstance(part, torch.Tensor) or type(part) is Rows or part.layout is not torch.strided:
                 return part
             tensor = call.wrap(part)
             handle = tensor._handle

@@ -88,10 +88,16 @@ class ConstantTable:
         return dict(self._known)
 
     def restore(self, known: dict[int, tuple[torch.Tensor, Any, BridgeTensor]]) -> None:
-        """Forgets traced tensors made since, except those of memory that has become traced."""
-        traced = {i: entry for i, entry in self._known.items() if entry[1] is None}
+        """Forgets traced tensors made since, except the first one of memory that has become traced.
+
+        Its views may hold arrays of what was traced meanwhile; they are made again where they are used.
+        """
+        traced = {i: entry for i, entry in self._known.items() if entry[1] is None and self._is_owner(*entry)}
         before = {i: entry for i, entry in known.items() if entry[1] is None or not self.is_traced(entry[0])}
         self._known = before | traced
+
+    def _is_owner(self, real: torch.Tensor, _version: Any, tensor: BridgeTensor) -> bool:
+        return any(owner is tensor for owner, _ in self._owners.get(storage_id(real), []))
 
     # Tests for real tensors.
 

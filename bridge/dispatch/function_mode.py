@@ -39,7 +39,9 @@ from bridge.symbolic.places import (
     places_of,
     selected,
 )
-from bridge.symbolic.selections import ROW_WISE, SIZED, Rows, positions_of, refused, rows_by_length, rows_by_mask, sized
+from bridge.symbolic.row_functions import WHOLE
+from bridge.symbolic.rows import Rows, refused
+from bridge.symbolic.selections import positions_of, rows_by_length, rows_by_mask, sized
 from bridge.tensor.arrays import tensor_of
 from bridge.tensor.tensor import BridgeTensor
 
@@ -63,6 +65,11 @@ _CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_
 _FILLERS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2, torch.scalar_tensor: 0}
 """Functions that fill a tensor -> position of the number among their arguments."""
 _NAMES_OF_NUMBERS = ("fill_value", "s")
+_SIZED = {
+    **dict.fromkeys((torch.ones, torch.zeros, torch.full), 0),
+    **dict.fromkeys((torch.Tensor.new_ones, torch.Tensor.new_zeros, torch.Tensor.new_full), 1),
+}
+"""Functions that make a tensor of a size -> the number of arguments before the size."""
 _FORGOTTEN: dict[Any, str] = {F.l1_loss: "weight", torch.chain_matmul: "out"}
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
 
@@ -78,7 +85,7 @@ class Functions(TorchFunctionMode):
         args = with_tensors(args, self._traced_tensor)
         kwargs = with_tensors(kwargs, self._traced_tensor) if kwargs else {}
         for cls in types:
-            if not issubclass(cls, torch.Tensor):
+            if cls is Rows or not issubclass(cls, torch.Tensor):
                 return self._by_other_classes(func, types, args, kwargs)
         op = FUNCTIONS.get(func)
         if op is not None and self._dispatch.options.lowerings.get(op.name(), op) is not None:
@@ -113,7 +120,7 @@ class Functions(TorchFunctionMode):
         op = FUNCTIONS.get(func)
         if Rows in types:
             self._refuse_forgotten(func)
-            if func not in ROW_WISE and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
+            if func not in WHOLE and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
                 raise refused(f"`{func.__name__}`")  # its lowering would see all rows
         for cls in types:
             with self:
@@ -200,7 +207,8 @@ class Functions(TorchFunctionMode):
         made = positions_of(mask, self._dispatch.where())
         if kwargs.get("as_tuple", func is torch.where):
             return made
-        return Rows(torch.stack([each.whole for each in made], -1), mask, 1, made[0]._place)
+        whole = torch.stack([each.whole for each in made], -1)
+        return Rows(whole, made[0].mask, 0, made[0].made, origin=mask)
 
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
         """Runs `x[i] = value` for the indices of `_get_item`."""
@@ -268,16 +276,35 @@ class Functions(TorchFunctionMode):
         return made
 
     def _sized(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Returns `torch.ones(2, n)` and its like, one of whose sizes is traced."""
         dispatch = self._dispatch
-        made = sized(func, args, kwargs, dispatch.error, dispatch.where())
+        owner = args[: _SIZED[func]]
+        sizes = args[len(owner) :]
+        rest: tuple = ()
+        if sizes and isinstance(sizes[0], (tuple, list)):
+            rest = sizes[1:]
+            sizes = tuple(sizes[0])
+
+        def make(sizes: tuple) -> torch.Tensor:
+            return self._plain(func, (*owner, sizes, *rest), kwargs)
+
+        made = sized(make, sizes, func.__name__, dispatch.error, dispatch.where())
         if made is None:
             return self._plain(func, args, kwargs)
         return made
 
+    def _counted(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Returns `torch.arange(n)` for the number of rows by a mask: the place of each among them."""
+        mask = getattr(args[0], "rows_mask", None) if len(args) == 1 else None
+        if mask is None:
+            return self._plain(func, args, kwargs)
+        places = mask.cumsum(0) - 1
+        return Rows(places.to(kwargs.get("dtype") or torch.int64), mask, 0, self._dispatch.where())
+
     def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
         made = _filled(func, args, {k: v for k, v in kwargs.items() if k != "requires_grad"})
         if made is None:
-            return self._plain(func, args, kwargs)
+            return (self._sized if func in _SIZED else self._plain)(func, args, kwargs)
         if kwargs.get("requires_grad"):
             return made.requires_grad_()
         return made
@@ -306,7 +333,7 @@ class Functions(TorchFunctionMode):
         return tensor.detach().reshape(())
 
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if wrapped_by_transform(tensor):
+        if type(tensor) is Rows or wrapped_by_transform(tensor):
             return tensor
         if self._dispatch.recording and self._dispatch.constants.may_write(tensor) and engine_requires_grad(tensor):
             return tensor  # traced values were written into it, and PyTorch's graph has the real tensor
@@ -372,8 +399,9 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(engine.ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(_CONSTRUCTORS, Functions._construct),
+    **dict.fromkeys(_SIZED, Functions._sized),
     **dict.fromkeys(_FILLERS, Functions._fill),
-    **dict.fromkeys(SIZED, Functions._sized),
+    torch.arange: Functions._counted,
     **dict.fromkeys(_MEMORY, Functions._memory),
     **dict.fromkeys(CHECKING, Functions._checking),
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), Functions._masked_select),

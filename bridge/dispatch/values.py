@@ -28,7 +28,7 @@ from bridge.symbolic.bytecode import check_under_way, code_that_asks, places_ins
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import convert
 from bridge.symbolic.ranges import known_number
-from bridge.symbolic.selections import SHAPE_REMEDY
+from bridge.symbolic.rows import SHAPE_REMEDY
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, wrap
 

@@ -75,13 +75,14 @@ class Undo:
     """What storages and handles that were there before a region held then."""
 
     def __init__(self):
-        self._made: set[int] = set()
+        self._made = weakref.WeakSet[Any]()
+        """What the region has made. Not their `id`, which a constant, made outside of regions, may get after them."""
         self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def note(self, holder: Storage | AutogradHandle, new: bool) -> None:
         if new:
-            self._made.add(id(holder))
-        elif id(holder) not in self._made and id(holder) not in self._before:
+            self._made.add(holder)
+        elif holder not in self._made and id(holder) not in self._before:
             slots = [name for name in type(holder).__slots__ if name != "__weakref__"]
             self._before[id(holder)] = holder, {name: getattr(holder, name) for name in slots}
 
