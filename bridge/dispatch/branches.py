@@ -264,8 +264,8 @@ class _Side:
 
     trees: dict[Any, _Tree] = dataclasses.field(default_factory=dict)
     """The place of a value -> the value. At the place None is what the side returns."""
-    holders: dict[int, tuple[int, bool]] = dataclasses.field(default_factory=dict)
-    """`id` of a storage or a handle -> the number of the result with its array, and `tracked`."""
+    holders: dict[int, tuple[int, bool, bool]] = dataclasses.field(default_factory=dict)
+    """`id` of a storage or a handle -> the number of the result with its array, `tracked` and `live`."""
     arrays: list[Any] = dataclasses.field(default_factory=list)
     closed: Any = None
     draws: int = 0
@@ -351,9 +351,9 @@ class _Branch:
             self._holders |= {id(holder): holder for holder in undo.written()}
             for number, holder in self._holders.items():
                 if isinstance(holder, Storage):
-                    side.holders[number] = side.add(holder.array), False
+                    side.holders[number] = side.add(holder.array), False, False
                 else:
-                    side.holders[number] = side.add(holder.read()), holder.tracked
+                    side.holders[number] = side.add(holder.read()), holder.tracked, holder.live
             return side.arrays
 
         try:
@@ -399,16 +399,17 @@ class _Branch:
         merge = _Merge(self._call, self._condition)
         plans = {place: merge.plan(then.trees[place], otherwise.trees[place]) for place in then.trees}
         holders = []
-        for number, (array, tracked) in then.holders.items():
+        for number, (array, tracked, live) in then.holders.items():
             other = otherwise.holders[number]
-            holders.append((self._holders[number], merge.pair(array, other[0]), tracked or other[1]))
+            of_either = tracked or other[1], live or other[2]
+            holders.append((self._holders[number], merge.pair(array, other[0]), of_either))
         results = self._results(merge.pairs, then.closed, otherwise.closed)
         for holder, place, _ in holders:
             if isinstance(holder, Storage):
                 holder.put(results[place])
-        for holder, place, tracked in holders:
+        for holder, place, of_either in holders:
             if isinstance(holder, AutogradHandle):
-                holder.put(results[place], tracked)
+                holder.put(results[place], *of_either)
         for place, plan in plans.items():
             if place is not None:
                 self._set(place, plan(results))

@@ -88,16 +88,10 @@ class ConstantTable:
         return dict(self._known)
 
     def restore(self, known: dict[int, tuple[torch.Tensor, Any, BridgeTensor]]) -> None:
-        """Forgets traced tensors made since, except the first one of memory that has become traced.
-
-        Its views may hold arrays of what was traced meanwhile; they are made again where they are used.
-        """
-        traced = {i: entry for i, entry in self._known.items() if entry[1] is None and self._is_owner(*entry)}
+        """Forgets traced tensors made since, except those of memory that has become traced."""
+        traced = {i: entry for i, entry in self._known.items() if entry[1] is None}
         before = {i: entry for i, entry in known.items() if entry[1] is None or not self.is_traced(entry[0])}
         self._known = before | traced
-
-    def _is_owner(self, real: torch.Tensor, _version: Any, tensor: BridgeTensor) -> bool:
-        return any(owner is tensor for owner, _ in self._owners.get(storage_id(real), []))
 
     # Tests for real tensors.
 
@@ -205,6 +199,13 @@ class ConstantTable:
             memory = storage_id(root)
             self._known = {i: entry for i, entry in self._known.items() if storage_id(entry[0]) != memory}
             self.bind(root, self._constant(context, root))
+            if REGION.undo is not None:
+                # Tensors that share the memory were there before the side of a branch that is being traced. Their
+                # traced ones have to be, too, so that the side's writes into them are undone, and then merged.
+                with _unnoted():
+                    for made in [*self._made.values()]:
+                        if storage_id(made.real) == memory:
+                            self.wrap(context, made.real)
         return self.wrap(context, real)
 
     def _alias(

@@ -230,13 +230,14 @@ class AutogradHandle:
         self.storage.version += 1
         self._seen = self.storage.version
 
-    def put(self, array: jax.Array, tracked: bool) -> None:
+    def put(self, array: jax.Array, tracked: bool, live: bool) -> None:
         """Replaces the array, with its gradient path; the memory has the same values already."""
         if REGION.notes is not None:
             REGION.note(self)
         self._array = array
         self._seen = self.storage.version
         self.tracked = tracked
+        self.live = live
         if tracked:
             self.leaf = None
 
