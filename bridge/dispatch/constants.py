@@ -22,6 +22,7 @@ from bridge.dispatch.metas import meta_of, meta_of_strided, zeros_like
 from bridge.dispatch.schemas import is_random, kind_of, listed, tensors_in
 from bridge.dispatch.views import view_steps
 from bridge.tensor.arrays import array_of, elements, storage_offsets, version_of, what_is_special
+from bridge.symbolic.rows import Rows
 from bridge.tensor.tensor import REGION, AutogradHandle, BridgeTensor, View, as_view, empty_meta, wrap
 
 aten = torch.ops.aten
@@ -167,6 +168,8 @@ class ConstantTable:
         known = self._known.get(id(real))
         if known is not None and known[1] in (None, version_of(real)):
             return known[2]
+        if type(real) is Rows:
+            raise real.refused("a result", made=f"; it was made {real.made}")
         special = what_is_special(real)
         if special is not None:
             what, _, remedy = special.partition("; ")

@@ -35,11 +35,23 @@ _LOSSES = {
 _LAST_DIM = {F.linear, F.layer_norm, F.rms_norm}
 """Functions that act on the last dimensions of each row."""
 _PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
-_WITHIN_ROWS = ("softmax", "log_softmax", "cumsum", "cumprod", "argmax", "argmin", "sort", "argsort", "topk", "std", "var")
+_WITHIN_ROWS = (
+    "softmax",
+    "log_softmax",
+    "cumsum",
+    "cumprod",
+    "argmax",
+    "argmin",
+    "sort",
+    "argsort",
+    "topk",
+    "std",
+    "var",
+)
 """Names of functions along one dimension, which each row has for itself if it is not that of the rows."""
 _ALONG_ROWS = {"softmax": -inf, "log_softmax": -inf, "cumsum": 0, "cumprod": 1, "argmax": -inf, "argmin": inf}
 """Those that are computed along the rows, too -> what the rows that the mask leaves out are then."""
-WHOLE = {F.cross_entropy, F.ctc_loss, F.embedding, *_LOSSES, *_LAST_DIM, *_PRODUCTS}
+WHOLE = {F.cross_entropy, F.ctc_loss, F.embedding, F.one_hot, *_LOSSES, *_LAST_DIM, *_PRODUCTS}
 """Functions with a lowering of their own, which would see all rows, and with a handler here."""
 _LOOP_REMEDY = "loop over all places, with torch.where(mask[i]) for the rows of each"
 _LENGTHS_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
@@ -222,14 +234,13 @@ def _iterate(_func: Any, rows: Rows) -> Iterator[torch.Tensor]:
     """Iterates over what is before the rows, or over all rows; the turn of one that is not selected writes nothing."""
     if rows.first:
         return iter(_unbind(torch.unbind, rows))
+    return _turns(rows)
+
+
+def _turns(rows: Rows) -> Iterator[torch.Tensor]:
     call = current()
-    frame = sys._getframe(2)
-    if call is None or not only_writes(frame, rows):
+    if call is None or not only_writes(sys._getframe(1), rows):  # runs when the loop asks for its first row
         raise rows.refused("a loop that does anything else than write into tensors", _LOOP_REMEDY)
-    return _turns(call, rows)
-
-
-def _turns(call: Any, rows: Rows) -> Iterator[torch.Tensor]:
     outer = call.condition
     for row, selected in zip(rows.whole.unbind(), rows.mask.unbind(), strict=True):
         call.condition = selected if outer is None else selected & outer
@@ -252,9 +263,7 @@ def _cat(func: Any, tensors: Any, dim: int = 0) -> Rows:
     if any(type(each) is Rows and each.first != place for each in tensors):
         raise rows.refused(f"`{func.__name__}` of rows in different dimensions")
     parts = [each.whole if type(each) is Rows else each for each in tensors]
-    masks = [
-        each.mask if type(each) is Rows else torch.ones(each.shape[place], dtype=torch.bool) for each in tensors
-    ]
+    masks = [each.mask if type(each) is Rows else torch.ones(each.shape[place], dtype=torch.bool) for each in tensors]
     return Rows(torch.cat(parts, place), torch.cat(masks), place, rows.made)
 
 
@@ -394,7 +403,10 @@ def _product(func: Any, one: Any, other: Any) -> Rows:
 @handles(*_LOSSES)
 def _loss(func: Any, *args: Any, **kwargs: Any) -> Any:
     reduction = kwargs.get("reduction", "mean")
-    each = elementwise(func, args, kwargs | {"reduction": "none"})
+    name = f"`{func.__name__}`"
+    rows = next(each for each in (*args, *kwargs.values()) if type(each) is Rows)
+    given = {key: whole_of(rows, value, name) for key, value in kwargs.items()} | {"reduction": "none"}
+    each = rows.like(func(*(whole_of(rows, value, name) for value in args), **given))
     if reduction == "none":
         return each
     return _reduced(each, reduction)
@@ -614,8 +626,13 @@ def _put(target: torch.Tensor, places: tuple, rows: Rows, value: Any, accumulate
         raise rows.refused("an assignment at places beside others", "use index_add_")
     if not all(type(each) is not Rows or _fits(rows, each) for each in places) or rows.dtype == torch.bool:
         raise rows.refused("an assignment at places by two masks", "use index_add_")
+    behind = target.dim() - len(places)
     if type(value) is Rows:
-        value = whole_of_index(rows, value)
+        if not rows.selects_as(value) or value.behind != behind + rows.behind:
+            raise rows.refused("an assignment of rows by another mask", "compute the mask once")
+        value = value.whole
+    elif isinstance(value, torch.Tensor) and value.dim() > behind and value.shape[-1 - behind] != 1:
+        raise rows.refused("an assignment of a tensor with rows of its own", "select its rows by the same mask")
     padded = torch.cat([target, target.new_zeros(1, *target.shape[1:])])
     given = [each.only(0) if type(each) is Rows else each for each in places]
     size = len(target)
@@ -626,13 +643,6 @@ def _put(target: torch.Tensor, places: tuple, rows: Rows, value: Any, accumulate
     else:
         padded[tuple(given)] = value
     target.copy_(padded[:size])
-
-
-def whole_of_index(rows: Rows, value: Rows) -> torch.Tensor:
-    """Returns all rows of a value that is written at the places `rows`."""
-    if not rows.selects_as(value):
-        raise rows.refused("an assignment of rows by another mask", "compute the mask once")
-    return value.whole
 
 
 @handles(*_named("index_add", "index_add_"))

@@ -35,7 +35,17 @@ _NUMBERS = {
     torch.Tensor.__float__, torch.Tensor.__complex__, torch.Tensor.__bool__, torch.Tensor.__index__,
 }  # fmt: skip
 """Functions of a tensor with one element that return its number."""
-_OF_EVERY_ROW = {"dtype", "device", "requires_grad", "layout", "is_cuda", "is_cpu", "is_sparse", "is_nested", "itemsize"}
+_OF_EVERY_ROW = {
+    "dtype",
+    "device",
+    "requires_grad",
+    "layout",
+    "is_cuda",
+    "is_cpu",
+    "is_sparse",
+    "is_nested",
+    "itemsize",
+}
 """Attributes that rows share with the tensor of all rows."""
 
 FUNCTIONS: dict[Any, Callable] = {}
@@ -147,9 +157,6 @@ class Rows(torch.Tensor):
             return refused(what, remedy or _LENGTH_REMEDY, "x[:n]", made)
         return refused(what, as_constant(self.mask.value, remedy or SHAPE_REMEDY), made=made)  # pyright: ignore
 
-    def refused_as_result(self) -> BridgeError:
-        return self.refused("a result", made=f"; it was made {self.made}")
-
     def __iter__(self) -> Any:
         return FUNCTIONS[torch.Tensor.__iter__](torch.Tensor.__iter__, self)
 
@@ -171,8 +178,6 @@ class Rows(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         raise refused(f"`{func.name()}`")
-
-
 
 
 def _attribute(func: Any, rows: Rows) -> Any:

@@ -106,5 +106,3 @@ def _without(tensor: torch.Tensor, places: tuple, at: int) -> tuple[torch.Tensor
     view = tensor[(*before, *[slice(None)] * dims, *after)]
     ahead, behind = (sum(p is None or isinstance(p, slice) for p in part) for part in (before, after))
     return view, behind if any(p is Ellipsis for p in before) else view.dim() - ahead - dims
-
-
