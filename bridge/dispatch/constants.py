@@ -21,8 +21,8 @@ from bridge.dispatch.computation import EMBEDDED
 from bridge.dispatch.metas import meta_of, meta_of_strided, zeros_like
 from bridge.dispatch.schemas import is_random, kind_of, listed, tensors_in
 from bridge.dispatch.views import view_steps
-from bridge.tensor.arrays import array_of, elements, storage_offsets, version_of, what_is_special
 from bridge.symbolic.rows import Rows
+from bridge.tensor.arrays import array_of, elements, storage_offsets, version_of, what_is_special
 from bridge.tensor.tensor import REGION, AutogradHandle, BridgeTensor, View, as_view, empty_meta, wrap
 
 aten = torch.ops.aten

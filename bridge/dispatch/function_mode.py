@@ -40,7 +40,7 @@ from bridge.symbolic.places import (
     selected,
 )
 from bridge.symbolic.row_functions import WHOLE
-from bridge.symbolic.rows import Rows, refused
+from bridge.symbolic.rows import Rows, refused, rows_of
 from bridge.symbolic.selections import positions_of, rows_by_length, rows_by_mask, sized
 from bridge.tensor.arrays import tensor_of
 from bridge.tensor.tensor import BridgeTensor
@@ -208,7 +208,7 @@ class Functions(TorchFunctionMode):
         if kwargs.get("as_tuple", func is torch.where):
             return made
         whole = torch.stack([each.whole for each in made], -1)
-        return Rows(whole, made[0].mask, 0, made[0].made, origin=mask)
+        return rows_of(whole, made[0].mask, 0, made[0].made, origin=mask)
 
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
         """Runs `x[i] = value` for the indices of `_get_item`."""
@@ -299,7 +299,7 @@ class Functions(TorchFunctionMode):
         if mask is None:
             return self._plain(func, args, kwargs)
         places = mask.cumsum(0) - 1
-        return Rows(places.to(kwargs.get("dtype") or torch.int64), mask, 0, self._dispatch.where())
+        return rows_of(places.to(kwargs.get("dtype") or torch.int64), mask, 0, self._dispatch.where())
 
     def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
         made = _filled(func, args, {k: v for k, v in kwargs.items() if k != "requires_grad"})

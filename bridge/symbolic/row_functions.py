@@ -17,7 +17,7 @@ from bridge.context import current
 from bridge.symbolic.bytecode import only_writes
 from bridge.symbolic.places import is_traced_number, places_of
 from bridge.symbolic.ranges import distance
-from bridge.symbolic.rows import Rows, elementwise, handles, refused, whole_of
+from bridge.symbolic.rows import Rows, elementwise, handles, refused, rows_of, whole_of
 from bridge.symbolic.selections import flattened, view_by_mask
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor
@@ -180,7 +180,7 @@ def _reshape(_func: Any, rows: Rows, *sizes: Any) -> Rows:
     if parts == 1:
         return rows.like(whole, place)
     mask = rows.mask[:, None].expand(-1, parts).flatten()
-    return Rows(whole, mask, place, rows.made, None if rows.length is None else rows.length * parts)
+    return rows_of(whole, mask, place, rows.made, None if rows.length is None else rows.length * parts)
 
 
 @handles(torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to, torch.Tensor.broadcast_to)
@@ -264,7 +264,7 @@ def _cat(func: Any, tensors: Any, dim: int = 0) -> Rows:
         raise rows.refused(f"`{func.__name__}` of rows in different dimensions")
     parts = [each.whole if type(each) is Rows else each for each in tensors]
     masks = [each.mask if type(each) is Rows else torch.ones(each.shape[place], dtype=torch.bool) for each in tensors]
-    return Rows(torch.cat(parts, place), torch.cat(masks), place, rows.made)
+    return rows_of(torch.cat(parts, place), torch.cat(masks), place, rows.made)
 
 
 @handles(torch.stack)
@@ -435,16 +435,12 @@ def _cross_entropy(_func: Any, logits: Any, target: Any, weight: Any = None, *re
 def _ctc_loss(_func: Any, scores: Any, targets: Any, input_lengths: Any, lengths: Any, **settings: Any) -> torch.Tensor:
     """The targets are rows of labels, padded anywhere; the lengths are the numbers selected in each row."""
     rows = next(each for each in (targets, scores, input_lengths, lengths) if type(each) is Rows)
-    is_counted = rows is targets and rows.origin is not None and rows.origin.dim() == 2
-    if (
-        not is_counted
-        or rows.behind
-        or not isinstance(lengths, BridgeTensor)
-        or not same_values(lengths.value, rows.origin.sum(-1).value)
-    ):
+    origin: Any = rows.origin
+    is_counted = rows is targets and origin is not None and origin.dim() == 2 and not rows.behind
+    if not is_counted or type(lengths) is not BridgeTensor or not same_values(lengths.value, origin.sum(-1).value):
         raise rows.refused("`ctc_loss` but of labels[mask] whose lengths are mask.sum(-1)")
-    first = torch.argsort((~rows.origin).to(torch.uint8), dim=-1, stable=True)
-    labels = rows.whole.reshape(rows.origin.shape)
+    first = torch.argsort((~origin).to(torch.uint8), dim=-1, stable=True)
+    labels = rows.whole.reshape(origin.shape)
     return F.ctc_loss(scores, labels.gather(1, first), input_lengths, lengths, **settings)
 
 
@@ -514,7 +510,7 @@ def _of_rows(rows: Rows, places: tuple) -> Rows:
     whole = rows.whole[tuple(index)]
     if not any(type(place) is Rows for place in places):
         return rows.like(whole, first)
-    return _without_garbage(Rows(whole, mask, first, rows.made))
+    return _without_garbage(rows_of(whole, mask, first, rows.made))
 
 
 def _mask_of_rows(rows: Rows, place: Any) -> torch.Tensor:
@@ -539,7 +535,7 @@ def _at_places(tensor: torch.Tensor, places: tuple) -> Rows:
     whole = tensor[tuple(each.only(0) if type(each) is Rows else each for each in places)]
     behind = whole.dim() - _before(tensor, places, at[0]) - rows.whole.dim()
     first = whole.dim() - behind - rows.whole.dim() + rows.first
-    return _without_garbage(Rows(whole, rows.mask, first, rows.made, rows.length, rows.origin))
+    return _without_garbage(rows_of(whole, rows.mask, first, rows.made, rows.length, rows.origin))
 
 
 def _fits(rows: Rows, other: Rows) -> bool:
@@ -602,7 +598,7 @@ def _write(func: Any, target: torch.Tensor, index: tuple, value: Any) -> None:
     if found is None or target.dtype != value.dtype:
         raise value.refused("an assignment by another mask, or of another dtype,", "compute the mask once")
     view, mask, first = found
-    rows = Rows(*flattened(view, mask, first), first, value.made)
+    rows = rows_of(*flattened(view, mask, first), first, value.made)
     if value.behind != rows.behind or not rows.selects_as(value):
         raise value.refused("an assignment by another mask, or of another dtype,", "compute the mask once")
     source = value.whole.expand(rows.whole.shape).reshape(view.shape)
@@ -658,9 +654,8 @@ def _index_add(func: Any, target: torch.Tensor, dim: int, index: Any, source: An
 @handles(*_named("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"))
 def _scatter(func: Any, target: Any, dim: int, index: Any, src: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Scatters rows along their dimension; those that the mask leaves out go to one place more."""
-    if src is None and "value" in kwargs:
-        src = kwargs.pop("value")
-    rows = index if type(index) is Rows else src
+    src = kwargs.pop("value", src)
+    rows: Any = index if type(index) is Rows else src
     alike = type(src) is not Rows or (type(index) is Rows and src.selects_as(index) and src.first == index.first)
     if type(target) is Rows or type(index) is not Rows or not alike or index.first != dim % target.dim():
         raise rows.refused(f"`{func.__name__}` but of rows along their dimension")

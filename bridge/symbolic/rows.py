@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bridge._compat.jax import same_values
-from bridge._compat.torch import UncompiledDispatchMode, in_transform, schema_name
+from bridge._compat.torch import UncompiledDispatchMode, in_transform, make_wrapper, schema_name
 from bridge.context import refusal
 from bridge.errors import BridgeError
 from bridge.symbolic.constants import as_constant
@@ -74,9 +74,9 @@ class Rows(torch.Tensor):
     asked first, and knows the function or refuses it.
     """
 
-    whole: torch.Tensor
+    whole: Any
     """All rows. What the mask leaves out is 1, or computed from 1; nothing may depend on it."""
-    mask: torch.Tensor
+    mask: Any
     """True for the rows that PyTorch would have; of shape (rows,)."""
     first: int
     """The dimension of the rows."""
@@ -88,27 +88,6 @@ class Rows(torch.Tensor):
     """The mask as the code has it, perhaps of several dimensions; None once the rows have been combined."""
     are_places: bool
     """True for a result of `torch.where(mask)`: the places of the origin's true elements."""
-
-    @staticmethod
-    def __new__(
-        cls,
-        whole: torch.Tensor,
-        mask: torch.Tensor,
-        first: int,
-        made: str,
-        length: Any = None,
-        origin: Any = None,
-        are_places: bool = False,
-    ) -> Rows:
-        self = torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype)  # pyright: ignore
-        self.whole = whole
-        self.mask = mask
-        self.first = first
-        self.made = made
-        self.length = length
-        self.origin = origin
-        self.are_places = are_places
-        return self
 
     @property
     def behind(self) -> int:
@@ -131,7 +110,7 @@ class Rows(torch.Tensor):
 
     def like(self, whole: torch.Tensor, first: int | None = None) -> Rows:
         """Returns rows by the same mask."""
-        return Rows(whole, self.mask, self.first if first is None else first, self.made, self.length, self.origin)
+        return rows_of(whole, self.mask, self.first if first is None else first, self.made, self.length, self.origin)
 
     def wide(self, dims: int | None = None) -> torch.Tensor:
         """Returns the mask with dimensions of size 1 after its own, as many as `whole` has behind the rows."""
@@ -178,6 +157,27 @@ class Rows(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         raise refused(f"`{func.name()}`")
+
+
+def rows_of(
+    whole: torch.Tensor,
+    mask: torch.Tensor,
+    first: int,
+    made: str,
+    length: Any = None,
+    origin: Any = None,
+    are_places: bool = False,
+) -> Rows:
+    """Makes `Rows`, whose attributes these are."""
+    rows: Any = make_wrapper(Rows, whole.shape, dtype=whole.dtype)
+    rows.whole = whole
+    rows.mask = mask
+    rows.first = first
+    rows.made = made
+    rows.length = length
+    rows.origin = origin
+    rows.are_places = are_places
+    return rows
 
 
 def _attribute(func: Any, rows: Rows) -> Any:

@@ -10,7 +10,7 @@ import torch
 from bridge._compat.jax import Tracer
 from bridge.symbolic.places import Error, check_within, dimensions_of, is_mask, is_prefix, is_traced_number, places_of
 from bridge.symbolic.ranges import range_of
-from bridge.symbolic.rows import Rows
+from bridge.symbolic.rows import Rows, rows_of
 
 _LARGEST = 2**20
 """The largest number of rows of a tensor that is made with a traced length."""
@@ -47,7 +47,7 @@ def rows_by_mask(tensor: torch.Tensor, index: Any, place: str) -> Rows | None:
     if found is None:
         return None
     view, mask, first = found
-    rows = Rows(*flattened(view, mask, first), first, place, origin=mask)
+    rows = rows_of(*flattened(view, mask, first), first, place, origin=mask)
     return rows.like(rows.only(1))
 
 
@@ -63,7 +63,7 @@ def rows_by_length(tensor: torch.Tensor, places: tuple, error: Error, place: str
     length = places[at[0]].stop
     size = whole.shape[-1 - behind]
     check_within(length, "n", size, f"`x[:n]` of {size} elements", error)
-    return Rows(whole, torch.arange(size) < length, whole.dim() - 1 - behind, place, length)
+    return rows_of(whole, torch.arange(size) < length, whole.dim() - 1 - behind, place, length)
 
 
 def positions_of(mask: torch.Tensor, place: str) -> tuple[Rows, ...]:
@@ -72,7 +72,7 @@ def positions_of(mask: torch.Tensor, place: str) -> tuple[Rows, ...]:
     made = []
     for dim, size in enumerate(mask.shape):
         places = torch.arange(size).view(-1, *[1] * (mask.dim() - 1 - dim)).expand(mask.shape).flatten()
-        made.append(Rows(places, selected, 0, place, origin=mask, are_places=True))
+        made.append(rows_of(places, selected, 0, place, origin=mask, are_places=True))
     return tuple(made)
 
 
@@ -88,10 +88,10 @@ def sized(make: Callable[[tuple], torch.Tensor], sizes: tuple, name: str, error:
     number = sizes[at]
     mask = getattr(number, "rows_mask", None)
     if mask is not None:
-        return Rows(make((*sizes[:at], len(mask), *sizes[at + 1 :])), mask, at, place)
+        return rows_of(make((*sizes[:at], len(mask), *sizes[at + 1 :])), mask, at, place)
     check_within(number, "n", _LARGEST, f"`torch.{name}(…, n)`", error)
     most = int(range_of(number).high)
-    return Rows(make((*sizes[:at], most, *sizes[at + 1 :])), torch.arange(most) < number, at, place, number)
+    return rows_of(make((*sizes[:at], most, *sizes[at + 1 :])), torch.arange(most) < number, at, place, number)
 
 
 def _is_basic(place: Any) -> bool:
