@@ -436,7 +436,7 @@ def _ctc_loss(_func: Any, scores: Any, targets: Any, input_lengths: Any, lengths
     """The targets are rows of labels, padded anywhere; the lengths are the numbers selected in each row."""
     rows = next(each for each in (targets, scores, input_lengths, lengths) if type(each) is Rows)
     origin: Any = rows.origin
-    is_counted = rows is targets and origin is not None and origin.dim() == 2 and not rows.behind
+    is_counted = rows is targets and getattr(origin, "ndim", 0) == 2 and not rows.behind
     if not is_counted or type(lengths) is not BridgeTensor or not same_values(lengths.value, origin.sum(-1).value):
         raise rows.refused("`ctc_loss` but of labels[mask] whose lengths are mask.sum(-1)")
     first = torch.argsort((~origin).to(torch.uint8), dim=-1, stable=True)
