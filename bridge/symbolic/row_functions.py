@@ -17,7 +17,7 @@ from bridge.context import current
 from bridge.symbolic.bytecode import only_writes
 from bridge.symbolic.places import is_traced_number, places_of
 from bridge.symbolic.ranges import distance
-from bridge.symbolic.rows import Rows, elementwise, handles, refused, rows_of, whole_of
+from bridge.symbolic.rows import Rows, elementwise, handles, refused, rows_of, settled, whole_of
 from bridge.symbolic.selections import flattened, view_by_mask
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor
@@ -301,8 +301,8 @@ def _reduced(rows: Rows, name: str, dim: Any = None, keepdim: bool = False, *, d
         result = reduce(rows.whole, dims if len(dims) > 1 else dims[0], keepdim, **settings)
         first = rows.first - (0 if keepdim else sum(d < rows.first for d in dims))
         if isinstance(result, torch.Tensor):
-            return rows.like(result, first)
-        return type(result)([rows.like(part, first) for part in result])
+            return settled(rows.like(result, first))
+        return type(result)([settled(rows.like(part, first)) for part in result])
     fill = _number(_NEUTRAL[name], rows.dtype)
     whole = rows.only(fill)
     if name == "mean":
@@ -368,7 +368,7 @@ def _of_each(rows: Rows, result: Any, dim: int) -> Any:
     if not isinstance(result, torch.Tensor):
         return type(result)([_of_each(rows, part, dim) for part in result])
     removed = result.dim() < rows.whole.dim()
-    return rows.like(result, rows.first - (removed and dim < rows.first))
+    return settled(rows.like(result, rows.first - (removed and dim < rows.first)))
 
 
 # ---- layers and losses
@@ -386,7 +386,7 @@ def _last_dim(func: Any, rows: Any, other: Any, *rest: Any, **kwargs: Any) -> Ro
         reached = 1 if other.dim() == 2 else math.inf
     if reached > rows.behind:
         raise rows.refused(f"`{func.__name__}`")
-    return rows.like(func(rows.whole, other, *rest, **kwargs))
+    return settled(rows.like(func(rows.whole, other, *rest, **kwargs)))
 
 
 @handles(*_PRODUCTS)
@@ -397,7 +397,7 @@ def _product(func: Any, one: Any, other: Any) -> Rows:
     if reaches or (type(one) is not type(other) and (rows is other or other.dim() != 2)):
         raise rows.refused(f"`{func.__name__}`")
     wholes = [whole_of(rows, each, f"`{func.__name__}`") if type(each) is Rows else each for each in (one, other)]
-    return rows.like(func(*wholes))
+    return settled(rows.like(func(*wholes)))
 
 
 @handles(*_LOSSES)
@@ -406,7 +406,7 @@ def _loss(func: Any, *args: Any, **kwargs: Any) -> Any:
     name = f"`{func.__name__}`"
     rows = next(each for each in (*args, *kwargs.values()) if type(each) is Rows)
     given = {key: whole_of(rows, value, name) for key, value in kwargs.items()} | {"reduction": "none"}
-    each = rows.like(func(*(whole_of(rows, value, name) for value in args), **given))
+    each = settled(rows.like(func(*(whole_of(rows, value, name) for value in args), **given)))
     if reduction == "none":
         return each
     return _reduced(each, reduction)
@@ -456,7 +456,7 @@ def _embedding(_func: Any, rows: Any, weight: torch.Tensor, *args: Any, **kwargs
     if type(rows) is not Rows or type(weight) is Rows:
         raise refused("`embedding` by a table of rows")
     whole = F.embedding(rows.only(0), weight, *args, **kwargs)
-    return _without_garbage(rows.like(whole, rows.first))
+    return settled(rows.like(whole, rows.first))
 
 
 # ---- tensors of the size of rows
@@ -473,11 +473,6 @@ def _new(func: Any, rows: Rows, *args: Any, **kwargs: Any) -> Any:
 
 
 # ---- rows as indices
-
-
-def _without_garbage(rows: Rows) -> Rows:
-    """Returns the rows with ones where the mask leaves them out."""
-    return rows.like(rows.only(1))
 
 
 @handles(torch.Tensor.__getitem__)
@@ -510,7 +505,7 @@ def _of_rows(rows: Rows, places: tuple) -> Rows:
     whole = rows.whole[tuple(index)]
     if not any(type(place) is Rows for place in places):
         return rows.like(whole, first)
-    return _without_garbage(rows_of(whole, mask, first, rows.made))
+    return settled(rows_of(whole, mask, first, rows.made))
 
 
 def _mask_of_rows(rows: Rows, place: Any) -> torch.Tensor:
@@ -535,7 +530,7 @@ def _at_places(tensor: torch.Tensor, places: tuple) -> Rows:
     whole = tensor[tuple(each.only(0) if type(each) is Rows else each for each in places)]
     behind = whole.dim() - _before(tensor, places, at[0]) - rows.whole.dim()
     first = whole.dim() - behind - rows.whole.dim() + rows.first
-    return _without_garbage(rows_of(whole, rows.mask, first, rows.made, rows.length, rows.origin))
+    return settled(rows_of(whole, rows.mask, first, rows.made, rows.length, rows.origin))
 
 
 def _fits(rows: Rows, other: Rows) -> bool:
@@ -566,10 +561,10 @@ def _gather(func: Any, tensor: Any, dim: int, index: Any) -> Rows:
     if type(tensor) is Rows and type(index) is Rows:
         if _dim_of(tensor, dim) == tensor.first or not tensor.selects_as(index) or index.first != tensor.first:
             raise tensor.refused(f"`{func.__name__}` along the rows")
-        return _without_garbage(index.like(func(tensor.whole, dim, index.only(0))))
+        return settled(index.like(func(tensor.whole, dim, index.only(0))))
     if type(index) is not Rows or index.first != dim % tensor.dim():
         raise (index if type(index) is Rows else tensor).refused(f"`{func.__name__}`")
-    return _without_garbage(index.like(func(tensor, dim, index.only(0))))
+    return settled(index.like(func(tensor, dim, index.only(0))))
 
 
 # ---- writes
@@ -579,7 +574,7 @@ def _gather(func: Any, tensor: Any, dim: int, index: Any) -> Rows:
 def _set_item(func: Any, target: Any, index: Any, value: Any) -> None:
     """Runs `target[index] = value`, where one of them is rows or their positions."""
     if type(target) is Rows:
-        raise target.refused("an assignment to a part of the rows", "choose with torch.where")
+        return _set_part(target, places_of(index), value)
     places = places_of(index)
     rows = [each for each in places if type(each) is Rows]
     if any(each.are_places and each.origin.dim() == 1 for each in rows) and len(rows) == 1:
@@ -588,6 +583,14 @@ def _set_item(func: Any, target: Any, index: Any, value: Any) -> None:
     if rows:
         return _put(target, places, rows[0], value, accumulate=False)
     return _write(func, target, places, value)
+
+
+def _set_part(rows: Rows, places: tuple, value: Any) -> None:
+    """Runs `rows[:, …] = value`, which assigns a part of every row."""
+    part = _of_rows(rows, places)
+    if part.mask is not rows.mask:
+        raise rows.refused("an assignment to some of the rows", "choose with torch.where")
+    part.whole.copy_(torch.as_tensor(whole_of(part, value, "an assignment"), dtype=rows.dtype))
 
 
 def _write(func: Any, target: torch.Tensor, index: tuple, value: Any) -> None:

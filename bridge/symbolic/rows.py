@@ -16,6 +16,7 @@ from bridge._compat.torch import UncompiledDispatchMode, in_transform, make_wrap
 from bridge.context import refusal
 from bridge.errors import BridgeError
 from bridge.symbolic.constants import as_constant
+from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
@@ -204,7 +205,24 @@ def elementwise(func: Any, args: tuple, kwargs: dict) -> Any:
         result = func(*args, **kwargs)
     if not isinstance(result, torch.Tensor) or result.dim() <= rows.behind:
         raise rows.refused(name)
-    return rows.like(result, result.dim() - 1 - rows.behind)
+    made = rows.like(result, result.dim() - 1 - rows.behind)
+    return made if any(_memory(result) is _memory(each.whole) for each in among) else settled(made)
+
+
+def settled(rows: Rows) -> Rows:
+    """Returns the rows with ones again where the mask leaves them out.
+
+    There a function may have made infinity or NaN, and a gradient of zero times infinity would reach its operands.
+    """
+    if rows.length is None and rows.dtype.is_floating_point:
+        return rows.like(rows.only(1))
+    return rows
+
+
+def _memory(tensor: Any) -> Any:
+    if isinstance(tensor, BridgeTensor):
+        return tensor._handle.storage
+    return tensor
 
 
 def whole_of(rows: Rows, value: Any, name: str) -> Any:

@@ -149,6 +149,14 @@ def other(x):
     return (x * 2 - 1)[x[:, 0] > 0]
 
 
+def assigned(x):
+    rows = selected(x).clone()
+    rows[:, 1] = rows[:, 2].exp()
+    rows[..., 3:] *= 2
+    rows[:, :1] += x[:1, :1]
+    return rows.sum(0)
+
+
 ROWS = {
     "views": lambda x: selected(x).unsqueeze(0).squeeze(0).transpose(0, 1).t().permute(1, 0).sum(1),
     "parts": lambda x: (selected(x)[:, 0].sum(), selected(x)[..., 1:3].sum(0), selected(x)[:, None, ::2].sum((0, 1))),
@@ -183,6 +191,7 @@ ROWS = {
         (torch.arange(selected(x).shape[0])[:, None] * selected(x)).sum(0),
     ),
     "selected twice": lambda x: (selected(x)[selected(x)[:, 1] > 0] * 3).sum(0),
+    "a part that is assigned": assigned,
     "gathered": lambda x: selected(x).gather(1, selected(x).argsort(1)[:, :2]).sum(0),
     "a table": lambda x: F.embedding(torch.arange(6)[x[:, 0] > 0], x.exp()).sum(0),
     "one hot": lambda x: F.one_hot(torch.arange(6)[x[:, 0] > 0], 6).sum(0) * x[0, 0],
@@ -239,7 +248,7 @@ REFUSED = {
     "a sorted result": (lambda x: selected(x).sort(0).values.sum(), "`sort` along the rows"),
     "a function that is not known": (lambda x: torch.linalg.svdvals(selected(x)).sum(), "`linalg_svdvals`"),
     "another dimension of the rows": (lambda x: torch.cat([selected(x).t(), x], 0).sum(), "rows of its own|two masks"),
-    "a part that is assigned": (lambda x: selected(x).__setitem__(0, 1.0), "an assignment to a part of the rows"),
+    "some rows that are assigned": (lambda x: selected(x).__setitem__(0, 1.0), "an index of the rows"),
 }
 
 
