@@ -182,11 +182,7 @@ def index_put(x, indices, values, accumulate=False):
             return jnp.where(mask, x + values if accumulate else values, x)
     if all(index.dtype != bool for _, index in given):
         places = tuple(slice(None) if index is None else index for index in indices)
-        values = broadcast(values, jax.eval_shape(lambda x: x[places], x).shape).astype(x.dtype)
-        if accumulate:
-            return x.at[places].add(values)
-        # PyTorch's gradient is that of different places, even if one is there twice and its last value stays.
-        return x.at[places].set(values, unique_indices=True)
+        values = broadcast(values, jax.eval_shape(lambda x: x[places], x).shape)
     return torchax_index_put(x, indices, values, accumulate)
 
 

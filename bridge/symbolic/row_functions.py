@@ -17,7 +17,7 @@ from bridge.context import current
 from bridge.symbolic.bytecode import only_writes
 from bridge.symbolic.places import is_traced_number, places_of
 from bridge.symbolic.ranges import distance
-from bridge.symbolic.rows import Rows, elementwise, handles, refused, rows_of, settled, whole_of
+from bridge.symbolic.rows import ONE_MASK, Rows, elementwise, handles, refused, rows_of, settled, whole_of
 from bridge.symbolic.selections import flattened, view_by_mask
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor
@@ -599,11 +599,11 @@ def _write(func: Any, target: torch.Tensor, index: tuple, value: Any) -> None:
         return func(target, index, value)
     found = view_by_mask(target, index)
     if found is None or target.dtype != value.dtype:
-        raise value.refused("an assignment by another mask, or of another dtype,", "compute the mask once")
+        raise value.refused("an assignment by another mask, or of another dtype,", ONE_MASK)
     view, mask, first = found
     rows = rows_of(*flattened(view, mask, first), first, value.made)
     if value.behind != rows.behind or not rows.selects_as(value):
-        raise value.refused("an assignment by another mask, or of another dtype,", "compute the mask once")
+        raise value.refused("an assignment by another mask, or of another dtype,", ONE_MASK)
     source = value.whole.expand(rows.whole.shape).reshape(view.shape)
     view.copy_(torch.where(mask[(..., *[None] * rows.behind)], source, view))
 
@@ -628,7 +628,7 @@ def _put(target: torch.Tensor, places: tuple, rows: Rows, value: Any, accumulate
     behind = target.dim() - len(places)
     if type(value) is Rows:
         if not rows.selects_as(value) or value.behind != behind + rows.behind:
-            raise rows.refused("an assignment of rows by another mask", "compute the mask once")
+            raise rows.refused("an assignment of rows by another mask", ONE_MASK)
         value = value.whole
     elif isinstance(value, torch.Tensor) and value.dim() > behind and value.shape[-1 - behind] != 1:
         raise rows.refused("an assignment of a tensor with rows of its own", "select its rows by the same mask")

@@ -23,7 +23,7 @@ SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mas
 _LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
 
 
-_ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
+ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
 _DROPOUT_REMEDY = "drop before the selection, or set p to 0: as many numbers are drawn as there are rows"
 _NUMBER_REMEDY = (
     "mask.to(torch.uint8).argmax() is the place of the only true element and works as an index; "
@@ -229,7 +229,7 @@ def whole_of(rows: Rows, value: Any, name: str) -> Any:
     """Returns the operand for all rows, which are broadcast from the last dimension."""
     if type(value) is Rows:
         if value.behind != rows.behind or not rows.selects_as(value):
-            raise rows.refused(f"{name} of rows by two masks", _ONE_MASK)
+            raise rows.refused(f"{name} of rows by two masks", ONE_MASK)
         # Attention handles `x[:n]` by itself; elsewhere the other rows would be arbitrary content of the buffer.
         if value.length is None:
             return value.whole

@@ -210,9 +210,9 @@ REFUSED = {
     "a write": (lambda x, i: first(x * 1, i).mul_(2), f"{DEPENDS}, which `mul_` needs"),
     "two lengths in a sum": (
         lambda x, i: (first(x, i) + first(x, i, 2)).sum(),
-        f"{DEPENDS}, which `__add__` of rows by two masks",
+        f"{DEPENDS}, which `add` of rows by two masks",
     ),
-    "a result": (first, f"{DEPENDS}, which a result, or a check of its type, needs; it was made in"),
+    "a result": (first, f"{DEPENDS}, which a result needs; it was made in"),
     "keys alone": (lambda x, i: attention(x, first(x, i), x), "which attention in which not keys and values alone"),
     "two lengths": (
         lambda x, i: attention(x, first(x, i), first(x, i, 2)),
