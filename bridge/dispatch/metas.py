@@ -18,6 +18,7 @@ from bridge._compat.torch import (
 from bridge.context import CallState
 from bridge.dispatch.schemas import has_out
 from bridge.lowerings.registry import METAS
+from bridge.symbolic.numbers import NUMBERS, of_class
 from bridge.tensor.arrays import COUNTERPARTS, refuse_dtype
 from bridge.tensor.tensor import BridgeTensor, empty_meta
 
@@ -97,6 +98,8 @@ def _twins(values: tuple | list) -> list:
             value = value._meta
         elif kind is list or kind is tuple:
             value = kind(_twins(value))
+        elif kind in NUMBERS:
+            value = of_class(value)
         twins.append(value)
     return twins
 
@@ -121,6 +124,8 @@ def _signature(values: tuple | list) -> tuple:
             key += (meta.shape, meta.stride(), meta.dtype)
         elif kind is list or kind is tuple:
             key.append(_signature(value))
+        elif kind in NUMBERS:
+            key.append(kind)
         else:
             key += (kind, value)
     return tuple(key)

@@ -27,6 +27,7 @@ from bridge.errors import BridgeError, is_framework
 from bridge.symbolic.bytecode import check_under_way, code_that_asks, places_inside_handlers
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import convert
+from bridge.symbolic.numbers import NUMBERS, number_behind, of_class
 from bridge.symbolic.ranges import known_number
 from bridge.symbolic.selections import SHAPE_REMEDY
 from bridge.tensor.arrays import jax_dtype, tensor_of
@@ -166,6 +167,7 @@ def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
     if func.namespace != "aten" or is_random(func) or sum(sizes) > AFFORDABLE:
         return None
     kwargs = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
+    args, kwargs = tree_map_only(tuple(NUMBERS), of_class, (args, kwargs))
     errors: list[Exception] = []
     with below_modes(), torch.no_grad():
         for fill in (0, 1):
@@ -248,11 +250,21 @@ CHECKING = (torch.istft, torch.Tensor.istft)
 
 
 def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
-    """Returns the value as a Python number. Raises `BridgeError` if it is traced, unknown, and used beyond a check."""
+    """Returns the value as a number: Python's if it is known, else a traced one."""
+    if func is aten.is_nonzero.default:
+        return bool(value_for_python(context, tensor))
+    if not isinstance(tensor.value, Tracer) or known_number(tensor) is not None or context.is_checking:
+        return value_for_python(context, tensor)
+    if tensor.is_complex():
+        return value_for_python(context, tensor)
+    context.has_numbers = True
+    return number_behind(tensor)
+
+
+def value_for_python(context: CallState, tensor: BridgeTensor) -> Any:
+    """Returns the value that Python insists on. Raises `BridgeError` if it is unknown and used beyond a check."""
     value = tensor.value
     if not isinstance(value, Tracer):
-        if func is aten.is_nonzero.default:
-            return bool(value)
         return value.item()
     known = known_number(tensor)
     if known is not None:
