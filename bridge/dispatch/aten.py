@@ -134,6 +134,8 @@ class Dispatch(UncompiledDispatchMode, CallState):
         if of_kernel is not None:
             of_kernel.add_note(self.where())
             raise of_kernel from None
+        if self.has_numbers and not NUMBERS.isdisjoint(map(type, (*args, *kwargs.values()))):
+            raise asks_values(self, func, args) from error
         if defect:
             raise self.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
         if isinstance(error, ValueError) and func.namespace == "aten":

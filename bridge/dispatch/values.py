@@ -36,8 +36,8 @@ from bridge.tensor.tensor import BridgeTensor, wrap
 aten = torch.ops.aten
 
 VALUE_REMEDY = (
-    "use torch.where for a branch; a tensor without dimensions works as an index or a slice's bound without `int()` or "
-    "`.item()`; or pass the number as a Python argument that is static under jit"
+    "use torch.where for a branch, and a mask over a fixed size for a shape; a traced number works as an operand, a "
+    "result, or an index; or pass the number as a Python argument that is static under jit"
 )
 DRAW_REMEDY = "draw the numbers before the call and pass them as an argument"
 UNSUPPORTED_REMEDY = (
@@ -257,7 +257,6 @@ def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
         return value_for_python(context, tensor)
     if tensor.is_complex():
         return value_for_python(context, tensor)
-    context.has_numbers = True
     return number_behind(tensor)
 
 
@@ -281,7 +280,7 @@ def value_for_python(context: CallState, tensor: BridgeTensor) -> Any:
     inside, remedy = asked_inside(VALUE_REMEDY)
     if remedy not in _REMEDIES.values():
         remedy = as_constant(value, remedy)
-    how = "a branch, `.item()`, `int()` or a loop bound"
+    how = "a shape, a loop bound, an index into a list or a branch"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
 

@@ -10,17 +10,20 @@ the call is asked for it (`CallState.value_for_python`).
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from bridge._compat.jax import weakly_typed
 from bridge.context import current, refusal
-from bridge.symbolic.ranges import range_of
+from bridge.symbolic.ranges import distance, range_of
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor, empty_meta, stop_gradient, wrap
 
@@ -102,6 +105,9 @@ def number_behind(tensor: BridgeTensor) -> Any:
         dtype = torch.int64
     array = jnp.reshape(stop_gradient(tensor.value), ()).astype(jax_dtype(dtype))
     made = wrap(array, empty_meta((), None, dtype), live=False)
+    call = current()
+    if call is not None:
+        call.has_numbers = True
     if kind is IntNumber:
         made._handle.storage.bounds = range_of(tensor)
     return kind(_Node(made))
@@ -167,15 +173,72 @@ def as_float(value: Any) -> Any:
     return computed(lambda x: x.reshape(()).to(_float_dtype(x)), value)
 
 
-def as_int(value: Any) -> Any:
-    """Returns `int(value)` of a number or a tensor of one element."""
-    return computed(lambda x: x.reshape(()).trunc().to(torch.int64), value)
+def _to_int(function: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
+    """Returns the function of a number or a tensor of one element for one of tensors that rounds."""
+    return functools.partial(computed, lambda x: function(_whole(x.reshape(()))).to(torch.int64))
 
 
 def _float_dtype(tensor: torch.Tensor) -> torch.dtype:
     if tensor.dtype.is_floating_point:
         return tensor.dtype
     return torch.get_default_dtype()
+
+
+# ---- functions of Python's that insist on the value
+
+_UNARY = "sqrt exp exp2 expm1 log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf erfc isnan isinf isfinite"
+_BINARY = "pow atan2 fmod copysign hypot"
+_ROUNDING = "floor ceil trunc"
+MATHEMATICS = frozenset({"log", "fabs", *_UNARY.split(), *_BINARY.split(), *_ROUNDING.split()})
+"""The names of functions in the module `math` that numbers have, too."""
+
+
+def _logarithm(x: Any, base: Any = None) -> torch.Tensor:
+    if base is None:
+        return torch.log(x)
+    return torch.log(torch.as_tensor(x)) / torch.log(torch.as_tensor(base))
+
+
+def _in_floats(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Returns the function of numbers for one of tensors that computes in floating point."""
+
+    def run(*operands: Any) -> Any:
+        return function(*(torch.as_tensor(each).to(_float_dtype(torch.as_tensor(each))) for each in operands))
+
+    return functools.partial(computed, run)
+
+
+def greatest(a: Any, b: Any) -> Any:
+    """Returns the larger one of two integers."""
+    return computed(lambda a, b: torch.maximum(torch.as_tensor(a), torch.as_tensor(b)), a, b)
+
+
+def least(a: Any, b: Any) -> Any:
+    """Returns the smaller one of two integers."""
+    return computed(lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)), a, b)
+
+
+def _range(*ends: Any) -> list[Any]:
+    """Returns the numbers of `range(i, i + n)`, whose length is known. Raises `BridgeError` for any other one."""
+    start = as_operand(ends[0])
+    length = distance(as_operand(ends[1]), start) if len(ends) == 2 else None
+    if length is None:
+        what = "`range` of a traced number, a loop whose turns are not known"
+        raise refusal(what, "a fixed number of turns, `for i in range(most)`, each with `if i < n:` around it")
+    return [computed(lambda first, i=i: first + i, start) for i in range(length)]
+
+
+IN_PLACE_OF: dict[int, tuple[Callable[..., Any], int]] = {
+    id(float): (as_float, 1),
+    id(int): (_to_int(torch.trunc), 1),
+    id(range): (_range, 3),
+    id(math.log): (_in_floats(_logarithm), 2),
+    **{id(getattr(math, name)): (_to_int(getattr(torch, name)), 1) for name in _ROUNDING.split()},
+    id(math.fabs): (_in_floats(torch.abs), 1),
+    **{id(getattr(math, name)): (_in_floats(getattr(torch, name)), 1) for name in _UNARY.split()},
+    **{id(getattr(math, name)): (_in_floats(getattr(torch, name)), 2) for name in _BINARY.split()},
+}
+"""`id` of a function of Python's -> the function of traced numbers, and the largest number of its arguments."""
 
 
 # ---- arithmetic
@@ -241,6 +304,7 @@ def _of_numpy(self: Any, function: Any, method: str, *values: Any, **options: An
     """Returns what a function of NumPy gives, by the function of PyTorch with its name."""
     name = function.__name__
     counterpart = getattr(torch, name, None)
+    values = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
     plain = method == "__call__" and not options and all(isinstance(value, (int, float)) for value in values)
     if not plain or counterpart is None:
         raise refusal(f"`numpy.{name}` asks for a traced number", f"a function of PyTorch, such as `torch.{name}`")
