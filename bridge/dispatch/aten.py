@@ -108,7 +108,7 @@ class Dispatch(UncompiledDispatchMode, CallState):
         except BridgeError:
             raise
         except TRACE_ERRORS as error:
-            raise asks_values(self, func, args) from error
+            raise asks_values(self, func, args, kwargs) from error
         except Exception as error:
             # Since PyTorch 2.15 a kernel raises it for arguments of the wrong dtype, too.
             if self._is_missing(error) and str(error) != str(kernel_error(func, args, kwargs)):
@@ -134,8 +134,8 @@ class Dispatch(UncompiledDispatchMode, CallState):
         if of_kernel is not None:
             of_kernel.add_note(self.where())
             raise of_kernel from None
-        if self.has_numbers and not NUMBERS.isdisjoint(map(type, (*args, *kwargs.values()))):
-            raise asks_values(self, func, args) from error
+        if not NUMBERS.isdisjoint(map(type, (*args, *kwargs.values()))):
+            raise asks_values(self, func, args, kwargs) from error
         if defect:
             raise self.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
         if isinstance(error, ValueError) and func.namespace == "aten":
@@ -149,7 +149,7 @@ class Dispatch(UncompiledDispatchMode, CallState):
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in BY_SHAPE:
             args = self.constants.without_values(func, args, kwargs) or args
-        if self.has_numbers:
+        if not (NUMBERS.isdisjoint(map(type, args)) and NUMBERS.isdisjoint(map(type, kwargs.values()))):
             args, kwargs = with_numbers(self, func, args, kwargs)
         for value in args:
             if type(value) in _TRACED:

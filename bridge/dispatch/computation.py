@@ -23,7 +23,6 @@ from bridge.lowerings import BY_LAYOUT, LOWERINGS
 from bridge.lowerings.creation import broadcast
 from bridge.lowerings.plain import PLAIN
 from bridge.lowerings.registry import cast
-from bridge.symbolic.numbers import as_operand
 from bridge.symbolic.ranges import fitting, follow
 from bridge.tensor.arrays import COUNTERPARTS, jax_dtype
 from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor, stop_gradient, wrap
@@ -100,9 +99,6 @@ def compute(context: CallState, func: Any, args: tuple, kwargs: dict, like: Brid
         raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
     results = _results(context, func, values, outs, inputs)
     if not (isinstance(outs[-1], torch.Tensor) and outs[-1].dtype in DIFFERENTIABLE):
-        if context.has_numbers:
-            args = tuple(map(as_operand, args))
-            kwargs = {name: as_operand(value) for name, value in kwargs.items()}
         follow(context, func, args, kwargs, results)
     return type(metas)(results) if several else results[0]
 

@@ -43,6 +43,7 @@ from bridge.symbolic.places import (
 )
 from bridge.symbolic.selections import ROW_WISE, SIZED, Rows, positions_of, refused, rows_by_length, rows_by_mask, sized
 from bridge.tensor.arrays import tensor_of
+from bridge.tensor.pytrees import TRACED_NUMBERS
 from bridge.tensor.tensor import BridgeTensor
 
 _GRADIENT_HOOKS = (
@@ -58,6 +59,7 @@ _MEMORY = (
     torch.Tensor.__dlpack__,
     torch.Tensor.__dlpack_device__,
 )
+_CLASSES_OF_CALLS = (torch.Tensor, *TRACED_NUMBERS)
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 """Under autocast PyTorch would decompose the operation for the bridge, with products in float32."""
 _CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
@@ -79,12 +81,8 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         args = with_tensors(args, self._traced_tensor)
         kwargs = with_tensors(kwargs, self._traced_tensor) if kwargs else {}
-        if self._dispatch.has_numbers and not self._can_select():
-            # PyTorch's formulas of gradients would forget a number behind a tensor that they keep.
-            args = tuple(map(as_operand, args))
-            kwargs = {name: as_operand(value) for name, value in kwargs.items()}
         for cls in types:
-            if not issubclass(cls, torch.Tensor):
+            if not issubclass(cls, _CLASSES_OF_CALLS):
                 return self._by_other_classes(func, types, args, kwargs)
         op = FUNCTIONS.get(func)
         if op is not None and self._dispatch.options.lowerings.get(op.name(), op) is not None:

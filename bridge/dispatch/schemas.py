@@ -182,10 +182,7 @@ def with_numbers(context: CallState, func: Any, args: tuple, kwargs: dict) -> tu
     Raises `BridgeError` for one that decides a shape or a dimension.
     """
     named = zip((a.name for a in arguments(func)), args, strict=False)
-    given = [*((name, value) for name, value in named), *kwargs.items()]
-    if NUMBERS.isdisjoint(type(value) for _, value in given):
-        return args, kwargs
-    for name, value in given:
+    for name, value in (*named, *kwargs.items()):
         if type(value) in NUMBERS and name not in takes_numbers(func):
             context.value_for_python(as_operand(value))  # raises an error
     args = tuple(same_number(value) if type(value) in NUMBERS else value for value in args)

@@ -48,6 +48,7 @@ _OF_A_LIBRARY_REMEDY = (
     "operations; a kernel in another language needs `bridge.LOWERINGS[torch.ops.{}] = lowering`"
 )
 
+_NUMBER_REMEDY = "apply the number by an operator, as in `x + n * y` or `x ** n`; or pass one of Python's"
 _UNIQUE_REMEDY = (
     "for integers below a number n, `(torch.zeros(n).index_fill(0, i, 1).cumsum(0).long() - 1)[i]` is the inverse, and "
     "`torch.bincount(i, minlength=n)` counts"
@@ -84,7 +85,7 @@ def untranslated(context: CallState, func: Any, args: tuple, kwargs: dict, error
     if context.survey is not None:
         return _skip(context, func, args, kwargs, str(error))
     if shapes_by_data(func):
-        raise asks_values(context, func, args) from error
+        raise asks_values(context, func, args, kwargs) from error
     if isinstance(error, LoweringError):
         raise error
     remedy = (UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY).format(func)
@@ -112,8 +113,10 @@ def asked_inside(remedy: str) -> tuple[str, str]:
     return name, helps or remedy
 
 
-def asks_values(context: CallState, func: Any, args: tuple) -> BridgeError:
+def asks_values(context: CallState, func: Any, args: tuple, kwargs: dict) -> BridgeError:
     """Returns the error for an operation that needs values of its arguments."""
+    if not NUMBERS.isdisjoint(map(type, (*args, *kwargs.values()))):
+        return context.error(f"`{func.name()}` needs the value of a traced number", _NUMBER_REMEDY)
     if shapes_by_data(func):
         what = "makes a shape that depends on data"
     else:

@@ -316,6 +316,18 @@ class _Expressions(ast.NodeTransformer):
             return node
         return self._call("branch(0, lambda: 0, lambda: 0)", node, node.test, node.body, node.orelse)
 
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        """`a < b < c` is `a < b and b < c`, of which Python would ask the first truth."""
+        plain = all(isinstance(each, (ast.Name, ast.Constant)) for each in node.comparators[:-1])
+        if len(node.ops) == 1 or not plain:
+            self.generic_visit(node)
+            return node
+        operands = [node.left, *node.comparators]
+        parts = [
+            ast.copy_location(ast.Compare(operands[i], [op], [operands[i + 1]]), node) for i, op in enumerate(node.ops)
+        ]
+        return self.visit_BoolOp(ast.copy_location(ast.BoolOp(ast.And(), [*parts]), node))
+
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         plain = self._plain(node) or _is_known(node)
         self.generic_visit(node)

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from bridge._compat.jax import weakly_typed
-from bridge.context import current, refusal
+from bridge._compat.torch import NO_TORCH_FUNCTION, in_transform
+from bridge.context import CallState, current, refusal
 from bridge.symbolic.ranges import distance, range_of
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor, empty_meta, stop_gradient, wrap
@@ -83,10 +84,14 @@ class _Node:
 
 def _value(tensor: BridgeTensor) -> Any:
     """Returns the value that Python, or code in C++, asks for. Raises `BridgeError` if it is not known."""
+    return _call().value_for_python(tensor)
+
+
+def _call() -> CallState:
     call = current()
     if call is None:
         raise refusal("a traced number is used after the call that made it", "return it from the call")
-    return call.value_for_python(tensor)
+    return call
 
 
 # ---- making numbers
@@ -105,9 +110,7 @@ def number_behind(tensor: BridgeTensor) -> Any:
         dtype = torch.int64
     array = jnp.reshape(stop_gradient(tensor.value), ()).astype(jax_dtype(dtype))
     made = wrap(array, empty_meta((), None, dtype), live=False)
-    call = current()
-    if call is not None:
-        call.has_numbers = True
+    _call().has_numbers = True
     if kind is IntNumber:
         made._handle.storage.bounds = range_of(tensor)
     return kind(_Node(made))
@@ -115,10 +118,7 @@ def number_behind(tensor: BridgeTensor) -> Any:
 
 @contextlib.contextmanager
 def _arithmetic() -> Iterator[None]:
-    call = current()
-    if call is None:
-        raise refusal("a traced number is used after the call that made it", "return it from the call")
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), call.taking_apart():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), _call().taking_apart():
         yield
 
 
@@ -176,6 +176,13 @@ def as_float(value: Any) -> Any:
 def _to_int(function: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
     """Returns the function of a number or a tensor of one element for one of tensors that rounds."""
     return functools.partial(computed, lambda x: function(_whole(x.reshape(()))).to(torch.int64))
+
+
+def refuse_numbers(values: list | tuple) -> None:
+    """Raises `BridgeError` for a number in a list, which is a shape or names dimensions."""
+    for value in values:
+        if type(value) in NUMBERS:
+            _value(as_operand(value))
 
 
 def _float_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -384,6 +391,16 @@ class _Number:
     __hash__ = _refuses("a traced number is a key of a dict or a member of a set", _KEY_REMEDY)
     __reduce_ex__ = _refuses("a traced number is pickled", "return it, and pickle the result")
     __array_ufunc__ = _of_numpy
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Runs a function of PyTorch in which a number stands for a tensor, which PyTorch calls this method for."""
+        call = _call()
+        kwargs = kwargs or {}
+        if call.recording or in_transform():  # formulas of gradients would keep a tensor that has forgotten its number
+            args = tuple(map(as_operand, args))
+            kwargs = {name: as_operand(value) for name, value in kwargs.items()}
+        return NO_TORCH_FUNCTION(func, types, args, kwargs)
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other

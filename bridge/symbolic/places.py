@@ -118,9 +118,10 @@ def check_within(number: BridgeTensor, name: str, most: int, what: str, error: E
     """Raises `error` unless the number is known to be from 0 to `most`: otherwise PyTorch's slice is shorter."""
     low, high = range_of(number)[:2]
     if low < 0 or high > most:
+        top = max(most, 0)
         raise error(
             f"{what} has a traced {name} that may be from {low} to {high}",
-            f"{name}.clamp(0, {max(most, 0)}), or another number that is within the dimension",
+            f"{name}.clamp(0, {top}), for a number min(max({name}, 0), {top}), or another one within the dimension",
         )
 
 

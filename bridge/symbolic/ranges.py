@@ -23,6 +23,7 @@ from bridge._compat.torch import arguments as arguments_of
 from bridge._compat.torch import below_modes, schema_name
 from bridge.context import CallState
 from bridge.errors import BridgeError
+from bridge.tensor.pytrees import TRACED_NUMBERS
 from bridge.tensor.tensor import BridgeTensor
 
 
@@ -49,6 +50,8 @@ _ENDS = {d: Interval(torch.iinfo(d).min, torch.iinfo(d).max) for d in _INTEGERS}
 
 def range_of(value: Any) -> Interval:
     """Returns the interval of a tensor or a Python number."""
+    if isinstance(value, TRACED_NUMBERS):
+        value = value.node.tensor
     if not isinstance(value, BridgeTensor):
         if not isinstance(value, (int, float)) or not abs(value) < _HUGE:
             return UNKNOWN
@@ -152,7 +155,7 @@ def _sum(operation: Operation, sign: int = 1) -> Interval:
     a = operation.a
     b = operation.b
     alpha = operation.named.get("alpha", 1)
-    if isinstance(alpha, BridgeTensor):
+    if isinstance(alpha, TRACED_NUMBERS):
         b = times(times(b, range_of(alpha)), range_of(sign))
     elif sign * alpha != 1:
         b = times(b, range_of(sign * alpha))
