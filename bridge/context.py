@@ -79,6 +79,8 @@ class CallState(abc.ABC):
     """The first error, which the module's own code may have caught."""
     said: set[str] = dataclasses.field(default_factory=set)
     """The places that a warning has named."""
+    has_numbers: bool = False
+    """True once a traced number has been made, so that one may be among the arguments of an operation."""
     metas: dict[Any, Any] = dataclasses.field(default_factory=dict)
     """Results on the meta device by operation and shapes, because recursion asks for the same ones again."""
     checks_int64: bool = True
@@ -136,6 +138,14 @@ class CallState(abc.ABC):
     @abc.abstractmethod
     def redispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Computes an operation on traced tensors."""
+
+    @abc.abstractmethod
+    def number_of(self, tensor: Any) -> Any:
+        """Returns the value of a tensor of one element as a number, which is traced if the value is not known."""
+
+    @abc.abstractmethod
+    def value_for_python(self, tensor: Any) -> Any:
+        """Returns the value of a tensor that Python insists on. Raises `BridgeError` if it is traced and unknown."""
 
     @abc.abstractmethod
     def taking_apart(self) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from bridge.dispatch.values import asked_inside, fails
 from bridge.errors import BridgeError
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import FUNCTIONS
+from bridge.symbolic.numbers import IN_PLACE_OF, NUMBERS, as_operand, greatest, least, number_of
 from bridge.symbolic.ranges import known_number
 from bridge.symbolic.rows import Rows
 from bridge.tensor.arrays import jax_dtype
@@ -89,9 +90,53 @@ def negated(value: Any) -> Any:
     return torch.logical_not(found)
 
 
+def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns `function(*args, **kwargs)`; a traced number for one of traced values, of which Python would ask them."""
+    if kwargs or current() is None:
+        return function(*args, **kwargs)
+    if function is max or function is min:
+        return _extreme(function, args)
+    instead, most = IN_PLACE_OF.get(id(function), (None, 0))
+    if instead is None or len(args) > most or not any(map(_is_traced, args)):
+        return function(*args)
+    return instead(*args)
+
+
+def _is_traced(value: Any) -> bool:
+    """True for a number, and a tensor of one element, whose value is not known."""
+    if type(value) in NUMBERS:
+        return True
+    call = cast(CallState, current())
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or in_transform():
+        return False
+    if not call.constants.is_traced(value):
+        return False
+    tensor = call.wrap(value)
+    return isinstance(tensor.value, Tracer) and known_number(tensor) is None
+
+
+def _extreme(function: Callable[..., Any], args: tuple) -> Any:
+    """Returns the result of `max` or `min`, which return the first of the largest or least items."""
+    if len(args) == 1 and isinstance(args[0], Iterator):
+        args = (list(args[0]),)
+    items = args
+    if len(args) == 1 and isinstance(args[0], (list, tuple)):
+        items = args[0]
+    if not any(map(_is_traced, items)):
+        return function(*args)
+    if all(isinstance(item, int) for item in items):
+        return functools.reduce(greatest if function is max else least, items)
+    found, *rest = items
+    for item in rest:
+        better = item > found if function is max else item < found
+        found = _branch(better, lambda item=item: item, lambda found=found: found)
+    return found
+
+
 def truth(value: Any) -> Any:
     """Returns `bool(value)`; a tensor of the type bool if that is traced."""
     call = current()
+    value = as_operand(value)
     if call is None or not isinstance(value, torch.Tensor) or in_transform() or call.is_checking:
         return bool(value)
     if type(value) is Rows or value.numel() != 1:
@@ -234,6 +279,7 @@ class _Leaf(NamedTuple):
     tracked: bool
     live: bool
     storage: Storage
+    is_number: bool
 
 
 class _Zeros(NamedTuple):
@@ -276,12 +322,14 @@ class _Side:
 
     def apart(self, call: CallState, value: Any) -> _Tree:
         def leaf(part: Any) -> Any:
+            is_number = type(part) in NUMBERS
+            part = as_operand(part)
             if not isinstance(part, torch.Tensor) or type(part) is Rows or part.layout is not torch.strided:
                 return part
             tensor = call.wrap(part)
             handle = tensor._handle
             array = self.add(tensor.value)
-            return _Leaf(part, array, tensor._meta, tensor.requires_grad, handle.live, handle.storage)
+            return _Leaf(part, array, tensor._meta, tensor.requires_grad, handle.live, handle.storage, is_number)
 
         leaves, structure = jax.tree.flatten(convert(value, lambda part: part, objects=True))
         return _Tree(value, list(map(leaf, leaves)), structure)
@@ -479,8 +527,8 @@ class _Merge:
 
     def _leaf(self, a: Any, b: Any) -> Callable[[list[jax.Array]], Any] | None:
         """Returns the same for a leaf; None if the sides disagree on it."""
-        if isinstance(a, _Leaf) and isinstance(b, _Leaf) and a.tensor is b.tensor:
-            return lambda _: a.tensor
+        if isinstance(a, _Leaf) and isinstance(b, _Leaf) and a.tensor is b.tensor and a.is_number == b.is_number:
+            return lambda _: number_of(a.tensor) if a.is_number else a.tensor
         kinds = _meta(a), _meta(b)
         if kinds[0] is None or kinds[1] is None or (type(a) is type(b) and type(a) in ATOMS and a == b):
             same = a is b or (type(a) is type(b) and type(a) in ATOMS and a == b)
@@ -493,9 +541,12 @@ class _Merge:
         tracked = any(each.tracked for each in leaves)
         live = any(each.live for each in leaves)
         storages = [weakref.ref(each.storage) for each in leaves]
+        is_number = bool(leaves) and all(each.is_number for each in leaves)
 
-        def make(results: list[jax.Array]) -> BridgeTensor:
+        def make(results: list[jax.Array]) -> Any:
             tensor = wrap(results[place], meta, tracked=tracked, live=live)
+            if is_number:
+                return number_of(tensor)
             _share(tensor._handle.storage, storages)
             return tensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import sys
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from bridge.dispatch.schemas import with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
-from bridge.symbolic.bytecode import check_under_way
+from bridge.symbolic.numbers import NUMBERS, as_operand, as_tensor, same_number
 from bridge.symbolic.places import (
     conditions_among,
     is_mask,
@@ -36,6 +37,7 @@ from bridge.symbolic.places import (
     is_traced_place,
     is_whole,
     is_window,
+    place_of_tensors,
     places_of,
     selected,
 )
@@ -43,6 +45,7 @@ from bridge.symbolic.row_functions import WHOLE
 from bridge.symbolic.rows import Rows, refused, rows_of
 from bridge.symbolic.selections import positions_of, rows_by_length, rows_by_mask, sized
 from bridge.tensor.arrays import tensor_of
+from bridge.tensor.pytrees import TRACED_NUMBERS
 from bridge.tensor.tensor import BridgeTensor
 
 _GRADIENT_HOOKS = (
@@ -58,6 +61,7 @@ _MEMORY = (
     torch.Tensor.__dlpack__,
     torch.Tensor.__dlpack_device__,
 )
+_CLASSES_OF_CALLS = (torch.Tensor, *TRACED_NUMBERS)
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 """Under autocast PyTorch would decompose the operation for the bridge, with products in float32."""
 _CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
@@ -85,7 +89,7 @@ class Functions(TorchFunctionMode):
         args = with_tensors(args, self._traced_tensor)
         kwargs = with_tensors(kwargs, self._traced_tensor) if kwargs else {}
         for cls in types:
-            if cls is Rows or not issubclass(cls, torch.Tensor):
+            if cls is Rows or not issubclass(cls, _CLASSES_OF_CALLS):
                 return self._by_other_classes(func, types, args, kwargs)
         op = FUNCTIONS.get(func)
         if op is not None and self._dispatch.options.lowerings.get(op.name(), op) is not None:
@@ -110,10 +114,24 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _dropout(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        by_number = all(type(v) is not BridgeTensor for v in (*args[1:], *kwargs.values()))
+        by_number = all(type(v) not in _TRACED for v in (*args[1:], *kwargs.values()))
         if by_number:
             return func(*args, **kwargs)
         return _dropout_by_traced_number(*args, **kwargs)
+
+    def _batch_norm(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        given = inspect.signature(func).bind(*args, **kwargs)
+        momentum = given.arguments.get("momentum")
+        if type(momentum) not in _TRACED:
+            return func(*args, **kwargs)
+        return _batch_norm_by_traced_number(func, given.arguments, momentum)
+
+    def _pad(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Returns `F.pad`, which insists on Python's number, by the operation that it runs for a constant."""
+        x, pad, mode, value = inspect.signature(_padded).bind(*args, **kwargs).args
+        if type(value) not in _TRACED or mode != "constant":
+            return func(*args, **kwargs)
+        return torch.constant_pad_nd(x, pad, value)
 
     def _by_other_classes(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         """The result of a class that is no tensor and has a `__torch_function__`, or PyTorch's error if none knows."""
@@ -161,6 +179,8 @@ class Functions(TorchFunctionMode):
 
     def _get_item(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Returns `x[i]`; PyTorch would ask `i` for its number, or a mask for its true elements."""
+        if self._dispatch.has_numbers:
+            args = (args[0], place_of_tensors(args[1]))
         tensor, index = args
         places = places_of(index)
         if any(map(is_mask, places)) and self._can_select():
@@ -210,8 +230,16 @@ class Functions(TorchFunctionMode):
         whole = torch.stack([each.whole for each in made], -1)
         return rows_of(whole, made[0].mask, 0, made[0].made, origin=mask)
 
+    def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Returns `x.item()` of a tensor of a transform, of which PyTorch makes a number of its own class."""
+        if type(args[0]) is BridgeTensor:
+            return args[0].item()
+        return same_number(func(*args, **kwargs))
+
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
         """Runs `x[i] = value` for the indices of `_get_item`."""
+        if self._dispatch.has_numbers:
+            args = (args[0], place_of_tensors(args[1]), as_operand(args[2]))
         tensor, index, value = args
         places = places_of(index)
         conditions = conditions_among(places)
@@ -321,17 +349,6 @@ class Functions(TorchFunctionMode):
         with below_modes():
             return tensor_of(tensor.value).to(tensor.dtype).numpy()
 
-    def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Returns `x.item()`; the tensor itself in a check that is assumed to pass, whose truth is asked for next."""
-        tensor = args[0]
-        if isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer):
-            check = check_under_way()
-        else:
-            check = None
-        if check is None:
-            return func(*args, **kwargs)
-        return tensor.detach().reshape(())
-
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is Rows or wrapped_by_transform(tensor):
             return tensor
@@ -396,6 +413,8 @@ _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
 _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_OF_OUR_TENSORS, Functions._of_our_tensor),
     F.dropout: Functions._dropout,
+    F.batch_norm: Functions._batch_norm,
+    F.pad: Functions._pad,
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(engine.ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(_CONSTRUCTORS, Functions._construct),
@@ -411,6 +430,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     torch.Tensor.__setitem__: Functions._set_item,
     **dict.fromkeys(_FORGOTTEN, Functions._forgetful),
 }
+_TRACED = NUMBERS | {BridgeTensor}
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 
 
@@ -424,12 +444,30 @@ def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = Tr
     return kept
 
 
+def _batch_norm_by_traced_number(func: Callable, given: dict[str, Any], momentum: Any) -> torch.Tensor:
+    """Normalizes with a traced momentum: the statistics of the batch alone are written, and then mixed with the old."""
+    running = [given[name] for name in ("running_mean", "running_var") if given.get(name) is not None]
+    before = [each.clone() for each in running]
+    result = func(**(given | {"momentum": 1.0}))
+    if given.get("training"):
+        with torch.no_grad():
+            for each, old in zip(running, before, strict=True):
+                each.copy_(each * momentum + old * (1 - momentum))
+    return result
+
+
+def _padded(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> None:
+    """Has the arguments of `F.pad`."""
+
+
 # `torch.tensor`, `torch.full` and their like with traced numbers, whose values PyTorch would ask for.
 
 
 def _holds_traced(data: Any) -> bool:
-    """True if a nested list holds a tensor of the bridge; a tensor by itself is no list."""
-    return isinstance(data, (list, tuple)) and any(isinstance(v, BridgeTensor) or _holds_traced(v) for v in data)
+    """True for a traced number, and if a nested list holds one or a tensor; a tensor by itself is no list."""
+    if isinstance(data, (list, tuple)):
+        return any(isinstance(v, BridgeTensor) or _holds_traced(v) for v in data)
+    return type(data) in NUMBERS
 
 
 def _constructed(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -465,6 +503,8 @@ def _filled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
 
 
 def _flat(data: Any) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    if type(data) in NUMBERS:
+        return (), [as_tensor(data)]
     if isinstance(data, torch.Tensor):
         if data.numel() != 1:
             raise ValueError("only one element tensors can be converted to Python scalars")

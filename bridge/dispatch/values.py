@@ -27,6 +27,7 @@ from bridge.errors import BridgeError, is_framework
 from bridge.symbolic.bytecode import check_under_way, code_that_asks, places_inside_handlers
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import convert
+from bridge.symbolic.numbers import NUMBERS, number_behind, of_class
 from bridge.symbolic.ranges import known_number
 from bridge.symbolic.rows import SHAPE_REMEDY
 from bridge.tensor.arrays import jax_dtype, tensor_of
@@ -35,8 +36,8 @@ from bridge.tensor.tensor import BridgeTensor, wrap
 aten = torch.ops.aten
 
 VALUE_REMEDY = (
-    "use torch.where for a branch; a tensor without dimensions works as an index or a slice's bound without `int()` or "
-    "`.item()`; or pass the number as a Python argument that is static under jit"
+    "use torch.where for a branch, and a mask over a fixed size for a shape; a traced number works as an operand, a "
+    "result, or an index; or pass the number as a Python argument that is static under jit"
 )
 DRAW_REMEDY = "draw the numbers before the call and pass them as an argument"
 UNSUPPORTED_REMEDY = (
@@ -47,6 +48,7 @@ _OF_A_LIBRARY_REMEDY = (
     "operations; a kernel in another language needs `bridge.LOWERINGS[torch.ops.{}] = lowering`"
 )
 
+_NUMBER_REMEDY = "apply the number by an operator, as in `x + n * y` or `x ** n`; or pass one of Python's"
 _UNIQUE_REMEDY = (
     "for integers below a number n, `(torch.zeros(n).index_fill(0, i, 1).cumsum(0).long() - 1)[i]` is the inverse, and "
     "`torch.bincount(i, minlength=n)` counts"
@@ -83,7 +85,7 @@ def untranslated(context: CallState, func: Any, args: tuple, kwargs: dict, error
     if context.survey is not None:
         return _skip(context, func, args, kwargs, str(error))
     if shapes_by_data(func):
-        raise asks_values(context, func, args) from error
+        raise asks_values(context, func, args, kwargs) from error
     if isinstance(error, LoweringError):
         raise error
     remedy = (UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY).format(func)
@@ -111,8 +113,10 @@ def asked_inside(remedy: str) -> tuple[str, str]:
     return name, helps or remedy
 
 
-def asks_values(context: CallState, func: Any, args: tuple) -> BridgeError:
+def asks_values(context: CallState, func: Any, args: tuple, kwargs: dict) -> BridgeError:
     """Returns the error for an operation that needs values of its arguments."""
+    if not NUMBERS.isdisjoint(map(type, (*args, *kwargs.values()))):
+        return context.error(f"`{func.name()}` needs the value of a traced number", _NUMBER_REMEDY)
     if shapes_by_data(func):
         what = "makes a shape that depends on data"
     else:
@@ -166,6 +170,7 @@ def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
     if func.namespace != "aten" or is_random(func) or sum(sizes) > AFFORDABLE:
         return None
     kwargs = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
+    args, kwargs = tree_map_only(tuple(NUMBERS), of_class, (args, kwargs))
     errors: list[Exception] = []
     with below_modes(), torch.no_grad():
         for fill in (0, 1):
@@ -248,11 +253,20 @@ CHECKING = (torch.istft, torch.Tensor.istft)
 
 
 def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
-    """Returns the value as a Python number. Raises `BridgeError` if it is traced, unknown, and used beyond a check."""
+    """Returns the value as a number: Python's if it is known, else a traced one."""
+    if func is aten.is_nonzero.default:
+        return bool(value_for_python(context, tensor))
+    if not isinstance(tensor.value, Tracer) or known_number(tensor) is not None or context.is_checking:
+        return value_for_python(context, tensor)
+    if tensor.is_complex():
+        return value_for_python(context, tensor)
+    return number_behind(tensor)
+
+
+def value_for_python(context: CallState, tensor: BridgeTensor) -> Any:
+    """Returns the value that Python insists on. Raises `BridgeError` if it is unknown and used beyond a check."""
     value = tensor.value
     if not isinstance(value, Tracer):
-        if func is aten.is_nonzero.default:
-            return bool(value)
         return value.item()
     known = known_number(tensor)
     if known is not None:
@@ -269,7 +283,7 @@ def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
     inside, remedy = asked_inside(VALUE_REMEDY)
     if remedy not in _REMEDIES.values():
         remedy = as_constant(value, remedy)
-    how = "a branch, `.item()`, `int()` or a loop bound"
+    how = "a shape, a loop bound, an index into a list or a branch"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
 

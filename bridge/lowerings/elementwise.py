@@ -17,7 +17,17 @@ from bridge._compat.torch import TIES_ARE_SHARED
 from bridge._compat.torchax import torchax_lowering
 from bridge.context import CURRENT, refusal
 from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
-from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
+from bridge.lowerings.registry import (
+    LOWERINGS,
+    METAS,
+    decomposes,
+    inlined,
+    is_known,
+    is_number,
+    lowers,
+    of_widened,
+    widened,
+)
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -361,7 +371,7 @@ METAS |= dict.fromkeys(
 @lowers(aten.add.Tensor, aten.add.Scalar)
 @inlined
 def add(x, y, alpha=1):
-    if alpha == 1:
+    if is_known(alpha, 1):
         return x + y
     return _scaled_sum(x, y, alpha)
 
@@ -369,7 +379,7 @@ def add(x, y, alpha=1):
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 @inlined
 def subtract(x, y, alpha=1):
-    if alpha == 1:
+    if is_known(alpha, 1):
         return x - y
     return _scaled_sum(x, y, -alpha)
 
@@ -394,8 +404,7 @@ def multiply(x, y):
 
 def wide_beside_numbers(x: Any, y: Any) -> tuple[Any, Any]:
     """Returns an array beside a Python number in float32: PyTorch does not round the number to a narrow dtype first."""
-    beside = isinstance(x, (int, float)) or isinstance(y, (int, float))
-    if beside:
+    if is_number(x) or is_number(y):
         return (_wide_if_floating(x), _wide_if_floating(y))
     return (x, y)
 
@@ -618,7 +627,7 @@ def divide(x, y):
     """JAX's derivative has the square of a divisor, which overflows long before the quotient does."""
     traced = isinstance(y, jax.Array) and jnp.issubdtype(jnp.result_type(x, y), jnp.floating)
     if traced:
-        return _quotient(x, y)
+        return _quotient(_wide_if_floating(x) if is_number(y) else x, y)
     return jnp.true_divide(*wide_beside_numbers(x, y))
 
 
@@ -669,6 +678,8 @@ def _integer_power(x, exponent):
 @lowers(aten.pow.Tensor_Scalar)
 @inlined
 def power_of_number(x, exponent):
+    if isinstance(exponent, jax.Array):
+        return power(x, exponent)
     if isinstance(exponent, complex):
         return _power(x.astype(jnp.promote_types(x.dtype, jnp.complex64)), jnp.asarray(exponent))
     floating = jnp.issubdtype(x.dtype, jnp.inexact)

@@ -11,7 +11,7 @@ import torch
 
 from bridge._compat.torchax import torchax_embedding, torchax_gather, torchax_index_put
 from bridge.lowerings.creation import NARROW, broadcast
-from bridge.lowerings.registry import DECOMPOSITIONS, METAS, decomposes, lowers, widened
+from bridge.lowerings.registry import DECOMPOSITIONS, METAS, decomposes, is_known, lowers, widened
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -221,7 +221,7 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
 
 @lowers(aten.index_add.default)
 def index_add(x, dim, index, source, *, alpha=1):
-    if alpha != 1:
+    if not is_known(alpha, 1):
         source = (widened(source) if jnp.issubdtype(source.dtype, jnp.inexact) else source) * alpha
     return index_reduce(x, dim, index, source, "add")
 

@@ -50,6 +50,16 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+def is_known(number: Any, value: float) -> bool:
+    """True if a number is known to be this one; nothing is known of a traced one."""
+    return not isinstance(number, jax.Array) and number == value
+
+
+def is_number(x: Any) -> bool:
+    """True for a number of Python's or a traced one, which does not decide the dtype of a result."""
+    return isinstance(x, (int, float)) or (isinstance(x, jax.Array) and not x.ndim and x.weak_type)  # pyright: ignore
+
+
 _KEPT = 1024
 """The number of traces of a function that are kept, so that numbers that change from call to call do not add up."""
 _ARRAY = (jax.Array, jax.Array)

@@ -30,6 +30,7 @@ from bridge.module.copying import name_calls, override, shadow
 from bridge.module.effects import Shapes, Verdicts
 from bridge.module.modes import tracing
 from bridge.module.state import Start, check_final, check_tied, slot_of, slots_of, state_of, value_in
+from bridge.symbolic.numbers import NUMBERS, as_operand
 from bridge.symbolic.ranges import check_values
 from bridge.tensor.arrays import COUNTERPARTS, alias_roots, array_of, has_overlap, jax_dtype, torch_dtype
 from bridge.tensor.pytrees import (
@@ -216,6 +217,8 @@ class Call:
             raise self._dispatch.error(what, "return a list")
         if isinstance(value, torch.Tensor):
             return self._dispatch.wrap(value).value
+        if type(value) in NUMBERS:
+            return as_operand(value).value
         hidden = tensor_inside(value)
         if hidden is not None:
             place = f" (`{hidden}`)" if hidden else ""

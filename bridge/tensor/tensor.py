@@ -526,6 +526,12 @@ class BridgeTensor(torch.Tensor):
         assert isinstance(taken, BridgeTensor)
         return taken
 
+    def item(self) -> Any:  # PyTorch's would make an object of a class of its own of a traced number
+        call = current()
+        if call is None or self.numel() != 1:
+            return torch.Tensor.item(self)
+        return call.number_of(self)
+
     def tolist(self) -> Any:
         # PyTorch refuses subclasses; element by element this is `.item()`, with its answer or its error.
         if self.dim():
