@@ -323,7 +323,7 @@ class Functions(TorchFunctionMode):
 
     def _counted(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Returns `torch.arange(n)` for the number of rows by a mask: the place of each among them."""
-        mask = getattr(args[0], "rows_mask", None) if len(args) == 1 else None
+        mask = getattr(as_operand(args[0]), "rows_mask", None) if len(args) == 1 else None
         if mask is None:
             return self._plain(func, args, kwargs)
         places = mask.cumsum(0) - 1

@@ -30,9 +30,9 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _SUSPENDING = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 _OF_FRAMES = frozenset({"locals", "vars", "eval", "exec"})
 """Functions that see the names of the frame that calls them."""
-_KNOWN = frozenset({"isinstance", "issubclass", "hasattr", "callable", "len"})
+_KNOWN = frozenset({"isinstance", "issubclass", "hasattr", "callable"})
 """Functions whose result is known while tracing."""
-_OF_NUMBERS = frozenset({"float", "int", "range", "max", "min", *MATHEMATICS})
+_OF_NUMBERS = frozenset({"float", "int", "len", "range", "max", "min", *MATHEMATICS})
 """Names of functions that insist on Python's numbers."""
 _TURN = "bridge_turn"
 _SIDES = ("bridge_then", "bridge_else", "bridge_rest", _TURN)

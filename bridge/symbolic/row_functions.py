@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from bridge._compat.jax import same_values
 from bridge.context import current
 from bridge.symbolic.bytecode import only_writes
+from bridge.symbolic.numbers import as_operand
 from bridge.symbolic.places import is_traced_number, places_of
 from bridge.symbolic.ranges import distance
 from bridge.symbolic.rows import ONE_MASK, Rows, elementwise, handles, refused, rows_of, settled, whole_of
@@ -96,6 +97,16 @@ def _fact(func: Any, rows: Rows) -> Any:
     return func(rows.whole)
 
 
+@handles(torch.Tensor.__len__)
+def _len(_func: Any, rows: Rows) -> int:
+    """Python insists on an integer here; converted code asks for the size instead."""
+    number = as_operand(rows.shape[0])
+    call = current()
+    if call is None or not isinstance(number, torch.Tensor):
+        return int(number)
+    return call.value_for_python(number)
+
+
 # ---- views: the dimensions change, and with them that of the rows
 
 
@@ -167,7 +178,7 @@ def _reshape(_func: Any, rows: Rows, *sizes: Any) -> Rows:
         return rows.like(rows.whole.view(sizes[0]))
     if isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
-    ours = [i for i, size in enumerate(sizes) if not isinstance(size, int) or size == -1]
+    ours = [i for i, size in enumerate(sizes) if _is_number_of_rows(size)]
     if len(ours) != 1:
         raise rows.refused("`reshape` to sizes of which not one alone is the number of rows or -1")
     place = ours[0]
@@ -183,6 +194,11 @@ def _reshape(_func: Any, rows: Rows, *sizes: Any) -> Rows:
     return rows_of(whole, mask, place, rows.made, None if rows.length is None else rows.length * parts)
 
 
+def _is_number_of_rows(size: Any) -> bool:
+    """True for a traced size and for -1, which PyTorch computes from the number of rows."""
+    return isinstance(as_operand(size), torch.Tensor) or size == -1
+
+
 @handles(torch.Tensor.expand, torch.Tensor.expand_as, torch.broadcast_to, torch.Tensor.broadcast_to)
 def _expand(func: Any, rows: Any, *sizes: Any) -> Rows:
     if isinstance(sizes[0], (tuple, list, torch.Tensor)) and not is_traced_number(sizes[0]):
@@ -190,7 +206,7 @@ def _expand(func: Any, rows: Any, *sizes: Any) -> Rows:
     if type(rows) is not Rows:
         raise refused(f"`{func.__name__}`")
     first = len(sizes) - 1 - rows.behind
-    if first < 0 or not (isinstance(sizes[first], BridgeTensor) or sizes[first] == -1):
+    if first < 0 or not _is_number_of_rows(sizes[first]):
         raise rows.refused("`expand` of the rows")
     return rows.like(rows.whole.expand(*sizes[:first], len(rows.mask), *sizes[first + 1 :]), first)
 

@@ -16,6 +16,7 @@ from bridge._compat.torch import UncompiledDispatchMode, in_transform, make_wrap
 from bridge.context import refusal
 from bridge.errors import BridgeError
 from bridge.symbolic.constants import as_constant
+from bridge.symbolic.numbers import as_operand, number_of
 from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
@@ -102,11 +103,11 @@ class Rows(torch.Tensor):
         return (*sizes[: self.first], self.count(), *sizes[self.first + 1 :])
 
     def count(self) -> Any:
-        """Returns the number of rows; with it, `torch.ones` and its like make other rows of the same mask."""
+        """Returns the traced number of rows; with it, `torch.ones` and its like make other rows of the same mask."""
         if self.length is not None:
             return self.length
-        number: Any = self.mask.sum()
-        number.rows_mask = self.mask
+        number = number_of(self.mask.sum())
+        as_operand(number).rows_mask = self.mask
         return number
 
     def like(self, whole: torch.Tensor, first: int | None = None) -> Rows:

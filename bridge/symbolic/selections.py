@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from bridge._compat.jax import Tracer
+from bridge.symbolic.numbers import as_operand
 from bridge.symbolic.places import Error, check_within, dimensions_of, is_mask, is_prefix, is_traced_number, places_of
 from bridge.symbolic.ranges import range_of
 from bridge.symbolic.rows import Rows, rows_of
@@ -81,6 +82,7 @@ def sized(make: Callable[[tuple], torch.Tensor], sizes: tuple, name: str, error:
 
     `make` must give all elements the same number. Raises `BridgeError` for a length whose largest value is not known.
     """
+    sizes = tuple(map(as_operand, sizes))
     traced = [i for i, size in enumerate(sizes) if is_traced_number(size)]
     if len(traced) != 1:
         return None

@@ -59,6 +59,17 @@ def left_out_by_shape(x, w):
     return y
 
 
+def left_out_by_length(x, w):
+    shares, chosen = routed(x)
+    y = torch.zeros_like(x)
+    for number, own in enumerate(w):
+        t, k = torch.where(chosen == number)
+        if len(t) == 0:
+            continue
+        y.index_add_(0, t, layer(x[t], own) * shares[t, k, None] * float(len(t)))
+    return y
+
+
 def written_by_mask_if_any(x, w):
     chosen = routed(x).indices
     y = torch.zeros_like(x)
@@ -80,7 +91,7 @@ def by_nonzero(x, w):
     return y
 
 
-EXPERTS = [assigned_where_true, added_if_any, left_out_by_shape, written_by_mask_if_any, by_nonzero]
+EXPERTS = [assigned_where_true, added_if_any, left_out_by_shape, left_out_by_length, written_by_mask_if_any, by_nonzero]
 
 
 @pytest.mark.parametrize("experts", EXPERTS)
