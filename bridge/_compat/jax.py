@@ -61,7 +61,8 @@ def tracing_for_gpu(capability: tuple[int, int], cudnn_version: int) -> Iterator
 
 def weakly_typed(array: Any) -> jax.Array:
     """Returns the array with a weak type, which promotes as a number of Python's does."""
-    return _convert_element_type(array, array.dtype, weak_type=True)
+    weak: Any = _convert_element_type(array, array.dtype, weak_type=True)
+    return weak
 
 
 def same_values(one: Any, other: Any) -> bool:
