@@ -112,6 +112,11 @@ class CallState(abc.ABC):
             self.said.add(place)
             warnings.warn(BridgeWarning(f"{what} {place}" + (remedy and f": {remedy}")), stacklevel=2)
 
+    def note_check(self) -> None:
+        """Reports that a check is not made: in a warning, and in the report of `verify`."""
+        self.options.assumed[self.where()] = None
+        self.warn("a check of traced values is not made")
+
     def error(self, what: str, remedy: str, cause: BaseException | None = None) -> BridgeError:
         """Returns the error that ends the call, even if the module's code catches it.
 

@@ -29,6 +29,7 @@ from bridge.symbolic.places import (
     is_mask,
     is_prefix,
     is_traced_number,
+    is_whole,
     places_of,
 )
 from bridge.symbolic.ranges import distance, range_of
@@ -55,6 +56,8 @@ _LOSSES = {
 _LAST_DIM = {F.linear, F.layer_norm, F.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 """Functions that act on the last dimensions of each row."""
 _PARTS = {torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split}
+_UNBIND = {torch.unbind, torch.Tensor.unbind}
+_JOINS = {torch.stack, torch.cat, torch.concat, torch.concatenate}
 _NUMBERS = {
     torch.is_nonzero, torch.Tensor.is_nonzero, torch.Tensor.item, torch.Tensor.__int__, torch.Tensor.__float__,
     torch.Tensor.__complex__, torch.Tensor.__bool__, torch.Tensor.__index__,
@@ -169,10 +172,33 @@ class Rows:
                 call.condition = outer
 
     def __getitem__(self, index: Any) -> Any:
-        last = places_of(index) in ((Ellipsis, None), (*[slice(None)] * self.dim(), None))
-        if last:
-            return self.unsqueeze(-1)
-        return _call(self, torch.Tensor.__getitem__, index)
+        places = self._places_behind(index)
+        if places is None:
+            return _call(self, torch.Tensor.__getitem__, index)
+        part = self.whole[places]
+        behind = part.dim() - (self.whole.dim() - self._behind)
+        return Rows(part, self._mask, behind, self._place, self.length)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        places = self._places_behind(index)
+        if places is None:
+            raise self._refused("an assignment to some of the rows")
+        self.whole[places] = self[index]._whole_of(value, "an assignment")
+
+    def _places_behind(self, index: Any) -> tuple | None:
+        """Returns the index into `whole` for one that takes all rows; None for another one."""
+        places = places_of(index)
+        if not all(_is_basic(each) and not _holds_tensor(each) for each in places):
+            return None
+        ellipses = [i for i, each in enumerate(places) if each is Ellipsis]
+        if len(ellipses) == 1:
+            at = ellipses[0]
+            taken = sum(each is not None for each in places) - 1
+            places = (*places[:at], *[slice(None)] * (self.dim() - taken), *places[at + 1 :])
+        ahead = self._first + 1
+        if ellipses[1:] or not all(map(is_whole, places[:ahead])):
+            return None
+        return (*[slice(None)] * (self.whole.dim() - self._behind), *places[ahead:])
 
     def __getattr__(self, name: str) -> Any:
         if name in ("dtype", "device", "requires_grad"):
@@ -187,12 +213,16 @@ class Rows:
             return _attention(*args, **kwargs)
         if func in _OF_TARGETS and type(args[0]) is not cls and not in_transform():
             return _OF_TARGETS[func](func, *args, **kwargs)
+        if func in _JOINS and not in_transform():
+            return _joined(func, *args, **kwargs)
         if not rows or in_transform():  # without rows, they are in a list
             raise refused(f"`{func.__name__}`")
         if func in _REDUCTIONS and type(args[0]) is cls and not any(isinstance(v, torch.Tensor) for v in args[1:]):
             return args[0]._reduced(func.__name__, *args[1:], **kwargs)
         if func in _PARTS:
             return rows[0]._parts(func, *args[1:], **kwargs)
+        if func in _UNBIND:
+            return rows[0]._unbound(func, *args[1:], **kwargs)
         if func in _LOSSES:
             return rows[0]._loss(func, args, kwargs)
         if func in _LAST_DIM and len(rows) == 1 and rows[0] is args[0]:
@@ -223,7 +253,19 @@ class Rows:
             result = func(*args, **kwargs)
         if not isinstance(result, torch.Tensor) or result.dim() < self._behind + self._mask.dim():
             raise self._refused(name)
-        return self._with(result)
+        shares = any(result is whole or _memory_of(result) is _memory_of(whole) for whole in wholes)
+        return self._with(result) if shares else self._settled(result)
+
+    def _settled(self, whole: torch.Tensor) -> Rows:
+        """Returns new rows, with ones again where the mask selects nothing.
+
+        There a function may have made infinity or NaN of the ones, and a gradient of zero times infinity would reach
+        its other operands.
+        """
+        made = self._with(whole)
+        if self.length is None and whole.is_floating_point():
+            made.whole = made._only(whole, 1)
+        return made
 
     def _whole_of(self, value: Any, name: str) -> Any:
         """Returns the operand for all rows."""
@@ -235,7 +277,11 @@ class Rows:
                 return value.whole
             return self._only(value.whole, 1)
         if isinstance(value, torch.Tensor) and value.dim() > self._behind:
-            raise self._refused(f"{name} beside a tensor with rows of its own")
+            at = value.dim() - self._behind - 1
+            if value.shape[at] != 1:
+                raise self._refused(f"{name} beside a tensor with rows of its own")
+            # Its one row is that of every place of the mask.
+            return value.reshape(*value.shape[:at], *[1] * self._mask.dim(), *value.shape[at + 1 :])
         return value
 
     def _only(self, value: torch.Tensor, otherwise: float) -> torch.Tensor:
@@ -270,7 +316,7 @@ class Rows:
         reduction = kwargs.get("reduction", "mean")
         name = f"`{func.__name__}`"
         given = {key: self._whole_of(value, name) for key, value in kwargs.items()} | {"reduction": "none"}
-        each = self._with(func(*(self._whole_of(value, name) for value in args), **given))
+        each = self._settled(func(*(self._whole_of(value, name) for value in args), **given))
         if reduction == "none":
             return each
         return each._reduced(reduction)
@@ -285,13 +331,20 @@ class Rows:
             reached = math.inf
         if reached > self._behind:
             raise self._refused(f"`{func.__name__}`")
-        return self._with(func(self.whole, other, *rest, **kwargs))
+        return self._settled(func(self.whole, other, *rest, **kwargs))
 
     def _parts(self, func: Any, size: Any, dim: int = 0) -> tuple[Rows, ...]:
         back = dim % self.dim() - self.dim()
         if back < -self._behind:
             raise self._refused(f"`{func.__name__}` along the rows")
         return tuple(map(self._with, func(self.whole, size, back)))
+
+    def _unbound(self, func: Any, dim: int = 0) -> tuple[Rows, ...]:
+        back = dim % self.dim() - self.dim()
+        if back < -self._behind:
+            raise self._refused(f"`{func.__name__}` along the rows")
+        parts = func(self.whole, back)
+        return tuple(Rows(part, self._mask, self._behind - 1, self._place, self.length) for part in parts)
 
     def _cross_entropy(self, logits: Any, target: Any, weight: Any = None, *rest: Any, **kwargs: Any) -> torch.Tensor:
         """The targets are classes for each row; rows that are not selected are ignored."""
@@ -331,7 +384,7 @@ class Rows:
             result = reduce(self.whole, places if len(places) > 1 else places[0], keepdim, **settings)
             values = result if isinstance(result, torch.Tensor) else result[0]
             behind = self._behind - (0 if keepdim else sum(d > self._first for d in dims))
-            made = [Rows(v, self._mask, behind, self._place, self.length) for v in (values, *result[1:2])]
+            made = [Rows(v, self._mask, behind, self._place, self.length)._settled(v) for v in (values, *result[1:2])]
             if result is values:
                 return made[0]
             return type(result)(made)
@@ -375,6 +428,12 @@ class _ElementwiseOnly(UncompiledDispatchMode):
         if not elementwise or elsewhere or "out" in kwargs:
             raise self._error()
         return func(*args, **kwargs)
+
+
+def _memory_of(tensor: torch.Tensor) -> Any:
+    if isinstance(tensor, BridgeTensor):
+        return tensor._handle.storage
+    return tensor
 
 
 def rows_by_mask(tensor: torch.Tensor, index: Any, place: str, is_read: bool = True) -> Rows | None:
@@ -455,12 +514,30 @@ def _added(func: Any, target: torch.Tensor, dim: int, index: Any, source: Any, *
     return func(target, dim, index.whole.flatten(), added, **kwargs)
 
 
+def _joined(func: Any, tensors: Any, dim: int = 0) -> Rows:
+    """Runs `stack` or `cat` of rows by one mask, along a dimension behind the rows."""
+    first = next(each for each in tensors if type(each) is Rows)
+    name = f"`{func.__name__}`"
+    new = func is torch.stack
+    size = first.dim() + new
+    back = dim % size - size
+    alike = all(type(each) is Rows and each.dim() == first.dim() for each in tensors)
+    if not alike or back < -first._behind - new:
+        raise first._refused(f"{name} but of rows by one mask, along a dimension behind the rows,")
+    whole = func([first._whole_of(each, name) for each in tensors], back)
+    return Rows(whole, first._mask, first._behind + new, first._place, first.length)
+
+
 _OF_TARGETS: dict[Any, Callable] = {
     torch.Tensor.__getitem__: _at_positions,
     torch.Tensor.__setitem__: _assigned,
     **dict.fromkeys((torch.index_add, torch.Tensor.index_add, torch.Tensor.index_add_), _added),
 }
 """Functions of a tensor followed by rows or their positions."""
+
+
+def _holds_tensor(place: Any) -> bool:
+    return isinstance(place, slice) and any(isinstance(v, torch.Tensor) for v in (place.start, place.stop, place.step))
 
 
 def _is_basic(place: Any) -> bool:

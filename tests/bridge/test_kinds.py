@@ -1,0 +1,217 @@
+"""What models of new kinds call: counts, columns of selected rows, the largest of a bag."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from eager import array, compare, in_jax, raises, randn, same, verified
+from torch import nn
+
+import bridge
+
+BOXES = randn(6, 4)
+TOKENS = randn(2, 3, 4)
+ROW = randn(1, 4, seed=2)
+LABELS = torch.tensor([0, 2, 2, 1, 0, 2])
+
+
+# ---- counts
+
+
+def confusion(prediction, target):
+    return torch.bincount(target * 3 + prediction, minlength=9).reshape(3, 3)
+
+
+@pytest.mark.filterwarnings("ignore:a check of traced values")
+def test_counts_of_numbers_without_a_known_range():
+    prediction = LABELS.flip(0).to(torch.int32)
+    target = LABELS.to(torch.int32)
+    same(confusion, prediction, target)
+    verified(confusion, prediction, target)
+
+
+def test_numbers_beyond_the_counts_are_seen():
+    """PyTorch's result would be longer."""
+    with pytest.warns(bridge.BridgeWarning, match="a check of traced values is not made"):
+        counts = in_jax(lambda y: torch.bincount(y, minlength=2), LABELS, jit=True)
+    assert counts.tolist() == [-(2**31)] * 2
+    with pytest.warns(bridge.BridgeWarning):
+        sums = in_jax(lambda y, w: torch.bincount(y, w, minlength=2), LABELS, randn(6), jit=True)
+    assert np.isnan(sums).all()
+
+
+def test_verify_names_the_check_of_counts():
+    with pytest.warns(bridge.BridgeWarning):
+        report = bridge.verify(Counts(), LABELS)
+    assert report.ok
+    assert "check not made" in str(report)
+    with pytest.warns(bridge.BridgeWarning):
+        assert not bridge.verify(Counts(2), LABELS, steps=1).ok
+
+
+class Counts(nn.Module):
+    def __init__(self, size=3):
+        super().__init__()
+        self.size = size
+
+    def forward(self, y):
+        return torch.bincount(y, minlength=self.size) * 1.0
+
+
+def test_counts_of_unknown_length_are_refused():
+    remedy = raises("has a length that depends on data", lambda x: torch.bincount(x.argmax(-1)), BOXES)
+    assert "minlength=n" in remedy
+    same(lambda x: torch.bincount(x.argmax(-1), minlength=4), BOXES)
+
+
+# ---- rows that a mask selects
+
+
+def added(x, w):
+    y = x * 1
+    y[y[:, 0] > 0] += w
+    return y
+
+
+def scaled(x, w):
+    y = x * 1
+    y[y[:, 0] > 0] *= w
+    y[y[:, 1] > 0] /= w
+    return y
+
+
+def embedded_points(x, w):
+    """As the prompt encoder of Segment Anything does."""
+    points = x * 2
+    labels = (x[..., 0] > 0).long() - (x[..., 1] > 0).long()
+    points[labels == -1] = 0.0
+    points[labels == -1] += w
+    points[labels == 0] += w * 2
+    return points
+
+
+def corners(x):
+    chosen = x[:, 0] > 0
+    center_x, center_y, width, height = x[chosen].unbind(-1)
+    corners = [center_x - width / 2, center_y - height / 2, center_x + width / 2, center_y + height / 2]
+    return torch.stack(corners, dim=-1).square().sum()
+
+
+def columns(x):
+    boxes = x[x[:, 0] > 0]
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[..., 3] - boxes[..., 1])
+    joined = torch.cat([boxes[:, :2] - boxes[:, 2:], boxes[:, 2:] * 2], dim=-1)
+    return areas.clamp(min=0).sum(), joined.sum(0), (boxes[:, None, 1:] * boxes[:, 1:, None]).sum(0)
+
+
+def columns_written(x):
+    y = x * 1
+    chosen = x[:, 0] > 0
+    boxes = y[chosen]
+    boxes[:, 0] += 2
+    boxes[..., 1::2].clamp_(0, 0.1)
+    boxes[:, 3] = boxes[:, 2] * 7
+    y[chosen] = torch.stack(boxes.unbind(1)[::-1], 1)
+    return y
+
+
+SELECTED = {
+    "one row added": (added, BOXES, ROW),
+    "one row scales": (scaled, BOXES, ROW),
+    "one number": (lambda x, w: (x[x > 0] * w).sum(), BOXES, ROW[0, :1]),
+    "one row of several": (lambda x, w: (x[:, x[0, :, 0] > 0] * w).sum((0, 1)), TOKENS, randn(2, 1, 4)),
+    "more dimensions": (lambda x, w: (x[x[:, 0] > 0] * w).sum(), BOXES, randn(2, 1, 4)),
+    "a mask of two dimensions": (lambda x, w: (x[x[..., 0] > 0] * w).sum(0), TOKENS, ROW),
+    "no row": (lambda x, w: (added(x - 99, w), (x[x[:, 0] > 99] * w).sum()), BOXES, ROW),
+    "points": (embedded_points, TOKENS, ROW),
+    "corners": (corners, BOXES),
+    "columns": (columns, BOXES),
+    "columns written": (columns_written, BOXES),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_selected_rows(name):
+    function, *inputs = SELECTED[name]
+    compare(function, inputs)
+
+
+@pytest.mark.parametrize("name", ["points", "columns written"])
+def test_selected_rows_under_vmap(name):
+    function, x, *others = SELECTED[name]
+    xs = torch.stack([x, -x, x * 0.5])
+    call = bridge.export(Function(function))
+    mapped = jax.jit(jax.vmap(lambda x: call({}, {}, x, *map(array, others))[0]))(array(xs))
+    for ours, x in zip(mapped, xs, strict=True):
+        np.testing.assert_allclose(ours, function(x, *others), rtol=1e-6)
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def test_other_rows_keep_infinity_from_gradients():
+    """Where the mask selects nothing, ones stand for the rows, and one minus one is zero."""
+
+    def ratio(x, w):
+        boxes = x[x[:, 0] > 0]
+        return (boxes[:, 0] / (boxes[:, 1] - boxes[:, 2]) * w[0, 0]).sum()
+
+    def projected(x, w):
+        boxes = x[x[:, 0] > 0]
+        return F.linear(boxes / (boxes[:, :1] - boxes[:, 1:2]), w).sum()
+
+    compare(ratio, [BOXES, ROW])
+    compare(projected, [BOXES, ROW])
+
+
+def test_rows_along_the_mask_are_refused():
+    raises("`unbind` along the rows", lambda x: sum(x[x[:, 0] > 0].unbind()), BOXES)
+    raises("`stack` but of rows by one mask", lambda x: torch.stack([x[x[:, 0] > 0]] * 2), BOXES)
+    raises("`cat` but of rows by one mask", lambda x: torch.cat([x[x[:, 0] > 0], x]), BOXES)
+    raises("beside a tensor with rows of its own", lambda x: x[x[:, 0] > 0] + x[:2], BOXES)
+
+
+# ---- the largest of each bag
+
+WORDS = torch.tensor([1, 2, 2, 4, 3, 5, 0, 1])
+STARTS = torch.tensor([0, 3, 3, 6])
+EQUAL = torch.tensor([[1.0, 2.0], [3.0, 2.0], [3.0, 2.0], [0.0, float("-inf")], [-1.0, 2.0], [3.0, -1.0]])
+BAGS = {
+    "an empty bag": lambda w: F.embedding_bag(WORDS, w, STARTS, mode="max"),
+    "rows": lambda w: F.embedding_bag(WORDS.view(2, 4), w, mode="max"),
+    "padding": lambda w: F.embedding_bag(WORDS, w, STARTS, mode="max", padding_idx=2),
+    "a bag of padding": lambda w: F.embedding_bag(torch.tensor([[1, 1], [0, 1]]), w, mode="max", padding_idx=1),
+    "the last offset": lambda w: F.embedding_bag(
+        WORDS, w, torch.tensor([0, 3, 8]), mode="max", include_last_offset=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+@pytest.mark.parametrize("weight", [randn(6, 2), EQUAL], ids=["numbers", "ties"])
+def test_largest_of_each_bag(name, weight):
+    compare(BAGS[name], [weight])
+
+
+def test_largest_where_a_number_is_missing():
+    for place in range(1, 6):
+        weight = randn(6, 2)
+        weight[place, 0] = float("nan")
+        same(BAGS["an empty bag"], weight)
+
+
+def test_a_layer_of_bags():
+    layer = nn.EmbeddingBag(6, 3, mode="max", padding_idx=0)
+    verified(layer, WORDS.view(2, 4))
+    fn = bridge.export(layer)
+    words = jnp.asarray(WORDS.view(2, 4).numpy())
+    rows = jax.vmap(lambda word: fn(fn.params, {}, word[None])[0][0])(words)
+    np.testing.assert_array_equal(rows, layer(WORDS.view(2, 4)).detach().numpy())
