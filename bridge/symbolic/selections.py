@@ -55,8 +55,6 @@ _LOSSES = {
 """Losses of each element."""
 _LAST_DIM = {F.linear, F.layer_norm, F.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 """Functions that act on the last dimensions of each row."""
-_PARTS = {torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split}
-_UNBIND = {torch.unbind, torch.Tensor.unbind}
 _JOINS = {torch.stack, torch.cat, torch.concat, torch.concatenate}
 _NUMBERS = {
     torch.is_nonzero, torch.Tensor.is_nonzero, torch.Tensor.item, torch.Tensor.__int__, torch.Tensor.__float__,
@@ -220,17 +218,13 @@ class Rows:
         if func in _REDUCTIONS and type(args[0]) is cls and not any(isinstance(v, torch.Tensor) for v in args[1:]):
             return args[0]._reduced(func.__name__, *args[1:], **kwargs)
         if func in _PARTS:
-            return rows[0]._parts(func, *args[1:], **kwargs)
-        if func in _UNBIND:
-            return rows[0]._unbound(func, *args[1:], **kwargs)
+            return _PARTS[func](rows[0], func, *args[1:], **kwargs)
         if func in _LOSSES:
             return rows[0]._loss(func, args, kwargs)
         if func in _LAST_DIM and len(rows) == 1 and rows[0] is args[0]:
             return rows[0]._last_dim(func, *args[1:], **kwargs)
-        if func is F.cross_entropy:
-            return rows[0]._cross_entropy(*args, **kwargs)
-        if func is F.ctc_loss:
-            return rows[0]._ctc_loss(*args, **kwargs)
+        if func in _OF_CLASSES:
+            return _OF_CLASSES[func](rows[0], *args, **kwargs)
         return rows[0]._elementwise(rows, func, args, kwargs)
 
     def _refused(self, what: str, remedy: str = "", made: str = "") -> BridgeError:
@@ -411,6 +405,13 @@ class Rows:
         place = torch.where(result.values == fill, mask.to(torch.uint8).argmax(), result.indices)
         found = rows.gather(dim, place), (mask.cumsum(0) - 1)[place]
         return type(result)(found if keepdim else [each.squeeze(dim) for each in found])
+
+
+_PARTS = {
+    **dict.fromkeys((torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split), Rows._parts),
+    **dict.fromkeys((torch.unbind, torch.Tensor.unbind), Rows._unbound),
+}
+_OF_CLASSES: dict[Any, Callable] = {F.cross_entropy: Rows._cross_entropy, F.ctc_loss: Rows._ctc_loss}
 
 
 class _ElementwiseOnly(UncompiledDispatchMode):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from checked_values import asserted, asserted_numbers
 from eager import array, compare, in_jax, raises, randn, same, verified
 from torch import nn
 
@@ -215,3 +216,72 @@ def test_a_layer_of_bags():
     words = jnp.asarray(WORDS.view(2, 4).numpy())
     rows = jax.vmap(lambda word: fn(fn.params, {}, word[None])[0][0])(words)
     np.testing.assert_array_equal(rows, layer(WORDS.view(2, 4)).detach().numpy())
+
+
+# ---- checks
+
+
+def raised(xs):
+    if any(bool((x < -100).any()) for x in xs):
+        raise ValueError("too small")
+    return xs[0] * 2
+
+
+def raised_unless(xs):
+    if not all(not bool((x < -100).any()) for x in xs):
+        raise ValueError("too small")
+    return xs[0] * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*a check of traced values")
+@pytest.mark.parametrize("function", [asserted, asserted_numbers, raised, raised_unless])
+def test_checks_of_several(function):
+    compare(lambda x, y: function([x, y]), [BOXES, ROW])
+    verified(lambda x, y: function([x, y]), BOXES, ROW)
+    with pytest.warns(bridge.BridgeWarning, match="a check of traced values is not made"):
+        in_jax(lambda x, y: function([x, y]), BOXES, ROW, jit=True)
+
+
+def test_several_truths_that_are_no_check_are_refused():
+    raises("asks for the value of a traced tensor", lambda x: x * sum(bool(row.any()) for row in x), BOXES)
+
+
+def degenerate(boxes):
+    """As the detectors of torchvision do."""
+    wrong = boxes[:, 2:] <= boxes[:, :2] - 100
+    if wrong.any():
+        place = torch.where(wrong.any(dim=1))[0][0]
+        box: list = boxes[place].tolist()
+        torch._assert(False, f"a box without an area: {box}")
+    if boxes.sum() > 0:
+        boxes = boxes * 2
+    return boxes
+
+
+@pytest.mark.filterwarnings("ignore:.*a check of traced values")
+def test_a_check_that_ends_in_torch_assert():
+    compare(degenerate, [BOXES])
+    compare(degenerate, [-BOXES])
+    verified(degenerate, BOXES)
+
+
+def drawn(x):
+    if torch.rand([]) < 0.5:
+        return x * torch.rand(6, 4)
+    return x + torch.rand(6, 4)
+
+
+def never_drawn(x):
+    if torch.rand([]) < 0.0:
+        x = x * torch.rand(6, 4)
+    return x + torch.rand(6, 4)
+
+
+def test_a_draw_decides_about_draws():
+    verified(drawn, BOXES)
+    verified(never_drawn, BOXES)
+    fn = bridge.export(Function(never_drawn))
+    keys = jax.random.split(jax.random.key(0), 3)
+    rows = jax.vmap(lambda key: fn({}, {}, array(BOXES), rng=key)[0])(keys)
+    assert (rows - array(BOXES) >= 0).all()
+    assert (rows - array(BOXES) < 1.0001).all()
