@@ -69,6 +69,8 @@ class CallState(abc.ABC):
     """The number of sides that have been traced inside of the outermost branch."""
     off_path: bool = False
     """True on a side that PyTorch did not take, in a call with its draws, which has none for it."""
+    left_gradients: str = ""
+    """Where `backward()` has given a parameter or buffer a gradient, which the call has to take away again."""
     turns: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter)
     """Branch -> the number of times that the call has met it, where PyTorch did."""
     handled: dict[Any, str] = dataclasses.field(default_factory=dict)

@@ -285,3 +285,83 @@ def test_a_draw_decides_about_draws():
     rows = jax.vmap(lambda key: fn({}, {}, array(BOXES), rng=key)[0])(keys)
     assert (rows - array(BOXES) >= 0).all()
     assert (rows - array(BOXES) < 1.0001).all()
+
+
+# ---- `backward()` in the call, whose gradients the call takes away again
+
+
+class Adversarial(nn.Module):
+    """Virtual adversarial training: the direction in which the prediction changes most."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+        self.settings = settings
+
+    def forward(self, x):
+        with torch.no_grad():
+            prediction = F.softmax(self.net(x), -1)
+        direction = self.start(x)
+        for _ in range(2):
+            direction = direction.detach().requires_grad_()
+            self.distance(x + 0.1 * direction, prediction).backward()
+            direction = F.normalize(direction.grad, dim=-1)
+            self.net.zero_grad(**self.settings)
+        return self.distance(x + direction, prediction)
+
+    def start(self, x):
+        return F.normalize(1 + x, dim=-1)
+
+    def distance(self, x, prediction):
+        return F.kl_div(F.log_softmax(self.net(x), -1), prediction, reduction="batchmean")
+
+
+class AdversarialOfNoise(Adversarial):
+    def start(self, x):
+        return torch.rand_like(x) - 0.5
+
+
+class OfOwnGradient(Adversarial):
+    def forward(self, x):
+        self.net(x).square().sum().backward()
+        self.net(x).sin().sum().backward()
+        gradient = self.net.weight.grad * 1
+        self.zero_grad()
+        return (self.net(x) @ gradient).sum()
+
+
+@pytest.mark.parametrize("make", [Adversarial, OfOwnGradient])
+def test_backward_and_zero_grad(make):
+    module = make()
+    expected = module(BOXES)
+    expected.backward()
+    fn = bridge.export(module)
+    value, gradients = jax.jit(jax.value_and_grad(lambda params: fn(params, {}, array(BOXES))[0]))(fn.params)
+    np.testing.assert_allclose(value, expected.detach(), rtol=1e-5)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_adversarial_training_with_draws():
+    verified(AdversarialOfNoise(), BOXES)
+    fn = bridge.export(Adversarial())
+    xs = jnp.stack([array(BOXES), array(BOXES.flip(0))])
+    values = jax.vmap(lambda x: fn(fn.params, {}, x)[0])(xs)
+    np.testing.assert_allclose(values[0], fn(fn.params, {}, xs[0])[0], rtol=1e-5)
+    np.testing.assert_allclose(values[1], fn(fn.params, {}, xs[1])[0], rtol=1e-5)
+
+
+def test_gradients_that_a_call_leaves_are_refused():
+    remedy = raises("adds to the `grad`", Adversarial(set_to_none=False), BOXES)
+    assert "call zero_grad(), which sets them to None" in remedy
+
+
+class InABranch(Adversarial):
+    def forward(self, x):
+        if x.sum() > 0:
+            self.net(x).sum().backward()
+        return self.net(x)
+
+
+def test_backward_on_one_side_of_a_branch_is_refused():
+    raises("a branch on a traced value in a call that asks PyTorch's engine", InABranch(), BOXES)
