@@ -1,13 +1,17 @@
-"""What models of new kinds call: counts, columns of selected rows, the largest of a bag."""
+"""What models of new kinds call: counts, columns of selected rows, the largest of a bag, assignments."""
+
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 import torch.nn.functional as F
 from checked_values import asserted, asserted_numbers
 from eager import array, compare, in_jax, raises, randn, same, verified
+from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 import bridge
@@ -365,3 +369,105 @@ class InABranch(Adversarial):
 
 def test_backward_on_one_side_of_a_branch_is_refused():
     raises("a branch on a traced value in a call that asks PyTorch's engine", InABranch(), BOXES)
+
+
+# ---- SciPy's assignment
+
+
+def matched(cost):
+    rows, columns = linear_sum_assignment(cost.detach().cpu().numpy())
+    return cost[rows, columns].sum()
+
+
+def matched_of_scipy(cost):
+    rows, columns = scipy.optimize.linear_sum_assignment(cost.detach().T, maximize=True)
+    return cost.T[torch.from_numpy(rows), torch.from_numpy(columns)].sum()
+
+
+class Matcher(nn.Module):
+    """As DETR does: the cost of all queries and targets, split by images."""
+
+    def __init__(self):
+        super().__init__()
+        self.boxes = nn.Linear(4, 4)
+        self.sizes = (2, 0, 1)
+
+    @torch.no_grad()
+    def match(self, boxes, targets):
+        costs = torch.cdist(boxes.flatten(0, 1), targets, p=1).view(3, -1, 3).cpu()
+        indices = [linear_sum_assignment(c[i]) for i, c in enumerate(costs.split(self.sizes, -1))]
+        return [tuple(torch.as_tensor(each, dtype=torch.int64) for each in pair) for pair in indices]
+
+    def forward(self, queries, targets):
+        boxes = self.boxes(queries)
+        indices = self.match(boxes, targets)
+        batch = torch.cat([torch.full_like(rows, i) for i, (rows, _) in enumerate(indices)])
+        chosen = boxes[batch, torch.cat([rows for rows, _ in indices])]
+        wanted = torch.cat([t[columns] for t, (_, columns) in zip(targets.split(self.sizes), indices, strict=True)])
+        return F.l1_loss(chosen, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:.*a check of traced values")
+def test_assignments():
+    compare(matched, [BOXES])
+    compare(matched, [BOXES.T.contiguous()])
+    compare(matched_of_scipy, [BOXES])
+    queries = randn(3, 5, 4)
+    targets = randn(3, 4, seed=3)
+    compare(Matcher(), [queries, targets])
+    verified(Matcher(), queries, targets)
+    assert scipy.optimize.linear_sum_assignment is linear_sum_assignment
+    assert type(linear_sum_assignment) is type(len)
+
+
+@pytest.mark.filterwarnings("ignore:.*a check of traced values")
+def test_the_cost_of_assignments_is_scipy_s():
+    """Costs with ties have several assignments of the least cost."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns in ((7, 7), (4, 9), (9, 4), (1, 5)):
+        costs = torch.stack(
+            [
+                torch.rand(rows, columns, generator=generator),
+                torch.randint(0, 3, (rows, columns), generator=generator).float(),
+                torch.randn(rows, columns, generator=generator) * 1e4,
+            ]
+        )
+        fn = bridge.export(Function(matched))
+        ours = jax.jit(jax.vmap(lambda cost: fn({}, {}, cost)[0]))(array(costs))  # noqa: B023 (called at once)
+        np.testing.assert_allclose(ours, [float(matched(cost)) for cost in costs], rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*a check of traced values")
+def test_an_infinite_cost_is_avoided():
+    cost = torch.tensor([[1.0, float("inf"), 5.0], [2.0, 3.0, float("inf")], [float("inf"), 1.0, 4.0]])
+    np.testing.assert_allclose(in_jax(matched, cost, jit=True), float(matched(cost)))
+
+
+@pytest.mark.filterwarnings("ignore:.*a check of traced values")
+def test_what_else_is_done_with_costs_in_numpy_is_refused():
+    def scaled(cost):
+        costs = cost.detach().numpy()
+        linear_sum_assignment(costs)
+        return (costs * 2).sum()
+
+    def returned(cost):
+        costs = cost.detach().numpy()
+        linear_sum_assignment(costs)
+        return costs
+
+    def converted(cost):
+        costs = cost.detach().numpy()
+        linear_sum_assignment(costs)
+        return torch.as_tensor(np.nan_to_num(costs))
+
+    for function in (scaled, returned, converted):
+        raises(r"`numpy\(\)` asks for the memory", function, BOXES)
+    raises(r"`numpy\(\)` asks for the memory", lambda x: x.numpy(), BOXES)
+
+
+def test_assignments_without_optax(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optax", None)
+    with pytest.warns(bridge.BridgeWarning):
+        text = raises("needs Optax, which is not installed", matched, BOXES)
+    assert text.endswith('pip install "trm-bridge[train]", or optax alone.')
+    assert "\n" not in text
