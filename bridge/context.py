@@ -69,6 +69,8 @@ class CallState(abc.ABC):
     """The number of sides that have been traced inside of the outermost branch."""
     off_path: bool = False
     """True on a side that PyTorch did not take, in a call with its draws, which has none for it."""
+    left_gradients: str = ""
+    """Where `backward()` has given a parameter or buffer a gradient, which the call has to take away again."""
     turns: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter)
     """Branch -> the number of times that the call has met it, where PyTorch did."""
     handled: dict[Any, str] = dataclasses.field(default_factory=dict)
@@ -113,6 +115,11 @@ class CallState(abc.ABC):
         if place not in self.said:
             self.said.add(place)
             warnings.warn(BridgeWarning(f"{what} {place}" + (remedy and f": {remedy}")), stacklevel=2)
+
+    def note_check(self) -> None:
+        """Reports that a check is not made: in a warning, and in the report of `verify`."""
+        self.options.assumed[self.where()] = None
+        self.warn("a check of traced values is not made")
 
     def error(self, what: str, remedy: str, cause: BaseException | None = None) -> BridgeError:
         """Returns the error that ends the call, even if the module's code catches it.

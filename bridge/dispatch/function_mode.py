@@ -24,6 +24,7 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, CallState
+from bridge.dispatch.assignments import TracedArray, is_assigning, replace_assignments
 from bridge.dispatch.schemas import with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
@@ -342,7 +343,13 @@ class Functions(TorchFunctionMode):
         tensor = args[0]
         if not isinstance(tensor, BridgeTensor):
             return func(*args, **kwargs)
-        if func not in (torch.Tensor.numpy, torch.Tensor.__array__) or isinstance(tensor.value, Tracer):
+        of_numpy = func in (torch.Tensor.numpy, torch.Tensor.__array__)
+        if of_numpy and isinstance(tensor.value, Tracer) and is_assigning():
+            if replace_assignments():
+                raise engine.Restart(self._dispatch.recording)
+            if func is torch.Tensor.numpy and not tensor.requires_grad:
+                return TracedArray(tensor)
+        if not of_numpy or isinstance(tensor.value, Tracer):
             raise self._dispatch.error(f"`{func.__name__}()` {WITHOUT_MEMORY}", WITHOUT_MEMORY_REMEDY)
         if tensor.requires_grad:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")

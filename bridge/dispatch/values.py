@@ -295,14 +295,8 @@ def fails(context: CallState) -> bool:
         return True
     if check:
         context.handled[check] = context.where()
-    note_check(context)
+    context.note_check()
     return False
-
-
-def note_check(context: CallState) -> None:
-    """Reports that a check is not made: in a warning, and in the report of `verify`."""
-    context.options.assumed[context.where()] = None
-    context.warn("a check of traced values is not made")
 
 
 def is_equal(context: CallState, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.autograd.checkpoint import recomputed
-from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, restarted, start_graph
+from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, check_left_gradients, restarted, start_graph
 from bridge.context import CURRENT, Options
 from bridge.dispatch.aten import Dispatch
 from bridge.dispatch.constants import alias_of
@@ -197,6 +197,7 @@ class Call:
                 raise
             finally:  # PyTorch's own error about a buffer that the call registered does not name it
                 refuse_gradient_hooks(self._module)
+            check_left_gradients(dispatch)
             # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
             final = {name: value_in(name, slot) for name, slot in self._slots.items()}
             if check:

@@ -24,6 +24,7 @@ from bridge._compat.torch import (
 from bridge.autograd import checkpoint, engine
 from bridge.autograd.function import OF_LIBRARIES, in_place_of_apply
 from bridge.context import CURRENT, RUNNING
+from bridge.dispatch.assignments import FROM_NUMPY
 from bridge.dispatch.aten import Dispatch
 from bridge.dispatch.function_mode import Functions
 from bridge.dispatch.random import DEFAULT_GENERATOR
@@ -154,6 +155,7 @@ _REPLACED = Replacements(
     UNVALIDATED_DISTRIBUTIONS,
     in_place_of_apply(tracing),
     OF_LIBRARIES,
+    FROM_NUMPY,
     *checkpoint.REPLACED,
     *engine.REPLACED,
     before(torch, "compile", _turn_compiler_off),

@@ -212,10 +212,19 @@ def _may_branch(node: ast.AST) -> bool:
     if not isinstance(node, ast.If) or any(isinstance(each, ast.Match) for each in _inside([node])):
         return False
     simple = not any(hasattr(each, "body") or isinstance(each, ast.BoolOp) for each in _inside(node.body))
-    if isinstance(node.body[-1], ast.Raise) and not node.orelse and simple:
+    if _raises(node.body[-1]) and not node.orelse and simple:
         return False
     inner = _inside([*node.body, *node.orelse])
     return not _is_known(node.test) or any(_may_branch(each) and _jumps([each]) for each in inner)
+
+
+def _raises(node: ast.stmt) -> bool:
+    """True for `raise` and for `torch._assert(False, …)`."""
+    call = getattr(node, "value", None)
+    if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call) or not call.args:
+        return isinstance(node, ast.Raise)
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return name == "_assert" and isinstance(call.args[0], ast.Constant) and call.args[0].value is False
 
 
 def _parsed(text: str, at: ast.AST) -> list[Any]:
