@@ -212,7 +212,7 @@ def _shares(rows: list[dict[str, Any]]) -> tuple[str, str]:
 def _not_tried(rows: list[dict[str, Any]]) -> list[str]:
     out = collections.Counter(_MODES[row["train"]] for row in rows if not row["help"] and row["status"] in _OUT)
     counts = " and ".join(f"{number} in {mode}" for mode, number in out.items())
-    return [f"Not counted as tried, because they do not build or fail in PyTorch itself: {counts}."] if out else []
+    return [f"Models that do not build, or fail in PyTorch itself, are not counted: {counts}."] if out else []
 
 
 def _share(part: int, whole: int) -> str:
