@@ -25,6 +25,7 @@ COVERED = [
     "docs/contents.md",
     "docs/data.md",
     "docs/deploy-v4-64.md",
+    "docs/evaluation.md",
     "docs/experiments.md",
     "docs/from_pytorch.md",
     "docs/glossary.md",
