@@ -35,6 +35,7 @@ COVERED = [
     "docs/nanochat.md",
     "docs/own_puzzle.md",
     "docs/performance.md",
+    "docs/plugins.md",
     "docs/pods.md",
     "docs/potentials.md",
     "docs/profiling.md",
