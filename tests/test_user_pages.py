@@ -14,6 +14,7 @@ pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[1]
 COVERED = [
+    "README.md",
     "docs/alternatives.md",
     "docs/architectures.md",
     "docs/at_night.md",
