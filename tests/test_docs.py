@@ -206,7 +206,7 @@ def check_command(words, monkeypatch):
 def check_stage(name, arguments, monkeypatch):
     """Lets the stage read its arguments, and stops before it does anything."""
     assert name in entries("stages"), f"no stage {name}"
-    files, arguments = take_files(arguments)
+    files, (_, *arguments) = take_files([name, *arguments])
     for path in files:
         use_file(str(ROOT / path))
     target = load_object(entries("stages")[name].target, "stage")
