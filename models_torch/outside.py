@@ -100,6 +100,9 @@ def find(name: str) -> type[nn.Module]:
     Raises ValueError if it cannot be imported or is not an `nn.Module` class.
     """
     module_name, _, class_name = name.partition(":")
+    if module_name.endswith(".py"):
+        module_name = module_name.removesuffix(".py").replace("/", ".")
+        raise ValueError(f"model {name!r} has a file in place of a module; use --model {module_name}:{class_name}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # last, so that no installed package is shadowed
     try:

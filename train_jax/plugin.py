@@ -87,6 +87,9 @@ def load_object(name: str, what: str) -> Any:
     Raises `UserError` if the module cannot be imported or has no such object.
     """
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):
+        module_name = module_name.removesuffix(".py").replace("/", ".")
+        raise UserError(f"{what} {name!r} has a file in place of a module; use {module_name}:{attribute}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # last, so that it shadows no installed package
     try:

@@ -247,8 +247,9 @@ def test_the_figures_of_a_step_add_up_and_name_what_does_not_fit():
     lines = [" ".join(line.split()) for line in lines_of(figures)]
     assert lines[0] == "tiny, evaluate step: trm, 32 examples (8 on a device)"
     assert "memory 1.25 of 1.00 GiB: DOES NOT FIT (arguments 0.25, temporaries 1.00, code 0.00)" in lines
-    assert "0.001 100.0% 0.001 60.0% layers.0.mlp" in lines
-    assert "0.000 0.0% 0.000 15.0% layers.0" in lines, "a product of a fusion that is counted elsewhere"
+    assert "HBM kB share GFLOP share by module" in lines and "FLOPs 2.000 G in matrix products;" in " ".join(lines)
+    assert "638.976 100.0% 1.200 60.0% layers.0.mlp" in lines
+    assert "0.000 0.0% 0.300 15.0% layers.0" in lines, "a product of a fusion that is counted elsewhere"
     assert not any("bundles" in line or "cycles" in line for line in lines), "no unit beside another one"
 
 
@@ -276,8 +277,8 @@ def test_bundles_and_bytes_are_the_figures_of_a_tpu_v4_and_no_time_is_below_the_
     at = lines.index("at peak FLOP/s 33.20 ms, a bound and not an estimate")
     assert lines[at + 1] == "x 4069 steps: 2.3 minutes at the peak, 11 at 20 % of it", "two steps in a dispatch"
     assert sum(" ms" in line for line in lines) == 1
-    assert "Mbundles share HBM GB share TFLOP share by kind" in lines
-    assert "6.000 100.0% 0.001 100.0% 0.000 0.0% layers.0.mlp" in lines
+    assert "Mbundles share HBM kB share TFLOP share by kind" in lines
+    assert "6.000 100.0% 638.976 100.0% 0.000 0.0% layers.0.mlp" in lines
 
 
 def test_a_gpu_has_kernels_and_bytes():
@@ -288,6 +289,6 @@ def test_a_gpu_has_kernels_and_bytes():
     compiled = Compiled(None, None, Program(GPU_PROGRAM), memory, 0.0, Products({}), 1.5, 60.25)
     figures = figures_of("tiny", "evaluate", training, cast(Any, card), compiled)
     lines = [" ".join(line.split()) for line in lines_of(figures)]
-    assert "kernels 5" in lines and "HBM bytes 0.00 GB" in lines
-    assert "kernels share HBM GB share TFLOP share by kind" in lines
-    assert "FLOPs 0.000 T in matrix products" in lines, "XLA has no count for a GPU"
+    assert "kernels 5" in lines and "HBM bytes 2.56 MB" in lines
+    assert "kernels share HBM MB share FLOP share by kind" in lines
+    assert "FLOPs 0 in matrix products" in lines, "XLA has no count for a GPU"

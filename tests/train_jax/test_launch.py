@@ -15,7 +15,7 @@ from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pods.launch import tpu
 from train_jax.pods.launch.accelerators import check_type, worker_count
-from train_jax.pods.launch.gcloud import QUEUED, Gcloud, GcloudError, create
+from train_jax.pods.launch.gcloud import QUEUED, DryRun, Gcloud, GcloudError, create, ssh
 from train_jax.pods.launch.record import Record, read_record, state_folder, watching, write_record
 from train_jax.pods.launch.tpu import Tpu
 
@@ -365,3 +365,16 @@ def test_secrets_reach_the_run_and_no_command_line(cloud, launch, tmp_path):
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and "se cret" in path.read_text(errors="replace")]
     assert kept == [secrets]
     assert said(lines)[0].endswith("-dirty")
+
+
+def test_a_dry_run_shows_the_commands_of_one_worker():
+    """Those of eight hosts were sixty lines that differ by a number."""
+    shown = []
+    dry = DryRun(shown.append, "v4-64")
+    record = Record(tpu="mine", zone="z", type="v4-64", command=("train", "tiny"))
+    for worker in range(8):
+        assert dry.run(ssh(record, worker, ["true"])) == "ended 0"
+        dry.stream(ssh(record, worker, ["follow"]), lambda line: True)
+    dry.json(["gcloud", "compute", "tpus", "tpu-vm", "describe", "mine"])
+    assert shown[0] == "# commands on worker 0 are shown; those on workers 1 to 7 are the same"
+    assert ["--worker=0" in each for each in shown[1:]] == [True, True, False]

@@ -35,6 +35,8 @@ def commands_of(profile, tmp_path):
     environment |= {"DATA_DIR": str(tmp_path / "data"), "RUN_DIR": str(tmp_path / "run")}
     done = subprocess.run(["bash", str(script)], env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    first, *then = done.stdout.partition("\nnext:\n")[2].splitlines()
+    assert first.split() == ["source", "./environment.sh"] and len(then) == 2, "the shell that ran it finds no trm yet"
     return [shlex.split(line) for line in log.read_text().splitlines()]
 
 

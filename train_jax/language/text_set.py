@@ -195,10 +195,11 @@ class TextSet:
         record = read_record(folder)
         if record is None:
             size = f" --vocab-size {vocab_size}" if vocab_size else ""
-            raise UserError(
-                f"{path_of(directory)} is not a text data set; build one with "
-                f"`trm build-data text --source FOLDER{size} --output-dir {directory}`"
-            )
+            build = f"trm build-data text --source FOLDER{size}"
+            remedy = f"build one with `{build} --output-dir {directory}`"
+            if (folder / "train").exists():  # a data set of puzzles, into which a build must not write
+                remedy = f"give a --data-dir with text, or build one with `{build}`"
+            raise UserError(f"{path_of(directory)} is not a text data set; {remedy}")
         self.directory = directory
         self.folder = folder
         self.record = record

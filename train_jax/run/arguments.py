@@ -12,7 +12,7 @@ import tyro
 from train_jax.command_line import parse
 from train_jax.core.optim.config import ParameterGroup
 from train_jax.errors import UserError
-from train_jax.plugin import entries, load_object
+from train_jax.plugin import entries, load_object, names_object
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import listed_presets, preset, preset_names
 
@@ -43,15 +43,30 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
             default = load_object(function, option)(name or "", default, value, rest)
     model = option_value(rest, "--model")
     task = option_value(rest, "--task")
+    default = with_model(default, model or default.model, task or default.task)
+    _refuse_arguments_of_an_own_model(default, rest)
     config = parse(
         RunConfig,
         rest,
-        default=with_model(default, model or default.model, task or default.task),
+        default=default,
         prog=f"{prog} {name or 'PRESET'}",
         description=description,
         registry=JSON_VALUES,
     )
     return name or "", config
+
+
+def _refuse_arguments_of_an_own_model(config: RunConfig, argv: Sequence[str]) -> None:
+    """Raises `UserError` for `--arch.hidden-size` where the model is a class of the user: it takes --arch.options."""
+    if not names_object(config.model):
+        return
+    known = {field.name for field in dataclasses.fields(config.arch)}
+    for word in argv:
+        option, _, _ = word.partition("=")
+        name = option.removeprefix("--arch.").replace("-", "_")
+        if option.startswith("--arch.") and name not in known and name.removeprefix("no_") not in known:
+            options = json.dumps({name: "…"}, ensure_ascii=False).replace('"…"', "…")
+            raise UserError(f"{option} is no option of {config.model}; give it as --arch.options '{options}'")
 
 
 def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[str], list[str]]:
