@@ -22,6 +22,8 @@ _DEPTH = re.compile(r"(?:(?<=^chat-)|^)d[0-9]+(?=-|$)")
 
 FLAGS = ("--dry-run", "--no-verify")
 """Options of `trm train` without a value, which are no fields of the run."""
+SHORT = {"--bf16": ("--arch.forward-dtype", "bfloat16"), "--shard": ("--compute.shard",)}
+"""Short words for fields of a run."""
 
 
 def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, RunConfig]:
@@ -29,10 +31,10 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
 
     `--preset NAME` applies the changes of an experiment to another preset; `--phase NAME` inherits the fields of the
     run `--init-from`; `--model` and `--task` determine the fields of the architecture and of the task; `--depth N` is
-    that of a preset by depth; `--bf16` is `--arch.forward-dtype bfloat16`. Raises `UserError` for invalid arguments.
+    that of a preset by depth; `SHORT` has words for fields. Raises `UserError` for invalid arguments.
     """
     argv = with_depth(argv)
-    argv = [each for word in argv for each in (("--arch.forward-dtype", "bfloat16") if word == "--bf16" else (word,))]
+    argv = [each for word in argv for each in SHORT.get(word, (word,))]
     name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     if name is None and not {"-h", "--help"} & set(rest):
         raise UserError(f"{prog} needs a preset or an experiment as its first argument; presets are {listed_presets()}")

@@ -15,7 +15,7 @@ from train_jax.plugin import use_scripts
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder
 from train_jax.run.restore import Restored, restore
-from train_jax.runtime.devices import Devices
+from train_jax.runtime.mesh import devices_of
 from train_jax.script.live import live, notebook
 from train_jax.script.optim_fields import beside_optimizer, check_beside_optimizer
 from train_jax.script.presets import run_of
@@ -80,5 +80,5 @@ def fit(
         check_beside_optimizer(config.optim, "optimizer", OptimConfig())
         config = dataclasses.replace(config, optim=beside_optimizer(config.optim))
     with live(RunFolder(path_of(run_dir)), steps, notebook()):
-        metrics = train(config, Devices(runner=config.compute.runner), verify=verify)
+        metrics = train(config, devices_of(config.compute), verify=verify)
     return Fitted(metrics, restore(run_dir))
