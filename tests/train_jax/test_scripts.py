@@ -174,11 +174,11 @@ def test_the_gradient_of_a_scripts_own_optimizer_is_clipped(script):
     assert check.check_steps(clipped, 2).ok
 
 
-@pytest.mark.parametrize("option", ["lr=0.5", "optimizer=lion", "weight-decay=0.5"])
+@pytest.mark.parametrize("option", ["lr=0.5", "optimizer=lion", "weight-decay=0.5", "lr=0.001", "no-cautious-decay"])
 def test_a_field_that_the_scripts_own_optimizer_replaces_is_refused(script, option, capsys):
     assert main(["train", script(SCRIPT + OPTIMIZER), "--steps=3", f"--optim.{option}", *OPTIONS]) == 2
     err = capsys.readouterr().err
-    name = option.partition("=")[0].replace("-", "_")
+    name = option.partition("=")[0].removeprefix("no-").replace("-", "_")
     assert re.search(rf"mine.py:\d+: optim.{name} is .*, but the optimizer is that of the script", err), err
     assert err.count("\n") == 1 and not Path("runs").exists()
 

@@ -15,6 +15,7 @@ from train_jax.errors import UserError
 from train_jax.plugin import entries, load_object
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import listed_presets, preset, preset_names
+from train_jax.task import task_class
 
 _DEPTH = re.compile(r"(?:(?<=^chat-)|^)d[0-9]+(?=-|$)")
 """The depth in the name of a preset, such as d12-2026-r8 or chat-d4."""
@@ -52,7 +53,17 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
         description=description,
         registry=JSON_VALUES,
     )
+    check_given = getattr(task_class(config.task), "check_given", None)  # a user's task may be a function
+    if check_given is not None:
+        check_given(config, given_fields(rest))
     return name or "", config
+
+
+def given_fields(argv: Sequence[str]) -> list[str]:
+    """Returns the fields that options set, by dotted name, whatever their values are."""
+    options = [word.partition("=")[0].removeprefix("--") for word in argv if word.startswith("--")]
+    names = [option.replace("-", "_").rpartition(".") for option in options]
+    return [f"{part}{dot}{field.removeprefix('no_')}" for part, dot, field in names]
 
 
 def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[str], list[str]]:

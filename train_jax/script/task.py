@@ -25,7 +25,7 @@ from train_jax.errors import UserError, check_fields
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.script.data import Source, read_data
-from train_jax.script.optim_fields import check_beside_optimizer
+from train_jax.script.optim_fields import check_beside_optimizer, check_given_beside_optimizer
 from train_jax.script.optimizers import clip_grad_norm, translate
 from train_jax.script.schedules import check_schedule
 from train_jax.script.source import Script, script_of
@@ -97,6 +97,13 @@ class ScriptTask(Task):
             raise UserError(f"{self.script.line_of('train_data')}: train_data() has no length; give --steps")
         if facts is None and self.script.optimizer is not None:
             check_beside_optimizer(config.optim, self.script.line_of("optimizer"))
+
+    @classmethod
+    def check_given(cls, config: RunConfig, given: Sequence[str]) -> None:
+        script = script_of(config.model.partition(":")[0])
+        if script.optimizer is not None:
+            names = [name.removeprefix("optim.") for name in given if name.startswith("optim.")]
+            check_given_beside_optimizer(config.optim, names, script.line_of("optimizer"))
 
     # Data
 
