@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from bridge.module.copying import independent
 from train_jax.core.optim.config import OptimConfig
 from train_jax.errors import UserError
 from train_jax.plugin import use_scripts
@@ -20,6 +20,7 @@ from train_jax.script.live import live, notebook
 from train_jax.script.optim_fields import beside_optimizer, check_beside_optimizer
 from train_jax.script.presets import run_of
 from train_jax.script.source import Script, use_script
+from train_jax.script.task import Models, as_given
 from train_jax.storage.storage import path_of
 from train_jax.trainer.loop import train
 
@@ -62,7 +63,7 @@ def fit(
     script = Script(
         name="fit",
         path="fit",
-        model=lambda: copy.deepcopy(model),
+        model=lambda: _copied(model),
         train_data=lambda: train_data,
         loss=loss,
         test_data=None if test_data is None else lambda: test_data,
@@ -82,3 +83,12 @@ def fit(
     with live(RunFolder(path_of(run_dir)), steps, notebook()):
         metrics = train(config, devices_of(config.compute), verify=verify)
     return Fitted(metrics, restore(run_dir))
+
+
+def _copied(model: Any) -> Any:
+    """Returns a copy of one module or of several, which may share parameters."""
+    if isinstance(model, nn.Module):
+        return independent(model)
+    if isinstance(model, dict) and all(isinstance(each, nn.Module) for each in model.values()):
+        return as_given(independent(Models(model)))
+    return model  # which is refused by name

@@ -15,6 +15,7 @@ import optax
 import torch
 from torch import nn
 
+from bridge.module.copying import independent
 from models_torch.config import ForwardDtype, ModelConfig
 from models_torch.ranges import Range
 from train_jax.core.objective import Batch, Call, LossSums, Objective
@@ -92,6 +93,7 @@ class ScriptTask(Task):
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         super().__init__(config, facts)
         self.script: Script = script_of(config.model.partition(":")[0])
+        self._modules: dict[torch.dtype, nn.Module] = {}
         self._facts = facts
         if facts is None and not config.steps and self.train_data.count is None:
             raise UserError(f"{self.script.line_of('train_data')}: train_data() has no length; give --steps")
@@ -195,6 +197,20 @@ class ScriptTask(Task):
     # The model and its loss
 
     def build(self, arch: Any) -> nn.Module:
+        """Returns the module of the script, or a copy of it, because `model` may take long and may return one object.
+
+        It is made once for each default dtype, which tensors of the module that are no parameters have.
+        """
+        dtype = torch.get_default_dtype()
+        if dtype in self._modules:
+            module = independent(self._modules[dtype])
+        else:
+            module = self._modules[dtype] = self._new_module()
+        self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
+        add_method(module, LOSS_METHOD, self._loss_of_arrays(arch.torch_dtype))
+        return module
+
+    def _new_module(self) -> nn.Module:
         models = self.script.call("model")
         for model in models.values() if isinstance(models, dict) else (models,):
             if not isinstance(model, nn.Module):
@@ -204,8 +220,6 @@ class ScriptTask(Task):
         module.train()
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise UserError(f"{self.script.line_of('model')}: model() has no parameter that requires grad to train")
-        self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
-        add_method(module, LOSS_METHOD, self._loss_of_arrays(arch.torch_dtype))
         return module
 
     def class_of(self, model: nn.Module) -> type[nn.Module]:
