@@ -141,6 +141,27 @@ def test_the_steps_of_a_script_are_pytorchs(script):
     assert found.ok and found.steps == 3
 
 
+COUNTED = SCRIPT.replace("def model():\n", "calls = []\n\n\ndef model():\n    calls.append(1)\n", 1)
+
+
+def test_the_model_is_made_once(script):
+    path = script(COUNTED)
+    assert main(["train", path, "--steps=2", "--wandb=disabled"]) == 0
+    assert len(sys.modules["mine"].calls) == 1
+
+
+def test_a_model_that_is_one_object_does_not_begin_with_the_weights_of_the_check(script):
+    fresh = SCRIPT.replace("def model():", "def made():", 1)
+    one = fresh.replace(
+        "def points", "ONE = []\n\n\ndef model():\n    ONE[:] = ONE or [made()]\n    return ONE[0]\n\n\ndef points", 1
+    )
+    runs = {"fresh": script(SCRIPT, "fresh"), "one": script(one, "one")}
+    for name, path in runs.items():
+        assert main(["train", path, "--steps=1", "--wandb=disabled"]) == 0, name
+    fresh, one = (json.loads(Path(f"runs/{name}/FINISHED").read_text())["loss"] for name in runs)
+    assert fresh == one
+
+
 def weights_of(run):
     """The exported weights of a run."""
     assert (
@@ -174,11 +195,11 @@ def test_the_gradient_of_a_scripts_own_optimizer_is_clipped(script):
     assert check.check_steps(clipped, 2).ok
 
 
-@pytest.mark.parametrize("option", ["lr=0.5", "optimizer=lion", "weight-decay=0.5"])
+@pytest.mark.parametrize("option", ["lr=0.5", "optimizer=lion", "weight-decay=0.5", "lr=0.001", "no-cautious-decay"])
 def test_a_field_that_the_scripts_own_optimizer_replaces_is_refused(script, option, capsys):
     assert main(["train", script(SCRIPT + OPTIMIZER), "--steps=3", f"--optim.{option}", *OPTIONS]) == 2
     err = capsys.readouterr().err
-    name = option.partition("=")[0].replace("-", "_")
+    name = option.partition("=")[0].removeprefix("no-").replace("-", "_")
     assert re.search(rf"mine.py:\d+: optim.{name} is .*, but the optimizer is that of the script", err), err
     assert err.count("\n") == 1 and not Path("runs").exists()
 

@@ -23,6 +23,10 @@ class Placement:
         self._devices = devices
         self.sharding = sharding
 
+    def table(self) -> list[str]:
+        """Returns lines for the log of a run that say which device has what; none if every device has everything."""
+        return []
+
     def shapes(self, state: TrainState) -> TrainState:
         """Returns the shapes that the training step takes, for those of a whole state."""
         return state

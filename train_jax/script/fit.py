@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from bridge.module.copying import independent
 from train_jax.core.optim.config import OptimConfig
 from train_jax.errors import UserError
 from train_jax.plugin import use_scripts
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder
 from train_jax.run.restore import Restored, restore
-from train_jax.runtime.devices import Devices
+from train_jax.runtime.mesh import devices_of
 from train_jax.script.live import live, notebook
 from train_jax.script.optim_fields import beside_optimizer, check_beside_optimizer
 from train_jax.script.presets import run_of
 from train_jax.script.source import Script, use_script
+from train_jax.script.task import Models, as_given
 from train_jax.storage.storage import path_of
 from train_jax.trainer.loop import train
 
@@ -62,7 +63,7 @@ def fit(
     script = Script(
         name="fit",
         path="fit",
-        model=lambda: copy.deepcopy(model),
+        model=lambda: _copied(model),
         train_data=lambda: train_data,
         loss=loss,
         test_data=None if test_data is None else lambda: test_data,
@@ -80,5 +81,14 @@ def fit(
         check_beside_optimizer(config.optim, "optimizer", OptimConfig())
         config = dataclasses.replace(config, optim=beside_optimizer(config.optim))
     with live(RunFolder(path_of(run_dir)), steps, notebook()):
-        metrics = train(config, Devices(runner=config.compute.runner), verify=verify)
+        metrics = train(config, devices_of(config.compute), verify=verify)
     return Fitted(metrics, restore(run_dir))
+
+
+def _copied(model: Any) -> Any:
+    """Returns a copy of one module or of several, which may share parameters."""
+    if isinstance(model, nn.Module):
+        return independent(model)
+    if isinstance(model, dict) and all(isinstance(each, nn.Module) for each in model.values()):
+        return as_given(independent(Models(model)))
+    return model  # which is refused by name

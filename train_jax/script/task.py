@@ -15,6 +15,7 @@ import optax
 import torch
 from torch import nn
 
+from bridge.module.copying import independent
 from models_torch.config import ForwardDtype, ModelConfig
 from models_torch.ranges import Range
 from train_jax.core.objective import Batch, Call, LossSums, Objective
@@ -25,7 +26,7 @@ from train_jax.errors import UserError, check_fields
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.processes import process_shard
 from train_jax.script.data import Source, read_data
-from train_jax.script.optim_fields import check_beside_optimizer
+from train_jax.script.optim_fields import check_beside_optimizer, check_given_beside_optimizer
 from train_jax.script.optimizers import clip_grad_norm, translate
 from train_jax.script.schedules import check_schedule
 from train_jax.script.source import Script, script_of
@@ -92,11 +93,19 @@ class ScriptTask(Task):
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         super().__init__(config, facts)
         self.script: Script = script_of(config.model.partition(":")[0])
+        self._modules: dict[torch.dtype, nn.Module] = {}
         self._facts = facts
         if facts is None and not config.steps and self.train_data.count is None:
             raise UserError(f"{self.script.line_of('train_data')}: train_data() has no length; give --steps")
         if facts is None and self.script.optimizer is not None:
             check_beside_optimizer(config.optim, self.script.line_of("optimizer"))
+
+    @classmethod
+    def check_given(cls, config: RunConfig, given: Sequence[str]) -> None:
+        script = script_of(config.model.partition(":")[0])
+        if script.optimizer is not None:
+            names = [name.removeprefix("optim.") for name in given if name.startswith("optim.")]
+            check_given_beside_optimizer(config.optim, names, script.line_of("optimizer"))
 
     # Data
 
@@ -189,6 +198,20 @@ class ScriptTask(Task):
     # The model and its loss
 
     def build(self, arch: Any) -> nn.Module:
+        """Returns the module of the script, or a copy of it, because `model` may take long and may return one object.
+
+        It is made once for each default dtype, which tensors of the module that are no parameters have.
+        """
+        dtype = torch.get_default_dtype()
+        if dtype in self._modules:
+            module = independent(self._modules[dtype])
+        else:
+            module = self._modules[dtype] = self._new_module()
+        self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
+        add_method(module, LOSS_METHOD, self._loss_of_arrays(arch.torch_dtype))
+        return module
+
+    def _new_module(self) -> nn.Module:
         models = self.script.call("model")
         for model in models.values() if isinstance(models, dict) else (models,):
             if not isinstance(model, nn.Module):
@@ -199,8 +222,6 @@ class ScriptTask(Task):
         module.train()
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise UserError(f"{self.script.line_of('model')}: model() has no parameter that requires grad to train")
-        self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
-        add_method(module, LOSS_METHOD, self._loss_of_arrays(arch.torch_dtype))
         return module
 
     def class_of(self, model: nn.Module) -> type[nn.Module]:

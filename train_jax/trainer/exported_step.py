@@ -53,7 +53,7 @@ def export_step(run_dir: str, step: str, devices: int) -> ExportedStep:
     folder, config = read_run(run_dir)
     with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
         number = choose(checkpoints, step)
-        compute = dataclasses.replace(config.compute, runner="shard_map", load="")
+        compute = dataclasses.replace(config.compute, runner="shard_map", load="", shard=(), model_devices=1)
         training = start(dataclasses.replace(config, compute=compute), devices=Devices(devices, "shard_map"))
         if compute.shard_optimizer:
             raise UserError(f"{run_dir} has compute.shard_optimizer, whose step is not exported; continue it without")

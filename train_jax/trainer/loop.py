@@ -67,6 +67,7 @@ def train(
         if begin.finished is not None:
             require_equal(identity(training), f"fields, or other data in {config.data_dir}")
             return begin.finished
+        remarks += training.placement.table()
         with all_or_none():
             if verify and not begin.continues and is_main_process():
                 remarks += filter(None, [verified(config, training.task)])

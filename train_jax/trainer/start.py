@@ -30,6 +30,7 @@ from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.clock import Clock
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Batches
+from train_jax.runtime.mesh import MeshDevices, StateByName, devices_of
 from train_jax.runtime.placement import Placement, ShardedState
 from train_jax.runtime.programs import Programs
 from train_jax.storage.storage import path_of
@@ -155,7 +156,7 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
 
     Raises `UserError` for invalid configurations and data.
     """
-    devices = devices or Devices(runner=config.compute.runner)
+    devices = devices or devices_of(config.compute)
     if config.compute.load and config.compute.runner != "shard_map":
         raise UserError(f"--compute.load {config.compute.load} needs --compute.runner shard_map: pmap loads no program")
     if config.compute.load:
@@ -171,6 +172,8 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
             f"the batches of task {config.task} depend on the model after every step, and compute.steps_per_dispatch "
             f"is {config.compute.steps_per_dispatch}; use 1"
         )
+    if task.needs_state and config.compute.shard:
+        raise UserError(f"the batches of task {config.task} depend on the model, which --shard divides; omit it")
     training = assemble(config, task, devices)
     if config.keep_best:
         _check_keep_best(config, task.evaluated, training.evaluations(), training.total_steps)
@@ -213,10 +216,13 @@ def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
 
 def _memory_of_whole_state(config: RunConfig) -> contextlib.AbstractContextManager:
     """Sets the default device for arrays of the whole state: the host if a device may not have the memory."""
-    return jax.default_device(host_device()) if config.compute.shard_optimizer else contextlib.nullcontext()
+    divided = config.compute.shard_optimizer or config.compute.shard
+    return jax.default_device(host_device()) if divided else contextlib.nullcontext()
 
 
 def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Placement:
+    if isinstance(devices, MeshDevices):
+        return StateByName(devices, objective.params)
     if not config.compute.shard_optimizer:
         return Placement(devices, Replicated(config.compute.reduction))
     for rule in (config.optim.optimizer, *(group.optimizer or "" for group in config.optim.groups)):

@@ -25,7 +25,8 @@ class Logging(Hook):
         """FLOPs of a step on one device; None if no peak is known, or for a model that changes during the run."""
         constant = training.task.variants(training.total_steps).after(0) is None
         if constant and peak_flops() is not None:
-            self._model_flops = model_flops(training.config, training.task, training.devices.count)
+            of_replica = model_flops(training.config, training.task, training.devices.count)
+            self._model_flops = None if of_replica is None else of_replica / training.devices.per_replica
 
     def after(self, session: Session, metrics: Any) -> None:
         self._window.append((session.step, metrics))
