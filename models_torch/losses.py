@@ -59,21 +59,22 @@ class ACTLossHead(nn.Module):
     """A model with adaptive computation time, with its loss and metrics.
 
     The loss is the *sum* over the batch of each sequence's mean token loss (over labels that are not ignored), plus
-    half of the halting loss, plus `cycle_penalty` times `cycle_change` if the model returns it. The trainer divides by
-    the global batch size, so the gradient does not depend on the sharding of the batch.
+    `halt_loss_weight` times the halting loss, plus `cycle_penalty` times `cycle_change` if the model returns it. The
+    trainer divides by the global batch size, so the gradient does not depend on the sharding of the batch.
 
     The model takes `(carry, batch)` and returns `(carry, outputs)`. The carry has `halted`, `steps` and
     `current_data["labels"]`. The outputs have `logits` and `q_halt_logits`; with bootstrapped halting also
     `q_continue_logits` and `target_q_continue`; with the penalty also `cycle_change` of shape (batch,).
     """
 
-    def __init__(self, model: nn.Module, loss_type: str, cycle_penalty: float = 0.0):
+    def __init__(self, model: nn.Module, loss_type: str, cycle_penalty: float = 0.0, halt_loss_weight: float = 0.5):
         super().__init__()
         if loss_type not in LOSSES:
             raise ValueError(f"unknown loss {loss_type!r}; use one of {', '.join(LOSSES)}")
         self.model: Any = model
         self.token_loss = LOSSES[loss_type]
         self.cycle_penalty = cycle_penalty
+        self.halt_loss_weight = halt_loss_weight
 
     def initial_carry(self, batch: dict[str, Tensor]) -> Any:
         """Returns the model's carry before the first ACT step, for batches with the shapes of `batch`."""
@@ -121,7 +122,7 @@ class ACTLossHead(nn.Module):
             halting_loss = halting_loss + q_continue_loss
             metrics["q_continue_loss"] = q_continue_loss.detach()
 
-        loss = lm_loss + 0.5 * halting_loss
+        loss = lm_loss + self.halt_loss_weight * halting_loss
         if "cycle_change" in outputs:
             cycle_loss = outputs["cycle_change"].sum()
             loss = loss + self.cycle_penalty * cycle_loss
