@@ -80,6 +80,10 @@ class ACTLossHead(nn.Module):
         """Returns the model's carry before the first ACT step, for batches with the shapes of `batch`."""
         return self.model.initial_carry(batch)
 
+    def sequence_loss(self, logits: Float[Tensor, "batch seq vocab"], carry: Any) -> Float[Tensor, "batch"]:
+        """Returns the sum of the token losses of each sequence, after the ACT step that ended with `carry`."""
+        return self.token_loss(logits, carry.current_data["labels"]).sum(dim=-1)
+
     def forward(
         self, carry: Any, batch: dict[str, Tensor], return_keys: Sequence[str] = ()
     ) -> tuple[Any, Float[Tensor, ""], dict[str, Tensor], dict[str, Tensor], Bool[Tensor, ""]]:
@@ -110,7 +114,7 @@ class ACTLossHead(nn.Module):
                 "steps": torch.where(finished, new_carry.steps, 0).sum(),
             }
 
-        lm_loss = (self.token_loss(logits, labels).sum(dim=-1) / divisor).sum()
+        lm_loss = (self.sequence_loss(logits, new_carry) / divisor).sum()
         halting_loss = q_halt_loss = F.binary_cross_entropy_with_logits(
             q_halt_logits, sequence_correct.to(q_halt_logits.dtype), reduction="sum"
         )
