@@ -79,9 +79,8 @@ def check_served(module: torch.nn.Module, config: ComputeConfig, operations: Col
     for submodule in module.modules():
         for kernel, left_out in getattr(submodule, "UNSERVED", {}).items():
             if kernel in asked:
-                raise UserError(
-                    f"--compute.{kernel} fused does not serve {left_out}; use --compute.{kernel} plain, or omit {left_out}"
-                )
+                option = f"--compute.{kernel}"
+                raise UserError(f"{option} fused does not serve {left_out}; use {option} plain, or omit {left_out}")
 
 
 def functions_of(operations: Collection[str]) -> dict[str, Callable]:

@@ -49,9 +49,13 @@ class LeverConfig(TRMConfig):
         if self.repair and self.looped_flow:
             raise ValueError("repair and looped_flow both feed an answer back; set one of them to 0")
         if self.race > 1 and self.H_cycles < 2:
-            raise ValueError(f"race {self.race} needs H-cycles without gradients; use H_cycles of at least 2, or race 1")
+            raise ValueError(
+                f"race {self.race} needs H-cycles without gradients; use H_cycles of at least 2, or race 1"
+            )
         if self.qk_norm and (not self.attends or self.attention_window):
-            raise ValueError("qk_norm needs attention over all cells; use mlp_t False and windows of 0, or qk_norm False")
+            raise ValueError(
+                "qk_norm needs attention over all cells; use mlp_t False and windows of 0, or qk_norm False"
+            )
         if self.position_tables and self.side**2 != self.seq_len:
             raise ValueError(f"position_tables needs a square grid, but {self.seq_len} is not a square; use False")
 

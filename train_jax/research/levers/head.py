@@ -1,7 +1,5 @@
 """The loss head of a TRM with levers: label smoothing and weights over ACT steps, in training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +24,7 @@ class LeverTRM(ACTLossHead):
         self.config = config
 
     @classmethod
-    def from_config(cls, values: Mapping[str, Any]) -> LeverTRM:
+    def from_config(cls, values: Mapping[str, Any]) -> "LeverTRM":
         """Returns the module with the values of a run and of `--arch.options`."""
         weights = tuple(values.get("act_step_weights", ()))  # JSON has lists
         return cls(LeverConfig(**{**values, "act_step_weights": weights}))

@@ -2,9 +2,8 @@
 
 # ruff: noqa: N815 (z_H is the field's name)
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +23,8 @@ from models_torch.layers import (
     truncated_normal_,
 )
 from models_torch.losses import LOSSES
-from models_torch.trm import TRMInner
+from models_torch.trm import TRMInner, TRMInnerCarry
 from train_jax.research.levers.config import LeverConfig
-
-Cells = Float[Tensor, "batch positions hidden"] | float
 
 
 @dataclass
@@ -44,11 +41,11 @@ class LeverCarry:
 class NormedAttention(Attention):
     """Attention over all positions with queries and keys of equal norm."""
 
-    UNSERVED = {"attention": "qk_norm"}
+    UNSERVED: ClassVar = {"attention": "qk_norm"}
     """Kernels of `--compute` that compute something else, and the field that asks for this class."""
 
     @classmethod
-    def around(cls, attention: Attention) -> NormedAttention:
+    def around(cls, attention: Attention) -> "NormedAttention":
         """Returns the same attention, with the same weights, and norms."""
         normed = cls(
             attention.qkv_proj.weight.shape[1], attention.head_dim, attention.num_heads, attention.num_key_value_heads
@@ -94,7 +91,8 @@ class LeverInner(TRMInner):
         super().__init__(config)
         init_std = 1 / self.embed_scale
         if config.qk_norm:
-            for block in self.L_level.layers:
+            blocks: Any = self.L_level.layers
+            for block in blocks:
                 block.self_attn = NormedAttention.around(block.self_attn)
         self.embed_answer = self.places = None
         if config.repair or config.looped_flow:
@@ -145,17 +143,17 @@ class LeverInner(TRMInner):
     def _inputs(self, carry: LeverCarry, data: dict[str, Tensor]) -> Latent:
         """Returns the input embeddings with those of the answer and of the positions of cells."""
         embeddings = self.embed(data["inputs"], data["puzzle_identifiers"])
-        added: Cells = 0.0
+        added = []
         if self.config.repair:
-            added = added + self._last_answer(carry)
+            added.append(self._last_answer(carry))
         if self.config.looped_flow:
-            added = added + self._flowing_answer(carry, data)
+            added.append(self._flowing_answer(carry, data))
         if self.places is not None:
-            added = added + self.places()
-        if isinstance(added, float):
-            return embeddings
-        padded = F.pad(added, (0, 0, self.config.puzzle_positions, 0))
-        return embeddings + self.embed_scale * padded
+            added.append(self.places())
+        for of_cells in added:
+            padded = F.pad(of_cells, (0, 0, self.config.puzzle_positions, 0))
+            embeddings = embeddings + self.embed_scale * padded
+        return embeddings
 
     def _last_answer(self, carry: LeverCarry) -> Float[Tensor, "batch seq hidden"]:
         """Returns the embedded last answer, damaged in training; zeros in the first ACT step."""
@@ -193,8 +191,9 @@ class LeverInner(TRMInner):
         inputs = self._inputs(carry, data)
         start = LeverCarry(self._noisy(carry.z_H, self.config.path_noise), carry.z_L, carry.answer, carry.steps)
         if self.config.race == 1:
-            latents, answer, previous = self.deep_recursion(start, inputs, cos_sin)
-            z_H, z_L = latents.z_H, latents.z_L
+            latents, answer, previous = self.deep_recursion(TRMInnerCarry(start.z_H, start.z_L), inputs, cos_sin)
+            z_H = latents.z_H
+            z_L = latents.z_L
         else:
             z_H, z_L, answer, previous = self._race(start, inputs, cos_sin, data["labels"])
         logits = self.token_logits(answer)
@@ -234,5 +233,3 @@ class LeverInner(TRMInner):
             return -self.halting_logits(z_H)[0]
         repeated = labels.repeat_interleave(self.config.race, dim=0)
         return LOSSES[self.config.loss_type](self.token_logits(z_H), repeated).sum(dim=-1)
-
-
