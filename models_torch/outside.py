@@ -172,19 +172,24 @@ def constructed(name: str, construct: Callable[[], nn.Module], values: Mapping[s
         ) from error
 
 
+def loss_head(model: nn.Module, config: ACTConfig) -> nn.Module:
+    """Returns the result of `build_model` with a loss head, without a check of its interface."""
+    if is_plain(type(model)):
+        model = OneStep(model)
+    return model if is_loss_head(type(model)) else ACTLossHead(model, config.loss_type)
+
+
 def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
     """Adds a loss head to the result of `build_model`, and runs it on a small batch, perhaps under autocast.
 
     Raises ValueError if the module does not have the interface above.
     """
     own = model
-    if is_plain(type(model)):
-        if config.halt_max_steps != 1:
-            raise ValueError(
-                f"halt_max_steps is {config.halt_max_steps}, but {name} has no initial_carry for further steps; use 1"
-            )
-        model = OneStep(model)
-    head = model if is_loss_head(type(model)) else ACTLossHead(model, config.loss_type)
+    if is_plain(type(model)) and config.halt_max_steps != 1:
+        raise ValueError(
+            f"halt_max_steps is {config.halt_max_steps}, but {name} has no initial_carry for further steps; use 1"
+        )
+    head = loss_head(model, config)
     with _ComputedDtypes() as computed:
         _try(name, head, config)
     if config.torch_dtype in (torch.bfloat16, torch.float16) and config.torch_dtype not in computed.dtypes:

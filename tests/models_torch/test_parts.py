@@ -136,6 +136,16 @@ def test_metrics_count_halted_sequences_that_have_labels():
     assert "cycle_loss" not in metrics, "it has no penalty"
 
 
+@pytest.mark.parametrize("weight", [0.5, 0.05, 0.0])
+def test_the_weight_of_the_halting_loss_is_a_field(weight):
+    head, config = make_head("trm", halt_loss_weight=weight, no_ACT_continue=False)
+    batch = registry.example_batch(config, config.batch_size, seed=0)
+    _, loss, metrics, *_ = head(head.initial_carry(batch), batch)
+    halting = metrics["q_halt_loss"] + metrics["q_continue_loss"]
+    assert halting > 0.1
+    torch.testing.assert_close(loss.detach(), metrics["lm_loss"] + weight * halting)
+
+
 @EVERY_VARIANT
 def test_the_penalty_is_on_the_change_over_the_last_h_cycle(name):
     """The previous answer is the answer with one H-cycle fewer, and has no gradient."""

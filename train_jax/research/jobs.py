@@ -227,17 +227,20 @@ def train_flops(config: RunConfig, sizes: Mapping[str, int], steps: int, example
     `sizes`: `seq_len` and `vocab_size` of the data. None for a model whose FLOPs are not known. Raises `ValueError` if
     the model cannot be built.
     """
-    if is_outside(config.model):
-        return None
     arch: Any = dataclasses.replace(config.arch, **sizes)
-    steps_of_arch = {arch: steps}
+    steps_of_arch = [(arch, steps)]  # not a dict, since the options of an own model have no hash
     task = config.task_config
     if isinstance(task, PuzzleConfig) and task.curriculum_epochs:
         ends = epochs_to_steps(examples_per_epoch, task.curriculum_epochs, config.global_batch_size)
         schedule = Curriculum(task.curriculum_start, (arch.H_cycles, arch.L_cycles), ends)
         depths = Counter(schedule.at(step) for step in range(steps))
-        steps_of_arch = {dataclasses.replace(arch, H_cycles=H, L_cycles=L): n for (H, L), n in depths.items()}
-    each = sum(train_flops_per_example(config.model, arch) * count for arch, count in steps_of_arch.items())
+        steps_of_arch = [(dataclasses.replace(arch, H_cycles=H, L_cycles=L), n) for (H, L), n in depths.items()]
+    try:
+        each = sum(train_flops_per_example(config.model, arch) * count for arch, count in steps_of_arch)
+    except ValueError:
+        if not is_outside(config.model):
+            raise
+        return None
     return each * config.global_batch_size
 
 

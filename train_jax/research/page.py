@@ -20,8 +20,8 @@ from train_jax.research.records import Study
 from train_jax.research.table import GROUPS
 from train_jax.storage.files import write_text
 
-HEADINGS = ("experiment", "seeds", "final", "95 % interval", "steps", "time", "parameters", "PFLOP", "GB of memory",
-            "ACT steps")  # fmt: skip
+HEADINGS = ("experiment", "seeds", "final", "95 % interval", "steps", "time", "parameters", "PFLOP",
+            "GFLOP to evaluate", "GB of memory", "ACT steps")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +87,7 @@ def _row(point: Point) -> tuple[str, ...]:
     final = point.final
     seconds = point.mean(lambda run: run.train_seconds)
     flops = point.mean(lambda run: run.train_flops)
+    evaluation = point.mean(lambda run: run.evaluation_flops)
     memory = point.mean(lambda run: run.hbm_peak_bytes)
     act_steps = point.mean(lambda run: run.act_steps)
     return (
@@ -98,6 +99,7 @@ def _row(point: Point) -> tuple[str, ...]:
         "-" if seconds is None else spelled(seconds),
         "-" if first.parameters is None else f"{first.parameters:,}",
         "-" if flops is None else number(float(f"{flops / 1e15:.3g}")),
+        "-" if evaluation is None else number(float(f"{evaluation / 1e9:.3g}")),
         "-" if memory is None else f"{memory / 1e9:.3g}",
         "-" if act_steps is None else f"{act_steps:.2f}",
     )

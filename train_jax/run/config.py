@@ -32,7 +32,7 @@ BatchSize = Annotated[int, Range(1, 2**24)]
 
 ACT_FIELDS = (
     "batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers", "forward_dtype", "loss_type", "halt_max_steps",
-    "halt_exploration_prob", "no_ACT_continue", "cycle_penalty",
+    "halt_exploration_prob", "no_ACT_continue", "halt_loss_weight", "cycle_penalty",
 )  # fmt: skip
 SCHEDULE_FIELDS = (
     "lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "lr_min_ratio", "momentum_start",

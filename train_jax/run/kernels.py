@@ -70,6 +70,19 @@ def kernels(config: ComputeConfig, platform: str) -> dict[str, Any]:
     return {"lowerings": lowerings, "functions": functions_of(lowerings)}
 
 
+def check_served(module: torch.nn.Module, config: ComputeConfig, operations: Collection[str]) -> None:
+    """Raises `UserError` for a submodule that the kernels of the run do not serve, by its attribute `UNSERVED`: names
+    of kernels of `--compute` and what they leave out."""
+    asked = {name for name in ("attention", "mlp") if getattr(config, name) == "fused"}
+    if {ATTENTION, _MIX_BY_ATTENTION.name()} & set(operations):
+        asked.add("attention")
+    for submodule in module.modules():
+        for kernel, left_out in getattr(submodule, "UNSERVED", {}).items():
+            if kernel in asked:
+                option = f"--compute.{kernel}"
+                raise UserError(f"{option} fused does not serve {left_out}; use {option} plain, or omit {left_out}")
+
+
 def functions_of(operations: Collection[str]) -> dict[str, Callable]:
     """Returns what `bridge.export` replaces so that these operations are one each in the program."""
     return {f"models_torch.blocks:{name}": call for name, (of, call) in _AS_ONE.items() if of in operations}

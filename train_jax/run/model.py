@@ -67,9 +67,10 @@ def build_objective(
     module = build_module(config, task, local_batch_size, variant=variant)
     options: dict[str, Any] = {"recompute": recompute, "name_scopes": True}
     if "fused" in (config.compute.attention, config.compute.mlp) or config.compute.choices:
-        from train_jax.run.kernels import kernels  # without kernels, it is not needed
+        from train_jax.run.kernels import check_served, kernels  # without kernels, they are not needed
 
         options |= kernels(config.compute, platform)
+        check_served(module, config.compute, options["lowerings"])
     try:
         fn = bridge.export(module, **options)
     except (bridge.BridgeError, re.error) as error:
