@@ -31,6 +31,8 @@ class Options:
     name_scopes: bool = False
     static: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Buffers that are constants, by their names, with the values that they had."""
+    known_inputs: str = ""
+    """A regular expression over names of inputs that are known while tracing."""
     assumed: dict[str, None] = dataclasses.field(default_factory=dict)
     """Descriptions of the checks that calls have not made; `verify` reports them."""
     branches: dict[Any, str] = dataclasses.field(default_factory=dict)

@@ -27,7 +27,7 @@ from bridge.errors import BridgeError, is_framework
 from bridge.symbolic.bytecode import check_under_way, code_that_asks, places_inside_handlers
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import convert
-from bridge.symbolic.numbers import NUMBERS, number_behind, of_class
+from bridge.symbolic.numbers import NUMBERS, as_operand, number_behind, numbers_in, of_class
 from bridge.symbolic.ranges import known_number
 from bridge.symbolic.rows import SHAPE_REMEDY
 from bridge.tensor.arrays import jax_dtype, tensor_of
@@ -55,7 +55,6 @@ _UNIQUE_REMEDY = (
 )
 _LIBRARY_REMEDY = 'replace the function of the library, `bridge.export(module, functions={{"{}": replacement}})`'
 _REMEDIES = {
-    "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
     "torch.distributions.von_mises": DRAW_REMEDY,
     "torch.distributions": "write the formula in operations of PyTorch",
 }
@@ -115,8 +114,10 @@ def asked_inside(remedy: str) -> tuple[str, str]:
 
 def asks_values(context: CallState, func: Any, args: tuple, kwargs: dict) -> BridgeError:
     """Returns the error for an operation that needs values of its arguments."""
-    if not NUMBERS.isdisjoint(map(type, (*args, *kwargs.values()))):
-        return context.error(f"`{func.name()}` needs the value of a traced number", _NUMBER_REMEDY)
+    numbers = numbers_in((*args, *kwargs.values()))
+    if numbers:
+        remedy = as_constant(as_operand(numbers[0]).value, _NUMBER_REMEDY)
+        return context.error(f"`{func.name()}` needs the value of a traced number", remedy)
     if shapes_by_data(func):
         what = "makes a shape that depends on data"
     else:

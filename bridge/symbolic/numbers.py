@@ -24,6 +24,7 @@ import torch
 from bridge._compat.jax import weakly_typed
 from bridge._compat.torch import NO_TORCH_FUNCTION, in_transform
 from bridge.context import CallState, current, refusal
+from bridge.symbolic.constants import as_constant
 from bridge.symbolic.ranges import distance, range_of
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor, empty_meta, stop_gradient, wrap
@@ -178,6 +179,17 @@ def _to_int(function: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
     return functools.partial(computed, lambda x: function(_whole(x.reshape(()))).to(torch.int64))
 
 
+def numbers_in(values: Any) -> list[Any]:
+    """Returns the numbers among the arguments of an operation, also in lists."""
+    found = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += numbers_in(value)
+        elif type(value) in NUMBERS:
+            found.append(value)
+    return found
+
+
 def refuse_numbers(values: list | tuple) -> None:
     """Raises `BridgeError` for a number in a list, which is a shape or names dimensions."""
     for value in values:
@@ -231,7 +243,9 @@ def _range(*ends: Any) -> list[Any]:
     length = distance(as_operand(ends[1]), start) if len(ends) == 2 else None
     if length is None:
         what = "`range` of a traced number, a loop whose turns are not known"
-        raise refusal(what, "a fixed number of turns, `for i in range(most)`, each with `if i < n:` around it")
+        remedy = "a fixed number of turns, `for i in range(most)`, each with `if i < n:` around it"
+        traced = next(each for each in map(as_operand, ends) if isinstance(each, BridgeTensor))
+        raise refusal(what, as_constant(traced.value, remedy))
     return [computed(lambda first, i=i: first + i, start) for i in range(length)]
 
 

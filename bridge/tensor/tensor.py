@@ -601,7 +601,6 @@ class BridgeTensor(torch.Tensor):
         return {name: value for name, value in vars(self).items() if name not in INTERNAL}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.reshape(-1)[:1].tolist()  # is an `.item()`, with its error
         raise refusal("a tensor of the call is pickled", "return it, and pickle the result")
 
     def jax(self) -> jax.Array:

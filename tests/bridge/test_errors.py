@@ -69,7 +69,7 @@ def counted(x):
 
 SAID = {
     "branch": (branch, "value of a traced tensor", "`return sum(v for v in x if v > 0)`", "torch.where"),
-    "loop bound": (lambda x: x * int(x[0]), "value of a traced tensor", ".item()"),
+    "loop bound": (lambda x: [x * 2] * int(x[0]), "value of a traced tensor", "static under jit"),
     "branch of PyTorch's": (
         lambda x: x * nn.init.trunc_normal_(torch.empty(3)),
         "a `while` loop ends by a traced value, inside `torch.nn.init.trunc_normal_`",
@@ -182,7 +182,7 @@ def test_a_tensor_that_escapes_says_so():
 def test_an_error_that_the_module_catches_is_raised_all_the_same(kind):
     def guarded(x):
         try:
-            scale = 2.0 if float(x.mean()) > 0 else 3.0
+            scale = torch.ones(int(x.mean())).sum() * 2
         except kind:
             scale = 5.0
         return x * scale

@@ -1,5 +1,6 @@
 """`export(static=…)`: buffers that are constants; checks of values, which are not made."""
 
+import copy
 import json
 import re
 from typing import Any
@@ -16,6 +17,7 @@ from eager import Call, Calls, raises, randn, verified
 from torch import nn
 
 import bridge
+from bridge.tensor import pytrees
 
 X = randn(4, 3)
 
@@ -113,7 +115,7 @@ class OfBatch(Calls):
             batch = {"x": batch.x}
         more = batch if more is None else more
         batch["y"] = batch["x"] @ self.w  # a module may write into a dict
-        return batch["y"] * (int(more["edges"].max()) + more["ids"][0].tolist()[-1])
+        return batch["y"] * (len([0] * int(more["edges"].max())) + len([0] * more["ids"][0].tolist()[-1]))
 
 
 EDGES = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]])
@@ -126,18 +128,50 @@ PLACES = {
 
 
 @pytest.mark.parametrize("names", PLACES)
-def test_the_remedy_names_the_inputs_that_python_reads(names):
+def test_the_remedy_is_the_expression_that_verify_export_and_the_function_take(names):
+    """Each next one has the inputs of those before."""
     module, (args, kwargs) = OfBatch(None), PLACES[names]
-    known = []
+    known = ""
     for name in names.split():
         with pytest.raises(bridge.BridgeError) as caught:
-            bridge.verify(module, *args, **kwargs, known_inputs="|".join(known))
-        known += re.findall(r'`bridge\.verify\(…, known_inputs="(.*?)"\)`', str(caught.value))
+            bridge.verify(module, *args, **kwargs, known_inputs=known)
         assert f"the input {name}, if it stays the same" in str(caught.value)
-    assert known == names.split() and bridge.verify(module, *args, **kwargs, known_inputs="|".join(known)).ok
+        (known,) = re.findall(r'`known_inputs=r"(.*?)"` of `bridge.export` and `bridge.verify`', str(caught.value))
+    assert known == names.replace(" ", "|").replace(".", r"\.")
+    assert bridge.verify(module, *args, **kwargs, known_inputs=known).ok
+    fn = bridge.export(module, known_inputs=known)
+    given, others = as_arrays(copy.deepcopy(args)), as_arrays(kwargs)
+    ours = jax.jit(lambda p: fn(p, {}, *given, **others)[0])(fn.params)
+    np.testing.assert_allclose(ours, module(*copy.deepcopy(args), **kwargs).detach(), rtol=1e-6)
+    with pytest.raises(bridge.BridgeError, match=r"the input .* is traced, and known_inputs .* names it"):
+        jax.jit(lambda p, given, others: fn(p, {}, *given, **others))(fn.params, given, others)
     said = rf"known_inputs .edges. matches no input; inputs here are .*{names.split()[0]}, "
     with pytest.raises(bridge.BridgeError, match=said):
         bridge.verify(module, *args, **kwargs, known_inputs="edges")
+
+
+def as_arrays(tree):
+    return pytrees.convert(tree, lambda v: jnp.asarray(v.numpy()) if torch.is_tensor(v) else v, objects=True)
+
+
+KNOWN = {
+    "a shape": lambda x, n: torch.zeros(int(n.max()), 3) + x[0],
+    "a loop": lambda x, n: sum(x * i for i in range(n[0].item() + 2)),
+    "a list": lambda x, n: x * [1, 2, 3][n.tolist()[0]],
+    "repeated": lambda x, n: x.repeat(int(n.max()), 1),
+    "a place": lambda x, n: x[n[0].item() : n[0].item() + 2],
+    "rows": lambda x, n: x[n > 0].cumsum(0),
+    "an operation": lambda x, n: torch.addcmul(x, x, x, value=n.max().item()),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_refusal_about_an_input_has_the_remedy(name):
+    module, lengths = Call(KNOWN[name]), torch.tensor([1, 2, 2, 0])
+    with pytest.raises(bridge.BridgeError) as caught:
+        bridge.verify(module, X, lengths)
+    (known,) = re.findall(r'`known_inputs=r"(.*?)"`', str(caught.value))
+    assert bridge.verify(module, X, lengths, known_inputs=known).ok
 
 
 def test_known_inputs_stay_known_where_effects_are_judged():
@@ -202,7 +236,7 @@ class Checks(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("check", [compared, all_of, raising])
+@pytest.mark.parametrize("check", [compared, all_of, raising, used_otherwise])
 def test_a_check_is_not_made_and_that_is_said(check):
     with pytest.warns(
         bridge.BridgeWarning, match=r"a check of traced values is not made in inner \(Call\), at .*:\d+: "
@@ -214,8 +248,8 @@ def test_a_check_is_not_made_and_that_is_said(check):
 
 NO_CHECKS = {
     "a branch": lambda x: x if x.max() < 99 else -x,
-    "a value that is used": used_otherwise,
-    "a value that a function gets": lambda x: x * max(x.max().item(), 1.0),
+    "a value that is a size": lambda x: torch.zeros(int(x.max())),
+    "a value that a function gets": lambda x: x * sorted([x.max().item(), 1.0])[0],
 }
 
 
