@@ -28,21 +28,24 @@ FUNCTIONS: dict[Any, Any] = {}
 """Python-level functions handled before PyTorch decomposes them -> the op whose lowering serves them."""
 
 
-def _entering(table: dict[Any, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
-    def of(*ops: Any) -> Callable[[Callable], Callable]:
-        def register(function: Callable) -> Callable:
-            table.update(dict.fromkeys(ops, function))
-            return function
+def lowers(*ops: Any) -> Callable[[Callable], Callable]:
+    """Enters the decorated function, of arrays, as the lowering of these ATen ops."""
 
-        return register
+    def enter(function: Callable) -> Callable:
+        LOWERINGS.update(dict.fromkeys(ops, function))
+        return function
 
-    return of
+    return enter
 
 
-lowers = _entering(LOWERINGS)
-"""`@lowers(*ops)` enters the decorated function as the lowering of these ops."""
-decomposes = _entering(DECOMPOSITIONS)
-"""`@decomposes(*ops)` enters the decorated function, written in torch operations, as the decomposition of these."""
+def decomposes(*ops: Any) -> Callable[[Callable], Callable]:
+    """Enters the decorated function, written in operations of PyTorch, as the decomposition of these ATen ops."""
+
+    def enter(function: Callable) -> Callable:
+        DECOMPOSITIONS.update(dict.fromkeys(ops, function))
+        return function
+
+    return enter
 
 
 def widened(x: jax.Array) -> jax.Array:

@@ -183,6 +183,14 @@ class _QueueStep:
             puzzles=puzzles,
         )
 
+    def _decided(self, logits: jax.Array, steps: jax.Array, is_example: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Decides halting in evaluation; `models_torch.act.ACT` does in training.
+
+        Returns whether the answer of each row is sure, and whether its puzzle, or its trajectory, ends here.
+        """
+        is_sure = logits > self.threshold_logit
+        return is_sure, is_example & (is_sure | (steps >= self.max_steps))
+
     def _advanced(self, loop: _Loop, carry: Any, outputs: dict[str, jax.Array], numbers: jax.Array) -> _Loop:
         """Returns the loop state after an ACT step: puzzles that end have an answer or wait, and rows take others."""
         options = self.options
@@ -193,8 +201,7 @@ class _QueueStep:
         better = (loop.steps == 0) | (logits > loop.logits) | (not self.has_trajectories)
         answer = {name: jnp.where(beside(better, new), new, loop.answer[name]) for name, new in outputs.items()}
         highest = jnp.where(better, logits, loop.logits)
-        is_sure = logits > self.threshold_logit
-        ends = (loop.example < length) & (is_sure | (steps >= self.max_steps))
+        is_sure, ends = self._decided(logits, steps, is_example=loop.example < length)
         puzzles, agrees = _with_answers(loop, ends, steps, answer, highest, agree=options.agree)
         is_last = loop.trajectory + 1 >= options.trajectories
         waits = ends & ~(agrees if options.agree else is_sure) & ~is_last

@@ -12,7 +12,7 @@ import torch
 import bridge
 from models_torch import registry
 from train_jax.core.objective import Objective, sparse_tables
-from train_jax.core.optim.chain import Norm, Optimizer, dense_optimizer, learning_rates, trainable
+from train_jax.core.optim.chain import Norm, Optimizer, dense_optimizer, logged_learning_rates, trainable
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.task import Task
@@ -53,7 +53,7 @@ def build_optimizer(
         return own
     trained = trainable(objective.params, config.optim)
     dense = dense_optimizer(config.optim, total_steps, norm)
-    return Optimizer(dense, learning_rates(trained, config.optim, total_steps))
+    return Optimizer(dense, logged_learning_rates(trained, config.optim, total_steps))
 
 
 def build_objective(

@@ -22,7 +22,7 @@ import bridge
 from bridge.parity.sides import in_float64, watching, wide_casts
 from bridge.tensor.arrays import array_of
 from train_jax.core.objective import Objective
-from train_jax.core.optim.chain import learning_rates, trainable
+from train_jax.core.optim.chain import logged_learning_rates, trainable
 from train_jax.core.state import new_state
 from train_jax.core.step import StepOptions, step_of
 from train_jax.errors import UserError
@@ -308,7 +308,7 @@ def _adamw(config: RunConfig, module: torch.nn.Module, total_steps: int) -> tupl
     betas = optim.beta1, optim.beta2
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, 1.0, betas, optim.eps, optim.weight_decay)
-    return optimizer, learning_rates({"": None}, optim, total_steps)[""]
+    return optimizer, logged_learning_rates({"": None}, optim, total_steps)[""]
 
 
 class _JaxLoop:
