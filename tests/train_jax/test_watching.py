@@ -231,7 +231,7 @@ def logged(task=None, step=ONE, **fields):
     task = SimpleNamespace(**attributes | {"unit": Task.unit} | (task or {}))
     now = [0.0]
     console = MagicMock()
-    devices = SimpleNamespace(to_host=lambda metrics: metrics, count=1)
+    devices = SimpleNamespace(to_host=lambda metrics: metrics, count=1, per_replica=1)
     rates = logged_learning_rates(dict.fromkeys(name for names in GROUPS.values() for name in names), config.optim, 1)
     training = SimpleNamespace(
         config=config,
