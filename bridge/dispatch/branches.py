@@ -31,7 +31,7 @@ from bridge.dispatch.values import asked_inside, fails
 from bridge.errors import BridgeError
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import FUNCTIONS
-from bridge.symbolic.numbers import IN_PLACE_OF, NUMBERS, as_operand, greatest, least, number_of
+from bridge.symbolic.numbers import IN_PLACE_OF, NUMBERS, as_operand, extreme, number_of
 from bridge.symbolic.ranges import known_number
 from bridge.symbolic.rows import Rows
 from bridge.tensor.arrays import jax_dtype
@@ -92,10 +92,12 @@ def negated(value: Any) -> Any:
 
 def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Returns `function(*args, **kwargs)`; a traced number for one of traced values, of which Python would ask them."""
-    if kwargs or current() is None:
+    if kwargs:
         return function(*args, **kwargs)
     if function is max or function is min:
         return _extreme(function, args)
+    if current() is None:
+        return function(*args)
     if function is len and type(args[0]) is Rows:
         return args[0].shape[0]
     instead, most = IN_PLACE_OF.get(id(function), (None, 0))
@@ -124,10 +126,9 @@ def _extreme(function: Callable[..., Any], args: tuple) -> Any:
     items = args
     if len(args) == 1 and isinstance(args[0], (list, tuple)):
         items = args[0]
-    if not any(map(_is_traced, items)):
-        return function(*args)
-    if all(isinstance(item, int) for item in items):
-        return functools.reduce(greatest if function is max else least, items)
+    if not any(isinstance(item, torch.Tensor) and item.numel() == 1 for item in items):
+        has_number = not NUMBERS.isdisjoint(map(type, items))
+        return extreme(function, items) if has_number else function(*args)
     found, *rest = items
     for item in rest:
         better = item > found if function is max else item < found

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -151,6 +151,11 @@ def same_number(number: Any) -> Any:
     return kind(number.node)
 
 
+def over(number: Any, tensor: BridgeTensor) -> Any:
+    """Returns a number of the same class over another tensor."""
+    return type(number)(_Node(tensor))
+
+
 def as_tensor(number: Any) -> torch.Tensor:
     """Returns the tensor that `torch.tensor(number)` gives."""
     tensor = number.node.tensor
@@ -225,6 +230,19 @@ def _in_floats(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         return function(*(torch.as_tensor(each).to(_float_dtype(torch.as_tensor(each))) for each in operands))
 
     return functools.partial(computed, run)
+
+
+def extreme(function: Callable[..., Any], items: Iterable[Any]) -> Any:
+    """Returns what `max` or `min` gives, which is the first of the largest or least numbers."""
+    better = operator.gt if function is max else operator.lt
+
+    def chosen(a: Any, b: Any) -> torch.Tensor:
+        return torch.where(torch.as_tensor(better(b, a)), b, a)
+
+    whole = greatest if function is max else least
+    items = list(items)
+    choose = whole if all(isinstance(item, int) for item in items) else functools.partial(computed, chosen)
+    return functools.reduce(choose, items)
 
 
 def greatest(a: Any, b: Any) -> Any:

@@ -210,11 +210,6 @@ def compare_numbers(function, x):
         np.testing.assert_allclose(ours, np.asarray(theirs), rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_it_composes(transform):
-    composes(transform, Weighted(of_two_sides), torch.stack([X, -X, X + 1, X - 4]))
-
-
 def test_second_derivatives():
     module = Weighted(clipped)
     fn = bridge.export(module)
@@ -326,6 +321,12 @@ def recomputed(x):
 @pytest.mark.parametrize("function", [of_the_engine, in_a_loss, around_a_transform, of_a_function, recomputed])
 def test_inside_of_pytorchs_own_gradients(function):
     verified(Weighted(function), X)
+
+
+@pytest.mark.parametrize("function", [of_two_sides, accumulated, clipped, of_a_function, recomputed, of_the_engine])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_it_composes(transform, function):
+    composes(transform, Weighted(function), torch.stack([X, -X, X + 1, X - 2]) / 2)
 
 
 def test_under_autocast():
