@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from bridge._compat.flex import FLEX_ATTENTION
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import (
     below_modes,
@@ -24,6 +25,7 @@ from bridge._compat.torch import (
 from bridge.autograd import engine
 from bridge.context import CURRENT, CallState
 from bridge.dispatch.assignments import TracedArray, is_assigning, replace_assignments
+from bridge.dispatch.flex import flex_attention
 from bridge.dispatch.schemas import with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
@@ -146,6 +148,10 @@ class Functions(TorchFunctionMode):
         args, kwargs = tree_map_only(torch.Tensor, lambda t: _under_autocast(t, dtype), (args, kwargs))
         with torch.autocast("cpu", enabled=False):
             return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+
+    def _flex_attention(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        with self:
+            return flex_attention(*args, **kwargs)
 
     def _hook(self, func: Any, args: tuple, kwargs: dict) -> Any:
         raise self._dispatch.error(f"`{func.__name__}` needs the gradients of PyTorch's engine", _HOOK_REMEDY)
@@ -376,6 +382,7 @@ _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
 _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_OF_OUR_TENSORS, Functions._of_our_tensor),
     F.dropout: Functions._dropout,
+    FLEX_ATTENTION: Functions._flex_attention,
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(engine.ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(_CONSTRUCTORS, Functions._construct),
