@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from bridge._compat.flex import FLEX_ATTENTION
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import (
     below_modes,
@@ -25,6 +26,7 @@ from bridge._compat.torch import (
 from bridge.autograd import engine
 from bridge.context import CURRENT, CallState
 from bridge.dispatch.assignments import TracedArray, is_assigning, replace_assignments
+from bridge.dispatch.flex import flex_attention
 from bridge.dispatch.schemas import with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
@@ -171,6 +173,10 @@ class Functions(TorchFunctionMode):
         args, kwargs = tree_map_only(torch.Tensor, lambda t: _under_autocast(t, dtype), (args, kwargs))
         with torch.autocast("cpu", enabled=False):
             return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
+
+    def _flex_attention(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        with self:
+            return flex_attention(*args, **kwargs)
 
     def _hook(self, func: Any, args: tuple, kwargs: dict) -> Any:
         raise self._dispatch.error(f"`{func.__name__}` needs the gradients of PyTorch's engine", _HOOK_REMEDY)
@@ -422,6 +428,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     F.dropout: Functions._dropout,
     F.batch_norm: Functions._batch_norm,
     F.pad: Functions._pad,
+    FLEX_ATTENTION: Functions._flex_attention,
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(engine.ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(_CONSTRUCTORS, Functions._construct),

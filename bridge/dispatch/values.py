@@ -138,7 +138,6 @@ def of_functions(func: Any) -> tuple[str, str]:
 _LOOP_REMEDY = "write a Python loop with a fixed number of steps, and torch.where for one that ends early"
 _OF_FUNCTIONS = {
     "cond": "compute both branches and choose with torch.where, or branch on a Python number",
-    "flex_attention": "use F.scaled_dot_product_attention, with a mask or an additive bias for what the functions do",
     **dict.fromkeys(("while_loop", "scan", "associative_scan", "map_impl"), _LOOP_REMEDY),
 }
 

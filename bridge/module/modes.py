@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import torch
 
+from bridge._compat.flex import as_operations
 from bridge._compat.torch import (
     NO_MEMORY,
     UNVALIDATED_DISTRIBUTIONS,
@@ -122,6 +123,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
             _REPLACED,
             DEFAULT_GENERATOR,
             replaced(dispatch.options.functions),
+            as_operations(),
         ):
             if compiler_is_loaded():
                 _turn_compiler_off()

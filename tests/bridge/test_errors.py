@@ -12,7 +12,6 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from eager import Call, compare, in_jax, raises, randn, same
 from torch import linalg, nn
-from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 import bridge
@@ -85,11 +84,6 @@ SAID = {
     ),
     "custom_op": (lambda x: sine(x), "`tests_bridge::sine` has no translation", "call the Python function"),
     "cond": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "`cond` takes functions", "torch.where"),
-    "flex_attention": (
-        lambda x: flex_attention(*[x.reshape(1, 1, 2, 2)] * 3),
-        "`flex_attention` takes functions",
-        "F.scaled_dot_product_attention, with a mask",
-    ),
     "FlopCounterMode": (counted, "`FlopCounterMode` is a TorchDispatchMode", "enter it around the module"),
 }
 """Parts of each message, the remedy last."""

@@ -308,7 +308,7 @@ class Adversarial(nn.Module):
         for _ in range(2):
             direction = direction.detach().requires_grad_()
             self.distance(x + 0.1 * direction, prediction).backward()
-            direction = F.normalize(direction.grad, dim=-1)
+            direction = F.normalize(direction.grad, dim=-1)  # pyright: ignore[reportArgumentType]
             self.net.zero_grad(**self.settings)
         return self.distance(x + direction, prediction)
 
@@ -328,7 +328,7 @@ class OfOwnGradient(Adversarial):
     def forward(self, x):
         self.net(x).square().sum().backward()
         self.net(x).sin().sum().backward()
-        gradient = self.net.weight.grad * 1
+        gradient = self.net.weight.grad * 1  # pyright: ignore[reportOptionalOperand]
         self.zero_grad()
         return (self.net(x) @ gradient).sum()
 
