@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -648,6 +649,13 @@ np.save("served.npy", program({"input": x})["batch"])
     plain.load_state_dict(weights_of("runs/mine"))
     x = torch.arange(16).reshape(8, 2) / 9
     np.testing.assert_allclose(np.load("served.npy"), plain.eval()(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_program_that_jax_cannot_read_names_the_release_that_wrote_it(tmp_path):
+    layout = json.dumps({"sizes": [1], "inputs": {}, "dtypes": {}, "jax": "99.1"}).encode()
+    np.savez(tmp_path / "model.npz", layout=np.frombuffer(layout, np.uint8), **{"program.1": np.full(64, 7, np.uint8)})
+    with pytest.raises(ValueError, match=f"written with JAX 99.1, and JAX {jax.__version__} cannot read it"):
+        Program(tmp_path / "model.npz")
 
 
 PRETRAINED = (
