@@ -1,12 +1,15 @@
 """Training scripts: plain PyTorch files that `trm train` trains, and what is checked of them."""
 
+import base64
 import dataclasses
+import io
 import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -149,18 +152,6 @@ def test_the_model_is_made_once(script):
     path = script(COUNTED)
     assert main(["train", path, "--steps=2", "--wandb=disabled"]) == 0
     assert len(sys.modules["mine"].calls) == 1
-
-
-def test_a_model_that_is_one_object_does_not_begin_with_the_weights_of_the_check(script):
-    fresh = SCRIPT.replace("def model():", "def made():", 1)
-    one = fresh.replace(
-        "def points", "ONE = []\n\n\ndef model():\n    ONE[:] = ONE or [made()]\n    return ONE[0]\n\n\ndef points", 1
-    )
-    runs = {"fresh": script(SCRIPT, "fresh"), "one": script(one, "one")}
-    for name, path in runs.items():
-        assert main(["train", path, "--steps=1", "--wandb=disabled"]) == 0, name
-    fresh, one = (json.loads(Path(f"runs/{name}/FINISHED").read_text())["loss"] for name in runs)
-    assert fresh == one
 
 
 def weights_of(run):
@@ -720,7 +711,7 @@ def test_fit_trains_as_the_script_does_and_shows_its_progress_in_a_notebook(scri
     monkeypatch.setattr("train_jax.script.fit.notebook", lambda: shown.append)
     torch.manual_seed(0)  # of the run of the script
     functions = {"optimizer": mine.optimizer, "schedule": mine.schedule, "test_data": mine.test_data()}
-    options = {"steps": 4, "log_every_steps": 2, "run_dir": "runs/fit", "verify": False}
+    options: dict[str, Any] = {"steps": 4, "log_every_steps": 2, "run_dir": "runs/fit", "verify": False}
     fitted = train_jax.fit(mine.model(), mine.train_data(), mine.loss, **functions, **options)
     assert (
         fitted.metrics["train_steps"] == 4
@@ -732,3 +723,63 @@ def test_fit_trains_as_the_script_does_and_shows_its_progress_in_a_notebook(scri
     with pytest.raises(UserError, match=r"optim\.lr is 0\.3, but the optimizer is that of the script"):
         lr = OptimConfig(lr=0.3)
         train_jax.fit(mine.model(), mine.train_data(), mine.loss, **functions, **options | {"run_dir": "a"}, optim=lr)
+
+
+PREVIEW = """
+
+def preview(outputs, batch):
+    x, y = batch
+    seen.append((outputs, len(x)))
+    return {
+        "logits": outputs.sigmoid(),
+        "colours": [torch.ones(3, 4, 3) * torch.tensor([1.0, 0.5, -1.0]), np.full((2, 2), 300)],
+        "text": f"<{len(x)} points & {y.tolist()}>",
+    }
+"""
+PREVIEWED = SCRIPT.replace("import torch\n", "import numpy as np\nimport torch\n", 1) + "\n\nseen = []\n" + PREVIEW
+
+
+def pixels_of(png):
+    image = pytest.importorskip("PIL.Image")
+    return np.asarray(image.open(io.BytesIO(base64.b64decode(png))))
+
+
+def test_a_preview_is_in_the_report(script):
+    path = script(PREVIEWED)
+    assert main(["train", path, "--steps=4", "--eval-every-steps=2", "--optim.ema-decay=0.9", *OPTIONS]) == 0
+    outputs, count = sys.modules["mine"].seen[-1]
+    assert count == 8 and len(sys.modules["mine"].seen) == 3  # at the start, after 2 steps and at the end
+    plain = sys.modules["mine"].model()
+    plain.load_state_dict(weights_of("runs/mine"))
+    torch.testing.assert_close(outputs, plain.eval()(sys.modules["mine"].test_data()[0][:8]))
+    logits, first, second, text = json.loads(Path("runs/mine/evaluation/previews.json").read_text())["items"]
+    assert [logits["name"], first["name"], second["name"]] == ["logits", "colours 1", "colours 2"]
+    np.testing.assert_array_equal(pixels_of(logits["png"]), (outputs.sigmoid() * 255).round().numpy())
+    np.testing.assert_array_equal(pixels_of(first["png"]), np.broadcast_to([255, 128, 0], (3, 4, 3)))
+    np.testing.assert_array_equal(pixels_of(second["png"]), np.full((2, 2), 255))
+    assert main(["report", "runs/mine"]) == 0
+    page = Path("runs/mine/report/index.html").read_text()
+    assert page.count("data:image/png;base64,") == 3 and logits["png"] in page
+    assert "&lt;8 points &amp; [" in page and text["text"].startswith("<8 points & [")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("torch.ones(3)", r"mine.py:\d+: preview\(\) returns an array of shape \(3,\), expected H x W or H x W x 3"),
+        ("{'a': 3}", r"mine.py:\d+: preview\(\) returns int, expected arrays"),
+        ("outputs.missing", r"mine.py:\d+: preview\(\) raised AttributeError"),
+    ],
+)
+def test_a_mistake_in_a_preview_is_one_line_before_work(script, made, message, capsys):
+    path = script(f"{SCRIPT}\n\ndef preview(outputs, batch):\n    return {made}\n")
+    assert main(["train", path, "--steps=2", *OPTIONS]) == 2
+    err = capsys.readouterr().err
+    assert re.search(message, err) and err.count("\n") == 1 and not Path("runs").exists()
+
+
+def test_a_mistake_in_a_preview_ends_no_run(script):
+    later = "\n\ndef preview(outputs, batch):\n    seen.append(1)\n    return 'text' if len(seen) < 2 else 3\n"
+    assert main(["train", script(f"{SCRIPT}\n\nseen = []\n{later}"), "--steps=2", *OPTIONS]) == 0
+    (item,) = json.loads(Path("runs/mine/evaluation/previews.json").read_text())["items"]
+    assert item["name"] == "error" and "preview() returns int" in item["text"]

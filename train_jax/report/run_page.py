@@ -40,9 +40,13 @@ class Curve:
 
 def page(files: RunFiles) -> str:
     """Renders the report of a run of a user's task: curves of all metrics that were evaluated."""
+    return render_run("run_report.html.j2", files, curves_of_evaluations(files))
+
+
+def curves_of_evaluations(files: RunFiles) -> list[Curve]:
+    """Returns curves of all metrics that were evaluated."""
     names = dict.fromkeys(n.removeprefix("eval/") for r in files.records for n in r if n.startswith("eval/"))
-    curves = [Curve(name.replace("_", " "), name) for name in names if name != "count"]
-    return render_run("run_report.html.j2", files, curves)
+    return [Curve(name.replace("_", " "), name) for name in names if name != "count"]
 
 
 def render_run(template: str, files: RunFiles, curves: Sequence[Curve], **values: Any) -> str:

@@ -30,8 +30,9 @@ from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module, build_optimizer
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.devices import on_one_device
+from train_jax.script.models import as_given
 from train_jax.script.structure import is_array, mapped
-from train_jax.script.task import COUNT, LOSS, LOSS_METHOD, ScriptTask, as_given, mean_loss, sums_of
+from train_jax.script.task import COUNT, LOSS, LOSS_METHOD, ScriptTask, mean_loss, sums_of
 
 LOSS_TOLERANCE = 1e-5
 """Largest relative difference of a loss in float32."""

@@ -17,10 +17,10 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.restore import Restored, restore
 from train_jax.runtime.mesh import devices_of
 from train_jax.script.live import live, notebook
+from train_jax.script.models import Models, as_given
 from train_jax.script.optim_fields import beside_optimizer, check_beside_optimizer
 from train_jax.script.presets import run_of
 from train_jax.script.source import Script, use_script
-from train_jax.script.task import Models, as_given
 from train_jax.storage.storage import path_of
 from train_jax.trainer.loop import train
 
@@ -46,6 +46,7 @@ def fit(
     collate: Callable[[list], Any] | None = None,
     optimizer: Callable[[Any], Any] | None = None,
     schedule: Callable[[Any], Any] | None = None,
+    preview: Callable[[Any, Any], Any] | None = None,
     verify: bool = True,
     **fields: Any,
 ) -> Fitted:
@@ -53,9 +54,9 @@ def fit(
 
     A notebook shows a progress bar and the curves of the loss below the cell.
 
-    `train_data`, `loss`, `test_data`, `collate`, `optimizer` and `schedule` are those of a training script; the data
-    are given as objects. `steps`: number of optimizer steps. `verify`: compare the first steps of a new run with
-    PyTorch's. `fields` are fields of `RunConfig`, such as `global_batch_size=64`, or dataclasses of it, such as
+    `train_data`, `loss`, `test_data`, `collate`, `optimizer`, `schedule` and `preview` are those of a training script;
+    the data are given as objects. `steps`: number of optimizer steps. `verify`: compare the first steps of a new run
+    with PyTorch's. `fields` are fields of `RunConfig`, such as `global_batch_size=64`, or dataclasses of it, such as
     `optim=OptimConfig(...)`.
 
     Raises `UserError` for what cannot be trained, before a folder is made.
@@ -70,6 +71,7 @@ def fit(
         collate=collate,
         optimizer=optimizer,
         schedule=schedule,
+        preview=preview,
     )
     use_scripts()
     use_script(script)

@@ -24,10 +24,12 @@ from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError, check_fields
 from train_jax.runtime.devices import Devices
-from train_jax.runtime.processes import process_shard
+from train_jax.runtime.processes import is_main_process, process_shard
 from train_jax.script.data import Source, read_data
+from train_jax.script.models import Models, add_method, as_given
 from train_jax.script.optim_fields import check_beside_optimizer, check_given_beside_optimizer
 from train_jax.script.optimizers import clip_grad_norm, translate
+from train_jax.script.preview import initial_preview, trained_preview, write_preview
 from train_jax.script.schedules import check_schedule
 from train_jax.script.source import Script, script_of
 from train_jax.script.structure import Form
@@ -37,6 +39,7 @@ from train_jax.task import Evaluation, Evaluator, Periodic, Task, TaskConfig
 
 if TYPE_CHECKING:
     from train_jax.run.config import RunConfig
+    from train_jax.run.folder import RunFolder
 
 LOSS_METHOD = "script_loss"
 """Name of the method of the module that computes the loss of a batch, given by name."""
@@ -72,6 +75,18 @@ class ScriptConfig(TaskConfig):
 @dataclasses.dataclass(frozen=True)
 class ScriptEvaluation(Evaluation):
     """Means over the test examples."""
+
+    preview: Sequence[dict[str, str]] = ()
+    """Images and texts of the script's `preview`."""
+
+    def record(self, folder: RunFolder, step: int) -> None:
+        if self.preview:
+            write_preview(folder, [*self.preview])
+
+    def save(self, folder: RunFolder, split: str) -> None:
+        super().save(folder, split)
+        if self.preview:
+            write_preview(folder, [*self.preview])
 
     @property
     def summary(self) -> str:
@@ -139,6 +154,8 @@ class ScriptTask(Task):
             )
         if self.test_data is not None:
             self.form.arrays(self.test_data.rows(0, 1), self.script.line_of("test_data"))
+        if self.script.preview is not None:
+            initial_preview(self, config)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -361,7 +378,10 @@ class ScriptTask(Task):
                 computed, _ = parallel_step(placed, devices.shard(batch))
                 for name, value in devices.to_host(computed).items():
                     sums[name] = sums.get(name, 0.0) + float(value) / times
-            return ScriptEvaluation(_means(sums) | {"count": float(examples)})
+            preview = ()
+            if self.script.preview is not None and is_main_process():
+                preview = trained_preview(self, self.config, objective, devices.to_host(state))
+            return ScriptEvaluation(_means(sums) | {"count": float(examples)}, tuple(preview))
 
         return evaluate
 
@@ -401,15 +421,6 @@ def _all_of(parts: Mapping[str, optax.GradientTransformation]) -> optax.Gradient
 
 def _listed(optimizer: Any) -> list[Any]:
     return list(optimizer.values()) if isinstance(optimizer, dict) else [optimizer]
-
-
-class Models(nn.ModuleDict):
-    """The models of a script that returns several in a dict."""
-
-
-def as_given(module: nn.Module) -> Any:
-    """Returns the models as the script knows them: a dict if `model` returns one."""
-    return dict(module.items()) if isinstance(module, Models) else module
 
 
 def sums_of(result: Any, where: str, parts: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
@@ -489,11 +500,3 @@ def _flat(outputs: Mapping[str, tuple[Any, Any]], rows: Any) -> dict[str, Any]:
 def _means(sums: Mapping[str, Any]) -> dict[str, float]:
     names = [name for name in sums if not name.endswith(COUNT)]
     return {name: float(sums[name]) / max(float(sums[f"{name}{COUNT}"]), 1e-30) for name in names}
-
-
-def add_method(module: nn.Module, name: str, method: Any) -> None:
-    """Adds a method to one module by a subclass of its class, which keeps the names of its parameters."""
-    own = type(module)
-    subclass = type(own.__name__, (own,), {name: method, "__module__": own.__module__})
-    subclass.__qualname__ = own.__qualname__
-    module.__class__ = subclass
