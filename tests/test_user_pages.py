@@ -203,6 +203,16 @@ def test_patterns_find_what_they_are_for():
     assert not [name for name, text in examples.items() if not re.search(PATTERNS[name], text, re.MULTILINE)]
 
 
+def test_every_tutorial_has_a_small_picture_that_the_script_makes():
+    """The notebook draws its own."""
+    tutorials = text_of("docs/contents.md").partition("**Tutorials**")[2].partition("**How-to guides**")[0]
+    made = re.findall(r'^    "(\w+)": \1,$', (ROOT / "docs/pictures.py").read_text(), re.MULTILINE)
+    for page in re.findall(r"\]\((.*?\.md)\)", tutorials):
+        shown = re.findall(r"!\[.+?\]\(pictures/(\w+)\.svg\)", text_of(f"docs/{page}"))
+        assert shown and set(shown) <= set(made), page
+        assert all((ROOT / f"docs/pictures/{name}.svg").stat().st_size < 60_000 for name in shown), page
+
+
 @on_each_page
 def test_the_first_line_says_who_the_page_is_for(page):
     first = text_of(page).split("\n\n")[1]
