@@ -213,6 +213,12 @@ def test_every_tutorial_has_a_small_picture_that_the_script_makes():
         assert all((ROOT / f"docs/pictures/{name}.svg").stat().st_size < 60_000 for name in shown), page
 
 
+def test_the_gallery_has_every_example_that_agrees():
+    sections = re.split(r"^## \[", text_of("docs/examples/gallery.md"), flags=re.MULTILINE)[1:]
+    assert [each.partition("]")[0] for each in sections] == [path.name for path in sorted(ROOT.glob("examples/*.py"))]
+    assert all(re.search(r"^20 steps agree with PyTorch", each, re.MULTILINE) for each in sections)
+
+
 @on_each_page
 def test_the_first_line_says_who_the_page_is_for(page):
     first = text_of(page).split("\n\n")[1]
