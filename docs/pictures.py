@@ -176,7 +176,7 @@ def loop(folder: Path) -> str:
 def launch(folder: Path) -> str:
     """The sessions of a rehearsal in which a host is preempted, and the parts of their time."""
     run(folder, "build-data", "sudoku", "--size", "4", "--num-train", "200", "--num-test", "50", "--output-dir", "data")
-    fields = ("--data-dir", str(folder / "data"), "--run-dir", str(folder / "run"), "--steps", "60")
+    fields = ("--data-dir", str(folder / "data"), "--run-dir", str(folder / "run"), "--steps", "300")
     run(ROOT, "launch", "--rehearse", "2x2", "--preempt", "1@20", "--", "train", "tiny", *fields)
     title = "A rehearsal with 2 hosts; one is preempted at step 20, and the run continues"
     return timeline(spans_of(lines_of(folder / "run/events.jsonl")), title)

@@ -74,12 +74,16 @@ def prose_of(page):
     return re.sub(r"\]\([^)]*\)|<!--.*?-->", "]", text)
 
 
-def test_every_page_is_covered_in_time():
-    """The budget of words holds as soon as every page is covered."""
+NOT_COVERED = {"docs/releases.md"}
+"""Pages that are not written to these rules yet."""
+
+
+def test_every_page_is_covered():
     assert set(COVERED) <= set(ALL)
-    left = sorted(set(ALL) - set(COVERED))
-    if left:
-        pytest.skip(f"not written to these rules yet: {', '.join(left)}")
+    assert set(ALL) - set(COVERED) <= NOT_COVERED
+
+
+def test_the_pages_are_short():
     assert sum(len(words_of(text_of(page))) for page in ALL) <= WORDS
 
 
