@@ -17,7 +17,7 @@ pytestmark = pytest.mark.docs
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIALS = {
     ("bridge.md", "bridge_call.md", "bridge_semantics.md", "dev/bridge_internals.md"): 16,
-    ("from_pytorch.md",): 5,
+    ("from_pytorch.md",): 4,
     ("potentials.md",): 4,
 }
 """Pages that are one program, with the least number of outputs that they show."""
