@@ -176,7 +176,9 @@ def train(job: Job, options: Options) -> None:
 
 def record_of(name: str, job: Job, options: Options, seconds: float) -> dict[str, Any]:
     """Returns the record of a finished row."""
-    figures = json.loads((Path(job.config.run_dir) / "FINISHED").read_text())
+    folder = Path(job.config.run_dir)
+    figures = json.loads((folder / "FINISHED").read_text())
+    machine = json.loads((folder / "machine.json").read_text())
     kind = kind_from_key(KIND)
     assert kind is not None
     arch: Any = dataclasses.replace(job.config.arch, seq_len=kind.seq_len, vocab_size=kind.vocab_size)
@@ -192,7 +194,7 @@ def record_of(name: str, job: Job, options: Options, seconds: float) -> dict[str
         "accuracy": figures["accuracy"],
         "q_halt_accuracy": figures["q_halt_accuracy"],
         "count": figures["count"],
-        "parameters": figures.get("parameters"),
+        "parameters": machine["parameters"],
         "seconds": round(seconds, 1),
     }
 

@@ -152,6 +152,23 @@ def test_runs_of_equal_flops_have_the_steps_that_those_of_the_first_one_pay_for(
         with_equal_flops(few, "sudoku6")
 
 
+def test_runs_of_a_model_of_the_users_have_equal_flops():
+    small = {"hidden_size": 32, "mlp_t": True, "pos_encodings": "none", "puzzle_emb_ndim": 32}
+    name = "train_jax.research.levers:LeverTRM"
+    values = [[name, small | {"race": count}] for count in (1, 3)]
+    jobs = jobs_of(["baseline"], combinations([f"model,arch.options={json.dumps(values)}"]), Options(preset="sudoku6"))
+    first, race = with_equal_flops(jobs, "sudoku6")
+    assert cost_of(race)[1] == pytest.approx(cost_of(first)[1], rel=TOLERANCE)
+    assert race.steps < 0.8 * first.steps, "three latents run the H-cycles without gradients"
+    parsed = parse_run(list(race.command[1:]), prog="trm train", description="")[1]
+    assert (parsed.steps, parsed.arch.options["race"]) == (race.steps, 3)  # pyright: ignore[reportAttributeAccessIssue]
+    axis = 'model,arch.options=[["support.outside_models:CellNet", {"nonsense": 1}]]'
+    unknown = jobs_of(["baseline"], combinations([axis]), Options(preset="sudoku6"))
+    assert cost_of(unknown[0])[1] is None
+    with pytest.raises(UserError, match=r"the FLOPs of .* are not known; omit the run or --equal-flops"):
+        with_equal_flops(unknown, "sudoku6")
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_flops_are_those_of_pytorch_with_its_backward_pass(name):
     """The tensors are meta tensors, because PyTorch's counter does not know the attention of CPUs."""
