@@ -244,6 +244,14 @@ def test_rows_that_are_left_out_are_in_no_gradient():
     np.testing.assert_allclose(jax.jit(gradient)(x), [[1.5, 0.5], [0, 0], [0, 0]])
 
 
+def test_a_softmax_along_no_rows_has_no_gradient():
+    def forward(x):
+        rows = x[x[:, 0] > 0]
+        return (rows.softmax(0) * rows).sum() + (rows.log_softmax(0) * 2).sum() + x[0, 0]
+
+    compare(forward, [-X.abs()])
+
+
 def test_experts_under_transformations():
     fn = functools.partial(in_jax, added_if_any)
     x = np.stack([X.numpy(), X.numpy()[::-1]])
