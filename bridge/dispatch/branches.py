@@ -283,6 +283,8 @@ class _Leaf(NamedTuple):
     live: bool
     storage: Storage
     is_number: bool
+    rows: Rows | None
+    """Those of which this is the tensor of all rows."""
 
 
 class _Zeros(NamedTuple):
@@ -327,12 +329,13 @@ class _Side:
         def leaf(part: Any) -> Any:
             is_number = type(part) in NUMBERS
             part = as_operand(part)
-            if not isinstance(part, torch.Tensor) or type(part) is Rows or part.layout is not torch.strided:
+            if not isinstance(part, torch.Tensor) or part.layout is not torch.strided:
                 return part
-            tensor = call.wrap(part)
+            rows = part if type(part) is Rows else None
+            tensor = call.wrap(part if rows is None else rows.whole)
             handle = tensor._handle
             array = self.add(tensor.value)
-            return _Leaf(part, array, tensor._meta, tensor.requires_grad, handle.live, handle.storage, is_number)
+            return _Leaf(part, array, tensor._meta, tensor.requires_grad, handle.live, handle.storage, is_number, rows)
 
         leaves, structure = jax.tree.flatten(convert(value, lambda part: part, objects=True))
         return _Tree(value, list(map(leaf, leaves)), structure)
@@ -537,7 +540,7 @@ class _Merge:
             same = a is b or (type(a) is type(b) and type(a) in ATOMS and a == b)
             return (lambda _: a) if same else None
         meta = _common(a, kinds[0], b, kinds[1])
-        if meta is None:
+        if meta is None or not _of_same_rows(a, b):
             return None
         leaves = [each for each in (a, b) if isinstance(each, _Leaf)]
         place = self.pair(*(x.array if isinstance(x, _Leaf) else _array(x, meta) for x in (a, b)))
@@ -545,15 +548,24 @@ class _Merge:
         live = any(each.live for each in leaves)
         storages = [weakref.ref(each.storage) for each in leaves]
         is_number = bool(leaves) and all(each.is_number for each in leaves)
+        rows = next((each.rows for each in leaves), None)
 
         def make(results: list[jax.Array]) -> Any:
             tensor = wrap(results[place], meta, tracked=tracked, live=live)
             if is_number:
                 return number_of(tensor)
             _share(tensor._handle.storage, storages)
-            return tensor
+            return tensor if rows is None else rows.like(tensor)
 
         return make
+
+
+def _of_same_rows(a: Any, b: Any) -> bool:
+    """True if neither leaf is rows, or both are by a mask that was there before the branch."""
+    one, other = (getattr(leaf, "rows", None) for leaf in (a, b))
+    if one is None or other is None:
+        return one is other
+    return one.mask is other.mask and one.first == other.first
 
 
 def _is_raised(error: Exception) -> bool:
@@ -573,11 +585,13 @@ def _tracebacks(error: Exception) -> Iterator[types.TracebackType]:
 def _blank(tree: _Tree) -> _Tree:
     """Returns the same value with zeros for its tensors; one of another kind stays only if it holds no array."""
     keeps = (*ATOMS, types.FunctionType, types.MethodType, nn.Module, type)
-    leaves = [
-        _Zeros(leaf.meta) if isinstance(leaf, _Leaf) else leaf if isinstance(leaf, keeps) else object()
-        for leaf in tree.leaves
-    ]
-    return tree._replace(value=None, leaves=leaves)
+
+    def blank(leaf: Any) -> Any:
+        if isinstance(leaf, _Leaf) and leaf.rows is None:
+            return _Zeros(leaf.meta)
+        return leaf if isinstance(leaf, keeps) else object()
+
+    return tree._replace(value=None, leaves=list(map(blank, tree.leaves)))
 
 
 def _shown(tree: _Tree) -> str:

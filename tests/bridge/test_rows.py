@@ -168,7 +168,18 @@ def assigned(x):
     return rows.sum(0)
 
 
+def left_by_a_branch(x):
+    rows = selected(x)
+    if rows.numel() == 0:
+        later = rows
+    else:
+        later = rows.exp() * 2
+        rows = rows + 1
+    return (later * rows).sum(0)
+
+
 ROWS = {
+    "left by a branch": left_by_a_branch,
     "views": lambda x: selected(x).unsqueeze(0).squeeze(0).transpose(0, 1).t().permute(1, 0).sum(1),
     "parts": lambda x: (selected(x)[:, 0].sum(), selected(x)[..., 1:3].sum(0), selected(x)[:, None, ::2].sum((0, 1))),
     "reshaped": lambda x: (
