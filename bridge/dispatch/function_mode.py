@@ -143,6 +143,7 @@ class Functions(TorchFunctionMode):
             self._refuse_forgotten(func)
             if func not in WHOLE and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
                 raise refused(f"`{func.__name__}`")  # its lowering would see all rows
+            types = (Rows, *(cls for cls in types if cls is not Rows))  # numbers beside them are their operands
         for cls in types:
             with self:
                 result = cls.__torch_function__(func, types, args, kwargs)

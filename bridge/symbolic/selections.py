@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isinf
 from typing import Any
 
 import torch
@@ -78,7 +79,8 @@ def positions_of(mask: torch.Tensor, place: str) -> tuple[Rows, ...]:
 
 
 def sized(make: Callable[[tuple], torch.Tensor], sizes: tuple, name: str, error: Error, place: str) -> Rows | None:
-    """Returns `make(sizes)` with one traced size among them; None if no size is traced, or several are.
+    """Returns `make(sizes)` with one traced size among them; None if no size is traced, or several are,
+    or if nothing is known of the traced one.
 
     `make` must give all elements the same number. Raises `BridgeError` for a length whose largest value is not known.
     """
@@ -91,6 +93,8 @@ def sized(make: Callable[[tuple], torch.Tensor], sizes: tuple, name: str, error:
     mask = getattr(number, "rows_mask", None)
     if mask is not None:
         return rows_of(make((*sizes[:at], len(mask), *sizes[at + 1 :])), mask, at, place)
+    if isinf(range_of(number).high):
+        return None  # PyTorch asks for the number, and the error says what it is needed for
     check_within(number, "n", _LARGEST, f"`torch.{name}(…, n)`", error)
     most = int(range_of(number).high)
     return rows_of(make((*sizes[:at], most, *sizes[at + 1 :])), torch.arange(most) < number, at, place, number)
