@@ -97,7 +97,8 @@ def _twins(values: tuple | list) -> list:
         if kind is BridgeTensor:
             value = value._meta
         elif kind is list or kind is tuple:
-            refuse_numbers(value)
+            if not NUMBERS.isdisjoint(map(type, value)):
+                refuse_numbers(value)
             value = kind(_twins(value))
         elif kind in NUMBERS:
             value = of_class(value)
@@ -124,7 +125,8 @@ def _signature(values: tuple | list) -> tuple:
             meta = value._meta
             key += (meta.shape, meta.stride(), meta.dtype)
         elif kind is list or kind is tuple:
-            refuse_numbers(value)
+            if not NUMBERS.isdisjoint(map(type, value)):
+                refuse_numbers(value)
             key.append(_signature(value))
         elif kind in NUMBERS:
             key.append(kind)

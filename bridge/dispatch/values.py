@@ -36,8 +36,9 @@ from bridge.tensor.tensor import BridgeTensor, wrap
 aten = torch.ops.aten
 
 VALUE_REMEDY = (
-    "use torch.where for a branch, and a mask over a fixed size for a shape; a traced number works as an operand, a "
-    "result, or an index; or pass the number as a Python argument that is static under jit"
+    "use torch.where for a branch, a mask over a fixed size for a shape, and for a loop a fixed number of turns, each "
+    "with `if i < n:`; a number, or a tensor without dimensions, works as an operand, an index and a slice's bound; or "
+    "pass the number as a Python argument that is static under jit"
 )
 DRAW_REMEDY = "draw the numbers before the call and pass them as an argument"
 UNSUPPORTED_REMEDY = (

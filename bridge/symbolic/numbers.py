@@ -24,7 +24,6 @@ import torch
 from bridge._compat.jax import weakly_typed
 from bridge._compat.torch import NO_TORCH_FUNCTION, in_transform
 from bridge.context import CallState, current, refusal
-from bridge.symbolic.constants import as_constant
 from bridge.symbolic.ranges import distance, range_of
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor, empty_meta, stop_gradient, wrap
@@ -255,15 +254,12 @@ def least(a: Any, b: Any) -> Any:
     return computed(lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)), a, b)
 
 
-def _range(*ends: Any) -> list[Any]:
-    """Returns the numbers of `range(i, i + n)`, whose length is known. Raises `BridgeError` for any other one."""
+def _range(*ends: Any) -> Any:
+    """Returns the numbers of `range(i, i + n)`, whose length is known; any other range asks for the value."""
     start = as_operand(ends[0])
     length = distance(as_operand(ends[1]), start) if len(ends) == 2 else None
     if length is None:
-        what = "`range` of a traced number, a loop whose turns are not known"
-        remedy = "a fixed number of turns, `for i in range(most)`, each with `if i < n:` around it"
-        traced = next(each for each in map(as_operand, ends) if isinstance(each, BridgeTensor))
-        raise refusal(what, as_constant(traced.value, remedy))
+        return range(*ends)
     return [computed(lambda first, i=i: first + i, start) for i in range(length)]
 
 
