@@ -80,12 +80,16 @@ def _mask(block_mask: tuple, batch: int, heads: int, length: int, keys: int) -> 
     reads the function alone.
     """
     (_, _, partial, partial_places, full, full_places), (rows, columns, mask_mod) = block_mask[:6], block_mask[-3:]
-    sizes = rows, columns, length, keys
-    blocks = _blocks(partial, partial_places, sizes)
+    positions = torch.arange(length), torch.arange(keys)
+    call = current()
+    if length * keys > _KNOWN and call is not None:
+        positions = call.materialize(positions[0]), call.materialize(positions[1])
+    places = positions[0] // rows, positions[1] // columns
+    blocks = _blocks(partial, partial_places, places, -(-keys // columns))
     if not is_without_mask(mask_mod):
-        blocks = blocks & _evaluated(mask_mod, batch, heads, length, keys)
+        blocks = blocks & _evaluated(mask_mod, batch, heads, positions)
     if full is not None:
-        blocks = blocks | _blocks(full, full_places, sizes)
+        blocks = blocks | _blocks(full, full_places, places, -(-keys // columns))
     while blocks.dim() > 2 and blocks.shape[0] == 1:
         blocks = blocks[0]
     if type(blocks) is not BridgeTensor and bool(blocks.all()):
@@ -93,22 +97,23 @@ def _mask(block_mask: tuple, batch: int, heads: int, length: int, keys: int) -> 
     return blocks
 
 
-def _blocks(counts: torch.Tensor, places: torch.Tensor, sizes: tuple[int, int, int, int]) -> torch.Tensor:
-    """Returns the mask of the blocks that are in the lists, the first `counts` of `places`."""
-    rows, columns, length, keys = sizes
-    listed = torch.arange(places.shape[-1]) < counts.unsqueeze(-1)
-    made = torch.zeros((*places.shape[:-1], -(-keys // columns)), dtype=torch.int32)
-    made = made.scatter_add(-1, places.long() * listed, listed.to(torch.int32)) > 0
-    # A mask without blocks has one, of a size that no repetition could have.
-    return made.index_select(-2, torch.arange(length) // rows).index_select(-1, torch.arange(keys) // columns)
+def _blocks(
+    counts: torch.Tensor, listed: torch.Tensor, places: tuple[torch.Tensor, torch.Tensor], columns: int
+) -> torch.Tensor:
+    """Returns the mask of the blocks that are in the lists, the first `counts` of `listed`.
+
+    `places`: the block of each row, and of each key. `columns`: the number of blocks of keys.
+    """
+    counted = torch.arange(listed.shape[-1]) < counts.unsqueeze(-1)
+    made = torch.zeros((*listed.shape[:-1], columns), dtype=torch.int32)
+    made = made.scatter_add(-1, listed.long() * counted, counted.to(torch.int32)) > 0
+    return made.index_select(-2, places[0]).index_select(-1, places[1])
 
 
-def _evaluated(mask_mod: Callable, batch: int, heads: int, length: int, keys: int) -> torch.Tensor:
+def _evaluated(
+    mask_mod: Callable, batch: int, heads: int, positions: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
     """Returns `mask_mod` of all indices. It has dimensions for batch and heads only if the function depends on them."""
-    positions = torch.arange(length), torch.arange(keys)
-    call = current()
-    if length * keys > _KNOWN and call is not None:
-        positions = tuple(map(call.materialize, positions))
     inner = torch.vmap(torch.vmap(mask_mod, (None, None, None, 0)), (None, None, 0, None))
     for of_batch, of_heads in itertools.product((False, True), repeat=2):
         over_heads = torch.vmap(inner, (None, 0, None, None), out_dims=0 if of_heads else None)

@@ -218,6 +218,7 @@ def test_a_block_that_is_in_no_list_is_left_out():
 
 def test_a_large_mask_is_computed_by_the_program(monkeypatch):
     monkeypatch.setattr("bridge.dispatch.flex._KNOWN", 10)
+    monkeypatch.setattr("bridge.dispatch.computation.EMBEDDED", 10)
     function, formula = CASES["causal"]
     fn = bridge.export(Call(function))
     np.testing.assert_allclose(fn({}, {}, array(Q))[0], formula(Q), rtol=1e-5, atol=2e-5)
