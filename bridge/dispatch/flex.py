@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from bridge._compat.flex import is_identity, is_without_mask
+from bridge._compat.flex import SAFE_SOFTMAX, is_identity, is_without_mask
 from bridge.context import current
 from bridge.symbolic.places import places_of
 from bridge.tensor.tensor import BridgeTensor
@@ -52,7 +52,7 @@ def flex_attention(
         scores = torch.where(mask, scores, float("-inf"))
     alone = (scores == float("-inf")).all(-1)
     sums = torch.where(alone, float("-inf"), scores.logsumexp(-1))
-    out = torch._safe_softmax(scores, -1).to(query.dtype) @ value.to(query.dtype)
+    out = SAFE_SOFTMAX(scores, -1).to(query.dtype) @ value.to(query.dtype)
     return _laid_out_as(query, out), sums / math.log(2), scores.amax(-1) / math.log(2)
 
 

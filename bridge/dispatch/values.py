@@ -36,9 +36,8 @@ from bridge.tensor.tensor import BridgeTensor, wrap
 aten = torch.ops.aten
 
 VALUE_REMEDY = (
-    "use torch.where for a branch, a mask over a fixed size for a shape, and for a loop a fixed number of turns, each "
-    "with `if i < n:`; a number, or a tensor without dimensions, works as an operand, an index and a slice's bound; or "
-    "pass the number as a Python argument that is static under jit"
+    "use torch.where for a branch, a mask over a fixed size for a shape, fixed turns with `if i < n:` for a loop; a "
+    "tensor without dimensions works as an index or a slice's bound; or pass an argument static under jit"
 )
 DRAW_REMEDY = "draw the numbers before the call and pass them as an argument"
 UNSUPPORTED_REMEDY = (

@@ -219,7 +219,7 @@ def _may_branch(node: ast.AST) -> bool:
 
 
 def _raises(node: ast.stmt) -> bool:
-    """True for `raise` and for `torch._assert(False, …)`."""
+    """True for `raise` and for an assertion of PyTorch's that is False."""
     call = getattr(node, "value", None)
     if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call) or not call.args:
         return isinstance(node, ast.Raise)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bridge._compat.jax import Tracer
-from bridge.symbolic.numbers import as_operand
+from bridge.symbolic.numbers import NUMBERS, as_operand
 from bridge.symbolic.places import Error, check_within, dimensions_of, is_mask, is_prefix, is_traced_number, places_of
 from bridge.symbolic.ranges import range_of
 from bridge.symbolic.rows import Rows, rows_of
@@ -84,7 +84,8 @@ def sized(make: Callable[[tuple], torch.Tensor], sizes: tuple, name: str, error:
 
     `make` must give all elements the same number. Raises `BridgeError` for a length whose largest value is not known.
     """
-    sizes = tuple(map(as_operand, sizes))
+    given = sizes
+    sizes = tuple(map(as_operand, given))
     traced = [i for i, size in enumerate(sizes) if is_traced_number(size)]
     if len(traced) != 1:
         return None
@@ -93,7 +94,7 @@ def sized(make: Callable[[tuple], torch.Tensor], sizes: tuple, name: str, error:
     mask = getattr(number, "rows_mask", None)
     if mask is not None:
         return rows_of(make((*sizes[:at], len(mask), *sizes[at + 1 :])), mask, at, place)
-    if isinf(range_of(number).high):
+    if type(given[at]) in NUMBERS and isinf(range_of(number).high):
         return None  # PyTorch asks for the number, and the error says what it is needed for
     check_within(number, "n", _LARGEST, f"`torch.{name}(…, n)`", error)
     most = int(range_of(number).high)

@@ -365,7 +365,7 @@ def test_importing_and_exporting_change_nothing():
     """A fresh process looks at the objects before it imports the bridge. Importing claims no devices, either:
     `jax.distributed.initialize` must come before that."""
     names = sorted((r.owner.__name__, r.name) for r in TABLE)
-    assert len(names) == 12
+    assert len(names) == 13
     code = """
 import torch, torch.utils.checkpoint, torch.utils._python_dispatch
 import torch.utils.flop_counter, torch.fx.experimental.proxy_tensor
@@ -379,7 +379,7 @@ PLACES = [
     (torch.utils.flop_counter.FlopCounterMode, "__enter__"), (torch, "compile"),
     (torch.distributions.Distribution, "_validate_args"), (torch.random, "default_generator"),
     (torch.nn.AdaptiveLogSoftmaxWithLoss, "forward"), (torch._C, "_any_requires_grad"),
-    (torch.jit.ScriptFunction, "__call__"),
+    (torch.jit.ScriptFunction, "__call__"), (torch, "from_numpy"),
 ]
 
 def objects():

@@ -486,7 +486,7 @@ REFUSED = {
     viewed: "asks for the value of a traced tensor",
     counted_up: "asks for the value of a traced tensor",
     repeated: "asks for the value of a traced tensor",
-    looped: "asks for the value of a traced tensor .*for a loop a fixed number of turns",
+    looped: "asks for the value of a traced tensor .*fixed turns with",
     of_a_list: "asks for the value of a traced tensor",
     negative_power: r"a traced power that may be negative.*`2\.0\*\*n`",
     dimension: "asks for the value of a traced tensor",

@@ -39,8 +39,8 @@ def test_a_position_that_is_known_to_lie_inside():
     raises(r"i\.clamp\(0, 6\), for a number min\(max\(i, 0\), 6\)", queue(torch.Tensor.item), randn(2, 3))
     verified(queue(lambda place: place.clamp(0, 6)), randn(2, 3), steps=2)
     verified(queue(within), randn(2, 3), steps=2)
-    raises("a tensor without dimensions, works as", queue(int), randn(2, 3))
-    raises("a tensor without dimensions, works as", queue(lambda place: place, 1), randn(2, 3))
+    raises("a tensor without dimensions works as", queue(int), randn(2, 3))
+    raises("a tensor without dimensions works as", queue(lambda place: place, 1), randn(2, 3))
     verified(queue(lambda place: place[0].clamp(0, 6), 1), randn(2, 3), steps=2)
 
 

@@ -196,7 +196,7 @@ REFUSED = {
     ),
     "a window that may lie outside": (
         lambda x, i: x[i.clamp(0, 3) : i.clamp(0, 3) + 2],
-        r"may be from 0 to 3 .* Remedy: i.clamp\(0, 2\)",
+        r"may be from 0 to 3 .* Remedy: .*i.clamp\(0, 2\)",
     ),
     "a write that may lie outside": (lambda x, i: x.mul(1)[:, i : i + 1].zero_(), "has a traced i that may be"),
     "a length that is not known": (lambda x, i: x[:i], r"`x\[:n\]` of 4 elements has a traced n that may be from"),
