@@ -256,6 +256,9 @@ def differentiated(function: Callable[..., jax.Array], *derivatives: Derivative)
     return with_derivatives(*derivatives)(function)
 
 
+real_acosh = differentiated(jnp.arccosh, lambda t, out, x: t * jax.lax.rsqrt(x * x - 1))
+"""Has PyTorch's derivative also below -1, where the value is nan; since JAX 0.12 that of `jnp.arccosh` is nan there."""
+
 _IN_FLOAT32: dict[Any, Callable[..., jax.Array]] = {
     aten.sigmoid.default: jax.lax.logistic,
     aten.erf.default: jax.lax.erf,
@@ -271,7 +274,7 @@ _IN_FLOAT32: dict[Any, Callable[..., jax.Array]] = {
     aten.special_modified_bessel_i1.default: i1,
     # `jnp.arccosh` has the derivative of the other branch left of the imaginary axis.
     aten.acosh.default: lambda x: (
-        jnp.log(x + jnp.sqrt(x - 1) * jnp.sqrt(x + 1)) if jnp.iscomplexobj(x) else jnp.arccosh(x)
+        jnp.log(x + jnp.sqrt(x - 1) * jnp.sqrt(x + 1)) if jnp.iscomplexobj(x) else real_acosh(x)
     ),
     aten.rsqrt.default: differentiated(jax.lax.rsqrt, lambda t, out, x: t * (-0.5 * out**3)),
     aten.special_entr.default: differentiated(jax.scipy.special.entr, lambda t, out, x: t * -(1 + jnp.log(x))),
