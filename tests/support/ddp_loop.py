@@ -21,7 +21,8 @@ config = dataclasses.replace(run_of(os.path.basename(path).removesuffix(".py")),
 task = ScriptTask(config)
 torch.manual_seed(config.seed)
 model = task.script.model()
-models = model if isinstance(model, dict) else {"": model}
+several = isinstance(model, (dict, torch.nn.ModuleDict))
+models = dict(model.items()) if several else {"": model}
 optimizer = task.script.optimizer(model)
 schedule = None if task.script.schedule is None else task.script.schedule(optimizer)
 trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -29,7 +30,7 @@ parallels = {
     name: torch.nn.parallel.DistributedDataParallel(each) if any(id(p) in trained for p in each.parameters()) else each
     for name, each in models.items()
 }
-parallel = parallels if isinstance(model, dict) else parallels[""]
+parallel = parallels if several else parallels[""]
 for step in range(int(steps)):
     batch = task.train_data.batch(step, int(batch_size), (int(rank), int(ranks)), config.seed)
     optimizer.zero_grad()

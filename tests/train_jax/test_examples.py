@@ -30,7 +30,7 @@ CHAOTIC = {"timm_batchnorm"}
 SUMS = ("lora_llama", "forces")
 """Examples whose loss is a sum and a count."""
 MEANS = {"timm_batchnorm": 2, "gnn": 10, "lstm": 10, "dpo": 10}
-"""Examples whose loss is a mean without random draws, and the number of steps that are compared."""
+"""Examples whose loss is a mean without random draws but for dropout, and the number of steps that are compared."""
 
 
 def named(stem):
@@ -101,7 +101,8 @@ def test_sums_train_the_same_on_several_devices_and_processes(stem, tmp_path):
 @pytest.mark.campaign
 @pytest.mark.parametrize("stem", MEANS)
 def test_means_train_as_distributed_data_parallel(stem, tmp_path):
-    path = shutil.copy(named(stem), tmp_path)
+    path = tmp_path / f"{stem}.py"
+    path.write_text(re.sub(r"dropout=[0-9.]+", "dropout=0.0", named(stem).read_text()))  # two sides draw differently
     expected = trained_by_ddp(tmp_path, path, steps=MEANS[stem])
     weights = trained_on(tmp_path, path, "ours", steps=MEANS[stem], devices=2)
     for name, parameter in expected.items():
