@@ -227,7 +227,7 @@ def test_every_tutorial_has_a_small_picture_that_the_script_makes():
 def test_the_gallery_has_every_example_that_agrees():
     sections = re.split(r"^## \[", text_of("docs/examples/gallery.md"), flags=re.MULTILINE)[1:]
     assert [each.partition("]")[0] for each in sections] == [path.name for path in sorted(ROOT.glob("examples/*.py"))]
-    assert all(re.search(r"^20 steps agree with PyTorch", each, re.MULTILINE) for each in sections)
+    assert all(re.search(r"^\d+ steps agree with PyTorch", each, re.MULTILINE) for each in sections)
 
 
 @on_each_page
