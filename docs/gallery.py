@@ -17,10 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/examples/gallery.md"
 STEPS = 20
+FEWER_STEPS = {"diffusion": 5, "timm_batchnorm": 5}
+"""Examples with large models, which take minutes for a few steps on a CPU."""
 HEAD = f"""# Gallery of examples
 
 For readers who look for a script like their own. Each file in `examples/` is plain PyTorch. `trm check` runs its first
-{STEPS} steps in PyTorch and in JAX, with the same weights, batches and random draws, and compares losses, weights and
+steps in PyTorch and in JAX, with the same weights, batches and random draws, and compares losses, weights and
 buffers. `trm train` trains the same file ([your own script](../your_script.md)).
 
 ```bash
@@ -49,7 +51,7 @@ def sections_of(page: str) -> dict[str, str]:
 
 
 def checked(path: Path) -> str:
-    words = [sys.executable, "-m", "train_jax", "check", str(path), "--steps", str(STEPS)]
+    words = [sys.executable, "-m", "train_jax", "check", str(path), "--steps", str(FEWER_STEPS.get(path.stem, STEPS))]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{path.name}: {done.stdout.strip().splitlines()[-1]}")

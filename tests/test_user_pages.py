@@ -6,6 +6,7 @@ code blocks. A page is in `COVERED` once it is written to these rules.
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,12 @@ def test_options_exist(page, known_options):
     assert not {each for each, part in last_parts.items() if not known & {part, part.removeprefix("no-")}}
 
 
+@on_each_page
+def test_extras_exist(page):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\bextras? `([\w-]+)`", text_of(page))) <= set(extras)
+
+
 # ---- plain English
 
 PATTERNS = {
@@ -211,7 +218,7 @@ def test_every_tutorial_has_a_small_picture_that_the_script_makes():
     """The notebook draws its own."""
     tutorials = text_of("docs/contents.md").partition("**Tutorials**")[2].partition("**How-to guides**")[0]
     made = re.findall(r'^    "(\w+)": \1,$', (ROOT / "docs/pictures.py").read_text(), re.MULTILINE)
-    for page in re.findall(r"\]\((.*?\.md)\)", tutorials):
+    for page in re.findall(r"^- \[[^\]]*\]\((.*?\.md)\)", tutorials, re.MULTILINE):
         shown = re.findall(r"!\[.+?\]\(pictures/(\w+)\.svg\)", text_of(f"docs/{page}"))
         assert shown and set(shown) <= set(made), page
         assert all((ROOT / f"docs/pictures/{name}.svg").stat().st_size < 60_000 for name in shown), page
@@ -220,7 +227,7 @@ def test_every_tutorial_has_a_small_picture_that_the_script_makes():
 def test_the_gallery_has_every_example_that_agrees():
     sections = re.split(r"^## \[", text_of("docs/examples/gallery.md"), flags=re.MULTILINE)[1:]
     assert [each.partition("]")[0] for each in sections] == [path.name for path in sorted(ROOT.glob("examples/*.py"))]
-    assert all(re.search(r"^20 steps agree with PyTorch", each, re.MULTILINE) for each in sections)
+    assert all(re.search(r"^\d+ steps agree with PyTorch", each, re.MULTILINE) for each in sections)
 
 
 @on_each_page
