@@ -297,13 +297,14 @@ def test_a_lever_without_effect_is_refused(options, message):
 
 
 def test_the_flops_of_levers_are_counted():
+    fields: dict[str, Any] = {key: value for key, value in SIZES.items() if key != "batch_size"}
+
     def counted(options):
-        fields = {key: value for key, value in SIZES.items() if key != "batch_size"}
         arch = OutsideConfig(**fields, forward_dtype="float32", options={**MIXER, **options})
         return train_flops_per_example(NAME, arch), evaluation_flops_per_example(NAME, arch)
 
-    fields = {key: value for key, value in SIZES.items() if key != "batch_size"}
-    trm = TRMConfig(**{**fields, **MIXER, "forward_dtype": "float32"})
+    values: dict[str, Any] = {**fields, **MIXER, "forward_dtype": "float32"}
+    trm = TRMConfig(**values)
     published = train_flops_per_example("trm", trm), evaluation_flops_per_example("trm", trm)
     assert counted({}) == counted({"repair": 0.3}) == published
     assert published[0] > 1.9 * published[1], "one of two H-cycles has gradients"
