@@ -159,7 +159,6 @@ KNOWN = {
     "a loop": lambda x, n: sum(x * i for i in range(n[0].item() + 2)),
     "a list": lambda x, n: x * [1, 2, 3][n.tolist()[0]],
     "repeated": lambda x, n: x.repeat(int(n.max()), 1),
-    "a place": lambda x, n: x[n[0].item() : n[0].item() + 2],
     "rows": lambda x, n: x[n > 0].cumsum(0),
     "an operation": lambda x, n: torch.addcmul(x, x, x, value=n.max().item()),
 }
