@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/examples/gallery.md"
 STEPS = 20
-FEWER_STEPS = {"diffusion": 5, "timm_batchnorm": 5}
+FEWER_STEPS = {"diffusion": 5, "dpo": 5, "timm_batchnorm": 5}
 """Examples with large models, which take minutes for a few steps on a CPU."""
 HEAD = f"""# Gallery of examples
 
@@ -37,7 +37,7 @@ trm train examples/lstm.py --run-dir runs/lstm --steps 300
 def section(path: Path, output: str) -> str:
     """Returns the section of an example: its docstring, and the losses at both ends and the verdict of its check."""
     about = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].replace("\n", " ")
-    losses = [line for line in output.splitlines() if line.startswith("loss of step")]
+    losses = [line for line in output.splitlines() if " in PyTorch, " in line]
     shown = "\n".join([*losses[:2], "…", *losses[-1:], output.strip().splitlines()[-1]])
     return f"## [{path.name}](../../examples/{path.name})\n\n{about}\n\n```text\n{shown}\n```\n"
 
