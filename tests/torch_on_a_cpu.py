@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-LIBRARY = re.compile(r"(lib(?:cublas|cudnn|cufft|cufile|cupti|cusolver|cusparse|nccl|nvrtc|nvshmem)\w*)\.so")
-PREFIXES = {"libcufile": "cuFile", "libcusparseLt": "cusparseLt", "libnccl": "nccl"}
+LIBRARY = re.compile(r"(lib(?:cublas|cudnn|curand|cufft|cufile|cupti|cusolver|cusparse|nccl|nvrtc|nvshmem)\w*)\.so")
+PREFIXES = {"libcurand": "curand", "libcufile": "cuFile", "libcusparseLt": "cusparseLt", "libnccl": "nccl"}
 """Library -> the beginning of the names of its functions, for libraries whose functions have no version."""
 
 

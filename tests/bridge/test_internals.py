@@ -10,6 +10,7 @@ import tomllib
 import warnings
 from pathlib import Path
 
+import jax
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ import bridge
 from benchmarks.trace_cost import calls
 from bridge._compat import torchax as releases
 from bridge._compat.torchax import MissingOperation, missing_operations_tolerated
+from bridge.doctor import self_test
 
 ROOT = Path(__file__).parents[2]
 _PRIVATE = re.compile(
@@ -154,3 +156,11 @@ def test_a_small_call_makes_few_python_calls():
     """A linear layer, a tanh and a counter; `python -m benchmarks.trace_cost` prints the same figures."""
     counted = calls()
     assert counted["calls"] <= 350 and counted["functions"] <= 126, counted
+
+
+@pytest.mark.skipif(
+    not (torch.__version__.startswith("2.11.") and jax.__version__.startswith("0.11.")),
+    reason="needs PyTorch 2.11 and JAX 0.11, the pair of a GPU machine that is older than the tested range",
+)
+def test_an_older_pair_passes_the_self_test():
+    assert {name: wrong for name, wrong in self_test() if wrong} == {}
