@@ -66,9 +66,6 @@ def tabm() -> Model:
 
 
 def _segment_anything() -> Any:
-    from campaigns.atlas_models import import_torchvision
-
-    import_torchvision()
     from segment_anything import modeling
 
     return modeling
@@ -183,9 +180,6 @@ def neural_ode() -> Model:
 
 
 def facenet_mtcnn() -> Model:
-    from campaigns.atlas_models import import_torchvision
-
-    import_torchvision()
     from facenet_pytorch.models.mtcnn import PNet
     from facenet_pytorch.models.utils.detect_face import generateBoundingBox
 
@@ -206,9 +200,6 @@ def cross_batch_memory() -> Model:
 
 
 def dino_loss() -> Model:
-    from campaigns.atlas_models import import_torchvision
-
-    import_torchvision()
     from lightly.loss import DINOLoss
 
     class Step(nn.Module):

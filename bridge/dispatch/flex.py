@@ -52,7 +52,9 @@ def flex_attention(
         scores = torch.where(mask, scores, float("-inf"))
     alone = (scores == float("-inf")).all(-1)
     sums = torch.where(alone, float("-inf"), scores.logsumexp(-1))
-    out = torch._safe_softmax(scores, -1).to(query.dtype) @ value.to(query.dtype)
+    rows = alone.unsqueeze(-1)  # without a key
+    weights = scores.masked_fill(rows, 0.0).softmax(-1).masked_fill(rows, 0.0)
+    out = weights.to(query.dtype) @ value.to(query.dtype)
     return _laid_out_as(query, out), sums / math.log(2), scores.amax(-1) / math.log(2)
 
 

@@ -147,7 +147,7 @@ def _check_at(code: types.CodeType, offset: int) -> bool | str | None:
 
 
 def _raises(instructions: list[dis.Instruction], places: dict[int, int], i: int) -> bool:
-    """True if the following instructions do nothing but raise, if only by `torch._assert(False, …)`."""
+    """True if the following instructions do nothing but raise, if only by PyTorch's assertion of False."""
     while True:
         name = instructions[i].opname
         if name == "RAISE_VARARGS" or _asserts_false(instructions[i : i + 3]):

@@ -204,7 +204,7 @@ def _may_branch(node: ast.AST) -> bool:
 
 
 def _raises(node: ast.stmt) -> bool:
-    """True for `raise` and for `torch._assert(False, …)`."""
+    """True for `raise`, and for PyTorch's assertion of False."""
     call = getattr(node, "value", None)
     if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call) or not call.args:
         return isinstance(node, ast.Raise)
