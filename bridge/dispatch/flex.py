@@ -60,10 +60,13 @@ def flex_attention(
 
 def _plain(query: Any, key: Any, value: Any, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     settings = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
-    known = mask is not None and type(mask) is not BridgeTensor and mask.dim() == 2
-    if known and mask.shape[0] == mask.shape[1] and torch.equal(mask, torch.ones_like(mask).tril()):
+    if mask is not None and type(mask) is not BridgeTensor and _is_causal(mask):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, **settings)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **settings)
+
+
+def _is_causal(mask: torch.Tensor) -> bool:
+    return mask.dim() == 2 and mask.shape[0] == mask.shape[1] and torch.equal(mask, torch.ones_like(mask).tril())
 
 
 def _laid_out_as(query: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
