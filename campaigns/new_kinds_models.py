@@ -52,7 +52,7 @@ def psnr_and_ssim() -> Model:
 
     def step(layer: nn.Module, x: torch.Tensor) -> tuple:
         y = layer(x)
-        return peak_signal_noise_ratio(y, x), structural_similarity_index_measure(y, x, data_range=1.0)
+        return peak_signal_noise_ratio(y, x, data_range=1.0), structural_similarity_index_measure(y, x, data_range=1.0)
 
     return Model(Function(nn.Conv2d(1, 1, 3, padding=1), step), (torch.rand(2, 1, 24, 24),))
 
@@ -66,9 +66,6 @@ def tabm() -> Model:
 
 
 def _segment_anything() -> Any:
-    from campaigns.atlas_models import import_torchvision
-
-    import_torchvision()
     from segment_anything import modeling
 
     return modeling
@@ -183,9 +180,6 @@ def neural_ode() -> Model:
 
 
 def facenet_mtcnn() -> Model:
-    from campaigns.atlas_models import import_torchvision
-
-    import_torchvision()
     from facenet_pytorch.models.mtcnn import PNet
     from facenet_pytorch.models.utils.detect_face import generateBoundingBox
 
@@ -201,14 +195,12 @@ def cross_batch_memory() -> Model:
     from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
 
     loss = CrossBatchMemory(ContrastiveLoss(), embedding_size=4, memory_size=16)
-    module = Function(nn.Linear(6, 4), lambda layer, x, y: loss(layer(x), y))
+    parts = nn.ModuleList([nn.Linear(6, 4), loss])
+    module = Function(parts, lambda parts, x, y: parts[1](parts[0](x), y))
     return Model(module, (torch.randn(8, 6), torch.arange(8) % 3))
 
 
 def dino_loss() -> Model:
-    from campaigns.atlas_models import import_torchvision
-
-    import_torchvision()
     from lightly.loss import DINOLoss
 
     class Step(nn.Module):

@@ -8,6 +8,7 @@ package is missing is left out. A file of results is continued where it ends.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -20,6 +21,7 @@ import torch
 import tyro
 
 import bridge
+from campaigns.atlas_models import import_torchvision
 from campaigns.new_kinds import LISTS
 from campaigns.new_kinds_models import HELP, MODELS
 
@@ -54,6 +56,8 @@ def _compared(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         model = MODELS[name]()
     except ImportError as error:
         return {"result": "not installed", "message": str(error)}
+    except Exception as error:
+        return {"result": "error", "message": f"it is not built: {type(error).__name__}: {error}"[:400]}
     try:
         report = bridge.verify(model.module, *model.args, **model.settings, **settings)
     except bridge.BridgeError as error:
@@ -68,6 +72,8 @@ def _compared(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _in_process(name: str, pipe: Any) -> None:
     warnings.simplefilter("ignore")
+    with contextlib.suppress(ImportError):
+        import_torchvision()
     pipe.send(run(name))
 
 

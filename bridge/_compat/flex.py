@@ -9,16 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch._higher_order_ops.flex_attention import flex_attention as FLEX_ATTENTION
 from torch._higher_order_ops.flex_attention import sdpa_dense
 
 from bridge._compat.torch import Replacement, Replacements
 
-__all__ = ["FLEX_ATTENTION", "SAFE_SOFTMAX", "as_operations", "is_identity", "is_without_mask", "sdpa_dense"]
+__all__ = ["FLEX_ATTENTION", "as_operations", "is_identity", "is_without_mask", "sdpa_dense"]
 
-SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
-"""A softmax that is 0 where all scores are -inf."""
 _MODULE = "torch.nn.attention.flex_attention"
 
 

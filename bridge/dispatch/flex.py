@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from bridge._compat.flex import SAFE_SOFTMAX, is_identity, is_without_mask
+from bridge._compat.flex import is_identity, is_without_mask
 from bridge.context import current
 from bridge.symbolic.places import places_of
 from bridge.tensor.tensor import BridgeTensor
@@ -52,22 +52,21 @@ def flex_attention(
         scores = torch.where(mask, scores, float("-inf"))
     alone = (scores == float("-inf")).all(-1)
     sums = torch.where(alone, float("-inf"), scores.logsumexp(-1))
-    out = SAFE_SOFTMAX(scores, -1).to(query.dtype) @ value.to(query.dtype)
+    rows = alone.unsqueeze(-1)  # without a key
+    weights = scores.masked_fill(rows, 0.0).softmax(-1).masked_fill(rows, 0.0)
+    out = weights.to(query.dtype) @ value.to(query.dtype)
     return _laid_out_as(query, out), sums / math.log(2), scores.amax(-1) / math.log(2)
 
 
 def _plain(query: Any, key: Any, value: Any, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     settings = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
-    if mask is not None and _is_causal(mask):
+    if mask is not None and type(mask) is not BridgeTensor and _is_causal(mask):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, **settings)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **settings)
 
 
 def _is_causal(mask: torch.Tensor) -> bool:
-    """True for a known mask with which each position attends to itself and to earlier ones."""
-    if type(mask) is BridgeTensor or mask.dim() != 2 or mask.shape[0] != mask.shape[1]:
-        return False
-    return torch.equal(mask, torch.ones_like(mask).tril())
+    return mask.dim() == 2 and mask.shape[0] == mask.shape[1] and torch.equal(mask, torch.ones_like(mask).tril())
 
 
 def _laid_out_as(query: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
