@@ -1,16 +1,24 @@
 """`--shard`: parameters divided over a mesh by their names, beside the same runs on one device and on replicas."""
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.shard_by_name import EXACT
 
 from train_jax.__main__ import main
 from train_jax.errors import UserError
+from train_jax.plugin import use_file
 from train_jax.run.arguments import parse_run
+from train_jax.run.config import ComputeConfig
+from train_jax.run.presets import preset
+from train_jax.runtime.mesh import devices_of
 from train_jax.runtime.shard_patterns import read_pattern
+from train_jax.trainer.start import start
 
 TESTS = Path(__file__).parents[1]
 LORA = "base_model.model.model.layers.0.q_proj"
@@ -91,6 +99,18 @@ def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="over the devices of one process, and there are 2; start one process, or"):
         MeshDevices([read_pattern("a=data")], 1)
+
+
+def test_frozen_parameters_are_in_the_table(tmp_path, monkeypatch, forgotten):
+    monkeypatch.chdir(tmp_path)
+    frozen = EXACT.replace("    return nn.Sequential(", "    made = nn.Sequential(", 1).replace(
+        "nn.Linear(16, 1))\n", "nn.Linear(16, 1))\n    made[2].requires_grad_(False)\n    return made\n", 1
+    )
+    Path("mine.py").write_text(frozen)
+    use_file("mine.py")
+    config = dataclasses.replace(preset("mine"), steps=1, compute=ComputeConfig(shard=("2.*up.weight=data",)))
+    table = "\n".join(start(config, devices=devices_of(config.compute)).placement.table())
+    assert re.search(r"2\.0\.up\.weight +\(64, 16\) +data", table) and "3.weight" in table
 
 
 def test_model_devices_divide_the_devices(capsys, tmp_path, monkeypatch):

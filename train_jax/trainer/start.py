@@ -222,7 +222,9 @@ def _memory_of_whole_state(config: RunConfig) -> contextlib.AbstractContextManag
 
 def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Placement:
     if isinstance(devices, MeshDevices):
-        return StateByName(devices, objective.params)
+        named = {name for name, _ in objective.fn.module.named_parameters()}
+        frozen = {name: array for name, array in objective.buffers.items() if name in named}
+        return StateByName(devices, objective.params | frozen)
     if not config.compute.shard_optimizer:
         return Placement(devices, Replicated(config.compute.reduction))
     for rule in (config.optim.optimizer, *(group.optimizer or "" for group in config.optim.groups)):
