@@ -43,5 +43,6 @@ def check_export(run: Restored, weights: Path) -> ExportCheck:
     params, buffers = jax.tree.map(jnp.asarray, (run.state.eval_params, run.state.buffers))
     ours, _ = run.objective.call(params, buffers, train=False, rng=draws)(arrays, method=LOSS_METHOD)
     names = task.parts or (LOSS,)
-    torch_loss, jax_loss = (float(sum(mean_loss(sums, name) for name in names)) for sums in (theirs, ours))
+    torch_loss = float(sum(torch.as_tensor(mean_loss(theirs, name)).detach() for name in names))
+    jax_loss = float(sum(mean_loss(ours, name) for name in names))
     return ExportCheck(examples, torch_loss, jax_loss)

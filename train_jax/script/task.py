@@ -215,15 +215,14 @@ class ScriptTask(Task):
     # The model and its loss
 
     def build(self, arch: Any) -> nn.Module:
-        """Returns the module of the script, or a copy of it, because `model` may take long and may return one object.
+        """Returns a copy of the module of the script, because `model` may take long and may return one object.
 
         It is made once for each default dtype, which tensors of the module that are no parameters have.
         """
         dtype = torch.get_default_dtype()
-        if dtype in self._modules:
-            module = independent(self._modules[dtype])
-        else:
-            module = self._modules[dtype] = self._new_module()
+        if dtype not in self._modules:
+            self._modules[dtype] = self._new_module()
+        module = independent(self._modules[dtype])  # its mode and its weights may be changed
         self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
         add_method(module, LOSS_METHOD, self._loss_of_arrays(arch.torch_dtype))
         return module
