@@ -31,6 +31,7 @@ import tyro
 import bridge
 from campaigns.atlas_help import HELP, Help
 from campaigns.atlas_models import Entry, entries, import_torchvision, names_of
+from campaigns.potentials import atlas_rows
 
 NOISE = 0.05
 """Size of the noise added to all weights, so that none is zero."""
@@ -185,6 +186,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         results = [row for row in rows if row["train"] == train]
         if results:
             lines += ["", f"## {mode.capitalize()}", "", *_table(results)]
+    lines += ["", "## Interatomic potentials", "", *_potentials()]
     lines += ["", "## Models that are not right as called", "", *_failures(rows)]
     return "\n".join(lines) + "\n"
 
@@ -213,6 +215,14 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
         cells = [tried, _share(right, tried), _share(count["helped"], tried), otherwise]
         lines.append(f"| {family} | {' | '.join(map(str, cells))} |")
     return lines
+
+
+def _potentials() -> list[str]:
+    """A row for each potential, with what differentiates its forces again: these have a campaign of their own."""
+    cells = "package, training | energy | forces | stress | gradients of a loss on forces | products with the Hessian"
+    note = "Errors in float32, relative to the largest entry. [More, and the help](potentials.md#what-is-measured)."
+    lines = [note, "", f"| {cells} | `verify` |", "|---|---|---|---|---|---|---|"]
+    return lines + [f"| {' | '.join(row)} |" for row in atlas_rows()]
 
 
 def _share(part: int, whole: int) -> str:

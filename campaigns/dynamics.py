@@ -162,7 +162,7 @@ def by_jax_md(simulation, params, positions, velocities, steps):
 
 def main():
     torch.manual_seed(0)
-    case = painn(torch.float32)
+    case = painn(torch.float32, structure())
     module = case.module.eval()
     simulation = Simulation(bridge.export(module), structure())
     velocities = 0.05 * torch.randn(simulation.count, 3)

@@ -83,6 +83,8 @@ def test_a_page_by_family(tmp_path):
     assert '`known_inputs="1"`: right |' in text and "unbuilt" not in text
     assert text.count("| both | refused | a branch") == 1, "a model with one result in both modes"
     assert "| all | 2 | 0 (0 %) | 0 (0 %) | 2 refused |" in text.partition("## Training")[2]
+    potentials = text.partition("## Interatomic potentials")[2].partition("## Models that are not right")[0]
+    assert "gradients of a loss on forces" in potentials and "| PaiNN (schnetpack" in potentials
 
 
 def test_families_take_turns_and_what_is_done_is_left_out():
