@@ -19,6 +19,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import re
 import statistics
 import time
 from pathlib import Path
@@ -34,7 +35,8 @@ ROUNDS = 25
 
 def first_line(failure: BaseException) -> str:
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    return f"{type(failure).__name__}: {lines[0] if lines else ''}"[:200]
+    text = f"{type(failure).__name__}: {lines[0] if lines else ''}"
+    return re.sub(r" at 0x[0-9a-f]+", "", text)[:200]
 
 
 @contextlib.contextmanager
