@@ -23,6 +23,7 @@ import re
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -166,12 +167,15 @@ def slopes_in_pytorch(case, params):
     return slope.detach().numpy(), {n: np.zeros(p.shape) if g is None else g.numpy() for (n, p), g in found}
 
 
-def tojax_side(case, ours, expected, params):
+def tojax_side(case, ours, expected):
     """Returns the record of tojax, and a function for the forces by `jax.grad` of its energy if that works."""
     import jax
+    import torch
 
     logging.disable(logging.WARNING)
-    record = {"version": importlib.metadata.version("tojax")}
+    case.module.to(torch.float32).eval()
+    params = {name: p for name, p in case.module.named_parameters() if p.requires_grad}
+    record: dict[str, Any] = {"version": importlib.metadata.version("tojax")}
     for known in (lambda name: False, ours.is_known):
         try:
             side = Tojax(case, known)
@@ -203,6 +207,7 @@ def peak_of_torch(call):
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         kept = call()
+    assert profile.profiler is not None and profile.profiler.kineto_results is not None
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
     del kept
@@ -257,14 +262,18 @@ def measure(library, repeat, rounds, sides):
     record["jax"] = {"energy": error(energy, expected[0]), "forces": error(forces, expected[1])}
     calls = {"torch": eager.call, "jax": lambda: lambda: jax.block_until_ready(program(*given))}
     record["bytes"] = {"torch": peak_of_torch(eager.call()), "jax": peak_of_jax(program)}
-    params = {name: p for name, p in case.module.named_parameters() if p.requires_grad}
     if "tojax" in sides:
-        record["tojax"], side = tojax_side(case, ours, expected, params)
-        if side is not None:
-            other = side[0].lower(*side[1]).compile()
-            calls["tojax"] = lambda: lambda: jax.block_until_ready(other(*side[1]))
+        torch.manual_seed(SEED)
+        fresh = LIBRARIES[library](torch.float32, structure(repeat))  # tojax copies it, which a call may have prevented
+        torch.set_default_dtype(torch.float32)
+        record["tojax"], found = tojax_side(fresh, ours, expected)
+        if found is not None:
+            slopes, arguments = found
+            other = slopes.lower(*arguments).compile()
+            calls["tojax"] = lambda: lambda: jax.block_until_ready(other(*arguments))
             record["bytes"]["tojax"] = peak_of_jax(other)
     if "compiled" in sides:
+        params = {name: p for name, p in case.module.named_parameters() if p.requires_grad}
         with in_training(case.module):
             gradients = force_gradients(case, eager.call(training=True)(), params)
         record["compiled"], side = compiled_side(case, expected, params, gradients)
@@ -275,25 +284,31 @@ def measure(library, repeat, rounds, sides):
     return record | interleaved(calls, rounds)
 
 
-def share(record, side, kind):
-    """Returns the time of a side as a share of that of PyTorch's eager mode."""
-    key = f"{side}_{kind}"
-    return f"{record[key] / record[f'torch_{kind}']:.2f}" if key in record else ""
+def last_records(results):
+    """Returns the last values by library and size. Shares of eager's time are those within one run."""
+    last = {}
+    for line in results.read_text().splitlines():
+        record = json.loads(line)
+        record["shares"] = {
+            kind: record[kind] / record["torch_cpu_ms" if kind.endswith("_cpu_ms") else "torch_ms"]
+            for kind in record
+            if kind.endswith("_ms")
+        }
+        merged = last.setdefault((TITLES[record["library"]], record["atoms"]), {})
+        for name, value in record.items():
+            merged[name] = merged.get(name, {}) | value if isinstance(value, dict) else value
+    return last
 
 
 def said(record, *names):
     """Returns the errors of a side, or its own error."""
     found = [f"{record[name]:.0e}" for name in names if name in record]
-    failure = next((text for name, text in record.items() if name.endswith("fail") or name == "fails"), "")
-    return ", ".join(found) or f"`{failure[:90].replace('|', '/').replace('`', '')}`"
+    failure = next((text for name, text in record.items() if name.endswith(("fail", "fails"))), "")
+    return ", ".join(found) or f"`{failure[:100].replace('|', '/').replace('`', '')}`"
 
 
 def write_tables(page, results):
     """Writes the tables of times and of the other two ways, from the last record of each library and size."""
-    last = {}
-    for line in results.read_text().splitlines():
-        record = json.loads(line)
-        last[TITLES[record["library"]], record["atoms"]] = record
     rows = [
         "| package | atoms | eager, ms of CPU | JAX | `torch.compile` | tojax | JAX, wall | KiB, eager | JAX | load |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -303,17 +318,20 @@ def write_tables(page, results):
         "| `torch.compile`: energy, forces | gradients |",
         "|---|---|---|---|---|",
     ]
-    for (title, atoms), record in sorted(last.items()):
+    for (title, atoms), record in sorted(last_records(results).items()):
         cells = [title, atoms, f"{record['torch_cpu_ms']:.1f}"]
-        cells += [share(record, side, "cpu_ms") for side in ("jax", "compiled", "tojax")]
-        cells.append(share(record, "jax", "ms"))
+        kinds = ("jax_cpu_ms", "compiled_cpu_ms", "tojax_cpu_ms", "jax_ms")
+        cells += [f"{record['shares'][kind]:.2f}" if kind in record["shares"] else "" for kind in kinds]
         cells += [f"{record['bytes'][side] / 1024:.0f}" for side in ("torch", "jax")] + [f"{record['load']:.0f}"]
         rows.append(f"| {' | '.join(map(str, cells))} |")
         tojax, compiled = record.get("tojax"), record.get("compiled")
         if tojax or compiled:
             cells = [title]
-            cells += [said(tojax, "energy", "forces"), said(tojax, "slopes", "slope_weights")] if tojax else ["", ""]
-            cells += [said(compiled, "energy", "forces"), said(compiled, "weights")] if compiled else ["", ""]
+            for side, further in ((tojax, ("slopes", "slope_weights")), (compiled, ("weights",))):
+                if side is None:
+                    cells += ["", ""]
+                else:
+                    cells += [said(side, "energy", "forces"), "" if "fails" in side else said(side, *further)]
             others.append(f"| {' | '.join(cells)} |")
     page.write_text(between(between(page.read_text(), "times", rows), "other ways", others))
 

@@ -115,6 +115,7 @@ def test_a_checkpoint_of_pytorch_is_tuned_on_forces_as_in_pytorch_and_continues_
     example = next(path for path in EXAMPLES if path.stem == "forces").read_text()
     Path("tuned.py").write_text(example + TUNED)
     spec = importlib.util.spec_from_file_location("in_pytorch", "tuned.py")
+    assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     torch.manual_seed(5)
