@@ -121,6 +121,10 @@ esac
 data_dir=${DATA_DIR:-data/speedrun-$profile}
 run_dir=${RUN_DIR:-runs/speedrun-$profile}
 step() { printf '\n==> %s\n' "$*"; }
+next_commands() {                                        # the shell that started this script has no environment yet
+    printf '\nnext:\n'
+    printf '    %s\n' "source ./environment.sh" "$@"
+}
 
 # ---- data ----------------------------------------------------------------------------------------------------------
 step "data: $data_dir"
@@ -176,7 +180,7 @@ if [ ${#sft_tasks[@]} -gt 0 ]; then
     step "done"
     trm summary "$run_dir-rl"
     [ ! -e "$run_dir-rl/report/phases.md" ] || cat "$run_dir-rl/report/phases.md"
-    printf '\ntalk to it:     trm chat %s\nin the browser: trm serve %s\n' "$run_dir-rl" "$run_dir-rl"
+    next_commands "trm chat $run_dir-rl" "trm serve $run_dir-rl                  # in the browser"
     exit 0
 fi
 
@@ -203,3 +207,6 @@ if [ ! -e "$run_dir/report/index.html" ]; then
 fi
 step "done"
 trm summary "$run_dir"
+first="trm solve $run_dir --index 1"
+if [[ $profile == text* ]]; then first="trm generate $run_dir --prompt 'def main():'"; fi
+next_commands "$first" "trm check examples/lstm.py    # or a script of yours"

@@ -66,7 +66,8 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         return time.perf_counter() - begun, traced
 
     first, traced = trace()
-    traces, lowerings = [], []
+    traces = []
+    lowerings = []
     for _ in range(rounds):
         seconds, traced = trace()
         begun = time.perf_counter()
@@ -163,7 +164,9 @@ def main(options: Options) -> int:
     if options.here:
         print(json.dumps(measure(options.presets[0], options.rounds)))
         return 0
-    before, figures, details = tables.figures_before(options), {}, {}
+    before = tables.figures_before(options)
+    figures = {}
+    details = {}
     print(tables.header(TITLES), flush=True)
     for name in options.presets:
         command = [sys.executable, "-m", "benchmarks.compile", "--here", "--presets", name]

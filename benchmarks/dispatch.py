@@ -110,7 +110,8 @@ class Variant:
         from train_jax.runtime.devices import Devices
         from train_jax.trainer.start import start
 
-        devices, width = Devices(options.devices, runner), options.hidden_size
+        devices = Devices(options.devices, runner)
+        width = options.hidden_size
         arch = TRMConfig(
             batch_size=2 * devices.count, seq_len=81, vocab_size=11, L_layers=layers, hidden_size=width,
             puzzle_emb_ndim=width, mlp_t=False, pos_encodings="rope",

@@ -75,10 +75,8 @@ def module_of(name: str) -> tuple[Any, Any]:
 
 
 def engine_of(module: Any, slots: int, capacity: int) -> Engine:
-    engine, fn = (
-        Engine(module, Devices(1), slots=slots, capacity=capacity, tokens_per_dispatch=DISPATCH),
-        bridge.export(module),
-    )
+    engine = Engine(module, Devices(1), slots=slots, capacity=capacity, tokens_per_dispatch=DISPATCH)
+    fn = bridge.export(module)
     engine.load(fn.params, fn.buffers)
     return engine
 
@@ -86,18 +84,22 @@ def engine_of(module: Any, slots: int, capacity: int) -> Engine:
 # ---- one token
 
 
+def norm(x: jax.Array) -> jax.Array:
+    """Scales the last axis to a mean square of 1."""
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + jnp.finfo(jnp.float32).eps)
+
+
 def by_hand(module: Any, arch: Any, prompt: list[int], capacity: int) -> Callable[[], list[int]]:
     """Returns a function that computes the next `DISPATCH` tokens of one row, written in `jax.numpy`."""
     weights = {name: jnp.asarray(value.detach().numpy()) for name, value in module.named_parameters()}
     cos, sin = (jnp.asarray(table.float().numpy())[0, :, 0] for table in (module.cos, module.sin))
-    heads, size = arch.n_head, arch.n_embd // arch.n_head
-
-    def norm(x: jax.Array) -> jax.Array:
-        return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + jnp.finfo(jnp.float32).eps)
+    heads = arch.n_head
+    size = arch.n_embd // arch.n_head
 
     def rotate(x: jax.Array, position: jax.Array) -> jax.Array:
         first, second = jnp.split(x, 2, axis=-1)
-        c, s = cos[position], sin[position]
+        c = cos[position]
+        s = sin[position]
         return jnp.concatenate([first * c + second * s, second * c - first * s], axis=-1)
 
     def decode(weights: Mapping[str, jax.Array], cache: jax.Array, token: jax.Array, position: jax.Array) -> tuple:
@@ -106,7 +108,8 @@ def by_hand(module: Any, arch: Any, prompt: list[int], capacity: int) -> Callabl
             name = f"transformer.h.{layer}."
             y = norm(x)
             q, k, v = ((weights[f"{name}attn.c_{each}.weight"] @ y).reshape(heads, size) for each in "qkv")
-            q, k = norm(rotate(q, position)), norm(rotate(k, position))
+            q = norm(rotate(q, position))
+            k = norm(rotate(k, position))
             cache = cache.at[layer, 0, :, position].set(k).at[layer, 1, :, position].set(v)
             scores = jnp.einsum("hd,htd->ht", q, cache[layer, 0]) / size**0.5
             shares = jax.nn.softmax(jnp.where(jnp.arange(capacity) <= position, scores, -jnp.inf))
@@ -260,7 +263,8 @@ def until_drained(engine: Engine, wanted: list[Request]) -> tuple[float, float]:
     rows = [engine.submit(request) for request in wanted]
     while engine.waiting:
         engine.step()
-    rate, occupancy = engine.counts.tokens / (time.perf_counter() - started), engine.counts.occupancy
+    rate = engine.counts.tokens / (time.perf_counter() - started)
+    occupancy = engine.counts.occupancy
     while rows and not engine.idle:
         engine.step()
     return rate, occupancy

@@ -45,7 +45,9 @@ def through_torchax(module: torch.nn.Module, batch: dict) -> tuple[float, Gradie
     env = torchax.default_env()
     with env:
         wrapped = JittableModule(module.to("jax"))
-    params, buffers = jax_view(wrapped.params), jax_view(wrapped.buffers)  # pyright: ignore
+    # pyright: ignore
+    params = jax_view(wrapped.params)
+    buffers = jax_view(wrapped.buffers)
     arrays = {k: jnp.asarray(v.numpy()) for k, v in batch.items()}
 
     def loss(params: Any) -> Any:

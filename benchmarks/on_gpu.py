@@ -51,7 +51,8 @@ def measured(side: str, model: str, size: int) -> dict[str, Any]:
 
 
 def _in_torch(side: str, module: nn.Module, inputs: list[torch.Tensor]) -> tuple[Callable, Callable]:
-    module, inputs = module.cuda(), [each.cuda() for each in inputs]
+    module = module.cuda()
+    inputs = [each.cuda() for each in inputs]
     run = torch.compile(module) if side == "torch.compile" else module
     torch.backends.cudnn.allow_tf32 = True
     parameters = [*module.parameters()]

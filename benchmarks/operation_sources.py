@@ -185,7 +185,8 @@ def is_of_pytorch(op: Any, made_of: Callable) -> bool:
 def used(options: Options) -> tuple[dict[tuple[str, str], set[str]], list[str], dict[str, str]]:
     """Returns a map from (operation, what serves it) to models, the traced models, and the others with the reason."""
     users: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
-    traced, failed = [], {}
+    traced = []
+    failed = {}
     for name, build in models(options):
         torch.manual_seed(0)
         try:

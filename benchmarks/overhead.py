@@ -87,9 +87,11 @@ class Measured:
 
     def __init__(self, training: Training):
         devices = training.devices
-        batch, state = training.batches.at(0), training.initial_state()
+        batch = training.batches.at(0)
+        state = training.initial_state()
         carry = training.initial_carry(state, batch)
-        self._batch, self._key = batch, devices.random_key(0)
+        self._batch = batch
+        self._key = devices.random_key(0)
         self._state = devices.replicate(state), devices.shard(carry)
         self._step = training.parallel_step()
 

@@ -94,16 +94,27 @@ def _in_a_process(options: Options, variant: Variant, side: Side) -> dict[str, A
         return json.loads(result.read_text())
 
 
+def _published_config(variant: Any, side: str, global_batch_size: int) -> Any:
+    """Returns the published preset with the network of `variant` and the kernels of `side`."""
+    from benchmarks.overhead import VARIANTS
+    from train_jax.run.presets import preset
+
+    config = preset("sudoku-extreme")
+    arch = dataclasses.replace(config.arch, **VARIANTS[_IN_OVERHEAD[variant]])
+    kernels = "fused" if side == "bridge-fused" else "plain"
+    compute = dataclasses.replace(config.compute, mlp=kernels, attention=kernels)
+    return dataclasses.replace(config, arch=arch, compute=compute, global_batch_size=global_batch_size)
+
+
 def _compile(options: Options) -> None:
     # Imported here: libtpu and JAX are for the processes that compile.
     from benchmarks import trm_jnp, trm_tuned
-    from benchmarks.overhead import VARIANTS, by_hand
+    from benchmarks.overhead import by_hand
     from train_jax.pods.bundles import read_schedules, write_schedules
     from train_jax.pods.compile import compile_train_step, training_for
     from train_jax.pods.topologies import topology, use_host_backend
     from train_jax.pods.yardsticks import yardsticks
     from train_jax.puzzles.task import UnbuiltPuzzles
-    from train_jax.run.presets import preset
 
     (variant,), (side,), file = options.variants, options.sides, options.json
     assert file is not None
@@ -112,11 +123,7 @@ def _compile(options: Options) -> None:
         if options.bundles:
             write_schedules(Path(folder))
         pod = topology(options.topology)
-        config = preset("sudoku-extreme")
-        arch = dataclasses.replace(config.arch, **VARIANTS[_IN_OVERHEAD[variant]])
-        kernels = "fused" if side == "bridge-fused" else "plain"
-        compute = dataclasses.replace(config.compute, mlp=kernels, attention=kernels)
-        config = dataclasses.replace(config, arch=arch, compute=compute, global_batch_size=options.global_batch_size)
+        config = _published_config(variant, side, options.global_batch_size)
         training: Any = training_for(config, UnbuiltPuzzles(config), pod)
         if side.startswith("by-hand"):
             network = trm_jnp.level if side == "by-hand" else trm_tuned.network(fused=side == "by-hand-fused")
@@ -127,7 +134,8 @@ def _compile(options: Options) -> None:
     def bundles(each: Any) -> float:
         return (schedules.of(each) or 0) if schedules else 0
 
-    estimated, scheduled = yardsticks(compiled.program), yardsticks(compiled.program, cycles=bundles)
+    estimated = yardsticks(compiled.program)
+    scheduled = yardsticks(compiled.program, cycles=bundles)
 
     def of(cost: Any, known: Any) -> list[float]:
         return [known.cycles / 1e6 if known else 0, cost.hbm_bytes / 1e9]
@@ -141,7 +149,8 @@ def _compile(options: Options) -> None:
         for split, parts in estimated.splits.items()
         if split != "module"
     }
-    memory, seconds = compiled.memory.temporaries / 1e9, compiled.compile_seconds
+    memory = compiled.memory.temporaries / 1e9
+    seconds = compiled.compile_seconds
     facts = {"total": of(estimated.total, scheduled.total), "temporaries": memory, "seconds": seconds, "splits": splits}
     file.write_text(json.dumps(facts))
 

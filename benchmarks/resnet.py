@@ -115,14 +115,16 @@ def main() -> None:
     batch, size = [*map(int, sys.argv[1:]), *(4, 224)[len(sys.argv) - 1 :]]
     torch.manual_seed(0)
     module = ResNet18()
-    images, labels = torch.randn(batch, 3, size, size), torch.arange(batch) % CLASSES
+    images = torch.randn(batch, 3, size, size)
+    labels = torch.arange(batch) % CLASSES
     weights = [parameter for _, parameter in module.named_parameters()]
 
     def by_torch() -> tuple[torch.Tensor, ...]:
         return torch.autograd.grad(module(images, labels), weights)
 
     fn = bridge.export(module)
-    params, buffers = fn.params, fn.buffers
+    params = fn.params
+    buffers = fn.buffers
     arrays = jnp.asarray(images.numpy()), jnp.asarray(labels.numpy(), jnp.int32)
 
     def by_bridge(params: Params, *arrays: jax.Array) -> jax.Array:

@@ -84,9 +84,11 @@ def stub_step() -> Any:
 def measure(options: Options, folder: Path) -> None:
     saving, state, carry = made(options, folder)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves((state, carry)))
-    step, clock = stub_step(), Clock()
+    step = stub_step()
+    clock = Clock()
     carry = jax.block_until_ready(step(carry))
-    blocked, after = [], []
+    blocked = []
+    after = []
     for number in range(1, options.saves + 2):
         saving.wait()  # as after 1 000 steps, everything is on disk
         begun = time.perf_counter()
@@ -127,7 +129,8 @@ def print_table(size: int, blocked: list[float], after: list[float], waited: flo
     print(f"{size / 1e9:.2f} GB on {DEVICES} virtual devices, {os.cpu_count()} cores, {len(blocked)} saves\n")
     print("| a save | median, s | largest, s | share of 1 000 steps of 0.13 s |\n|---|---|---|---|")
     for name, seconds in (("blocked", blocked), ("the step after", after)):
-        median, share = statistics.median(seconds), statistics.median(seconds) / (EVERY_STEPS * STEP_SECONDS)
+        median = statistics.median(seconds)
+        share = statistics.median(seconds) / (EVERY_STEPS * STEP_SECONDS)
         print(f"| {name} | {median:.2f} | {max(seconds):.2f} | {share:.2%} |")
     print(f"\nthe last one was on disk {waited:.1f} s after the steps behind it")
 

@@ -159,7 +159,8 @@ def measure(size: Size, phase: Phase, options: Options) -> list[Result]:
                 result.memory = turn["memory"]
         for process in processes:
             process.end()
-    rounded, amplified = case.arch["forward_dtype"] == "bfloat16", size == "mixer"
+    rounded = case.arch["forward_dtype"] == "bfloat16"
+    amplified = size == "mixer"
     check_losses(
         results,
         2e-2 if rounded or (amplified and phase == "evaluate") else 1e-3,
@@ -184,7 +185,8 @@ def check_losses(results: Sequence[Result], of_first_step: float, of_others: flo
 
 def cells(result: Result, results: Sequence[Result]) -> list[str]:
     """Returns the row of a side in the table of all `results` of a step."""
-    seconds, facts = statistics.median(result.seconds), result.facts
+    seconds = statistics.median(result.seconds)
+    facts = result.facts
     ratios = [
         f"{statistics.median(a / b for a, b in zip(result.seconds, other.seconds, strict=True)):.2f}"
         for other in results

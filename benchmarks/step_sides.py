@@ -79,20 +79,31 @@ class Running:
         return (time.perf_counter() - began) / steps, value
 
 
+def _module_in_torch(case: Case, folder: Path, phase: Phase, device: torch.device) -> Any:
+    """Returns the module of a case on `device`, with the weights that every side starts from."""
+    module = build("trm", case.config()).train(phase == "train")
+    module.load_state_dict(torch.load(folder / START, weights_only=True))
+    return module.to(device)
+
+
+def _compiled(module: Any, case: Case) -> Any:
+    """Compiles the whole module or the blocks of its network, whichever `torch.compile` serves better."""
+    if case.torch_compile == "module":
+        return torch.compile(module)
+    module.model.inner.L_level.compile()
+    return module
+
+
 def in_torch(case: Case, folder: Path, phase: Phase, compiled: bool) -> Running:
     """Builds the PyTorch side: the module, fused AdamW, the EMA and the update of the puzzle rows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config, optim = case.config(), case.optimizer()
-    module: Any = build("trm", config).train(phase == "train")
-    module.load_state_dict(torch.load(folder / START, weights_only=True))
-    module.to(device)
+    config = case.config()
+    optim = case.optimizer()
+    module = _module_in_torch(case, folder, phase, device)
     batch = {name: tensor.to(device) for name, tensor in example_batch(config, case.batch_size, seed=0).items()}
-    forward = module
-    if compiled and case.torch_compile == "module":
-        forward = torch.compile(module)
-    elif compiled:
-        module.model.inner.L_level.compile()
-    params, table = list(module.parameters()), module.model.inner.puzzle_emb
+    forward = _compiled(module, case) if compiled else module
+    params = list(module.parameters())
+    table = module.model.inner.puzzle_emb
     ema = [parameter.detach().clone() for parameter in params]
     betas = optim.beta1, optim.beta2
     optimizer = torch.optim.AdamW(params, lr=optim.lr, betas=betas, weight_decay=optim.weight_decay, fused=True)
@@ -121,14 +132,16 @@ def in_torch(case: Case, folder: Path, phase: Phase, compiled: bool) -> Running:
     @torch.no_grad()
     def evaluate() -> torch.Tensor:
         with device:
-            current, metrics = module.initial_carry(batch), {}
+            current = module.initial_carry(batch)
+            metrics = {}
         for _ in range(config.halt_max_steps):
             current, _, metrics, *_ = forward(carry=current, batch=batch)
         return metrics["lm_loss"]
 
     running = Running(train if phase == "train" else evaluate, f"{torch.get_num_threads()} threads of the CPU")
     if device.type == "cuda":
-        running.device, running.memory = torch.cuda.get_device_name(device), torch.cuda.max_memory_allocated
+        running.device = torch.cuda.get_device_name(device)
+        running.memory = torch.cuda.max_memory_allocated
     return running
 
 
@@ -154,12 +167,14 @@ def in_jax(case: Case, folder: Path, phase: Phase, bridged: bool) -> Running:
     count = jax.local_device_count() if jax.default_backend() == "cpu" else 1
     training = start(run, ExamplePuzzles(run), Devices(count))
     training = training if bridged else by_hand(training, case.config())
-    devices, batch = training.devices, training.batches.at(0)
+    devices = training.devices
+    batch = training.batches.at(0)
     initial = training.initial_state()
     state, key = devices.replicate(initial), devices.random_key(0)
     if phase == "train":
         carry = devices.shard(training.initial_carry(initial, batch))
-        step, batch = training.parallel_step(), devices.shard(batch)
+        step = training.parallel_step()
+        batch = devices.shard(batch)
         jaxpr = jax.make_jaxpr(step)(state, carry, batch, key)
 
         def dispatch() -> Any:

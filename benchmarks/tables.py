@@ -44,7 +44,8 @@ def figures_before(files: Files) -> dict[str, float]:
         return {}
     try:
         earlier = json.loads(files.compare.read_text())
-        machine, figures = earlier["machine"], {name: float(value) for name, value in earlier["figures"].items()}
+        machine = earlier["machine"]
+        figures = {name: float(value) for name, value in earlier["figures"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         _refuse(f"{files.compare} cannot be read ({error!r}); give the --json FILE of an earlier run")
     if machine != processor():

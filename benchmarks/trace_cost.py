@@ -39,7 +39,9 @@ def trace_seconds() -> Callable[[str], float]:
             torch.manual_seed(0)
             sizes: dict[str, Any] = {"n_embd": 64, "n_layer": 6, "n_head": 4, "vocab_size": 256, "n_positions": 64}
             self.model = GPT2LMHeadModel(GPT2Config(**sizes, use_cache=False))
-            self.noted, self.seen, self.last = noted, (), torch.zeros(())
+            self.noted = noted
+            self.seen = ()
+            self.last = torch.zeros(())
 
         def forward(self, ids):
             loss = self.model(ids, labels=ids).loss
@@ -80,8 +82,10 @@ def calls() -> dict[str, int]:
             self.count.add_(1)
             return torch.tanh(self.linear(x))
 
-    fn, x = bridge.export(Counting()), jnp.ones((2, 4))
-    folder, seen = str(Path(bridge.__file__).parent), []
+    fn = bridge.export(Counting())
+    x = jnp.ones((2, 4))
+    folder = str(Path(bridge.__file__).parent)
+    seen = []
 
     def profile(frame: Any, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(folder):
@@ -99,7 +103,8 @@ def calls() -> dict[str, int]:
 
 def serve() -> None:
     """Answers one line of standard input after the other: the seconds of a variant, or the counts."""
-    out, sys.stdout = sys.stdout, sys.stderr
+    out = sys.stdout
+    sys.stdout = sys.stderr
     seconds = trace_seconds()
     for line in sys.stdin:
         print(json.dumps(calls() if line.strip() == "calls" else seconds(line.strip())), file=out, flush=True)

@@ -96,14 +96,16 @@ def attention(x: Latent, params: Params, name: str, config: TRMConfig) -> Latent
     qkv = linear(x, params[f"{name}.qkv_proj.weight"])
     query, key, value = (part.reshape(*part.shape[:2], config.num_heads, -1) for part in jnp.split(qkv, 3, axis=-1))
     if config.pos_encodings == "rope":
-        query, key = rotate(query, config.rope_theta), rotate(key, config.rope_theta)
+        query = rotate(query, config.rope_theta)
+        key = rotate(key, config.rope_theta)
     mixed = jax.nn.dot_product_attention(query, key, value)
     return linear(mixed.reshape(x.shape), params[f"{name}.o_proj.weight"])
 
 
 def level(z: Latent, injection: Latent, params: Params, config: TRMConfig) -> Latent:
     """Applies the network of TRM."""
-    z, epsilon = z + injection, config.rms_norm_eps
+    z = z + injection
+    epsilon = config.rms_norm_eps
     for index in range(config.L_layers):
         name = f"{INNER}L_level.layers.{index}"
         if config.mlp_t:
@@ -227,7 +229,9 @@ def loss_fn(
     optimized). `puzzle_rows` are the rows of the puzzle table for `take_up(carry, batch)`.
     """
     carry, outputs = act_step(params, puzzle_rows, carry, batch, key, config, train, network)
-    logits, q_halt, labels = outputs["logits"], outputs["q_halt_logits"], carry.data["labels"]
+    logits = outputs["logits"]
+    q_halt = outputs["q_halt_logits"]
+    labels = carry.data["labels"]
 
     counted = labels != IGNORE_LABEL_ID
     label_counts = counted.sum(axis=-1)

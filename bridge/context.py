@@ -31,6 +31,8 @@ class Options:
     name_scopes: bool = False
     static: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Buffers that are constants, by their names, with the values that they had."""
+    known_inputs: str = ""
+    """A regular expression over names of inputs that are known while tracing."""
     assumed: dict[str, None] = dataclasses.field(default_factory=dict)
     """Descriptions of the checks that calls have not made; `verify` reports them."""
     branches: dict[Any, str] = dataclasses.field(default_factory=dict)
@@ -69,6 +71,8 @@ class CallState(abc.ABC):
     """The number of sides that have been traced inside of the outermost branch."""
     off_path: bool = False
     """True on a side that PyTorch did not take, in a call with its draws, which has none for it."""
+    left_gradients: str = ""
+    """Where `backward()` has given a parameter or buffer a gradient, which the call has to take away again."""
     turns: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter)
     """Branch -> the number of times that the call has met it, where PyTorch did."""
     handled: dict[Any, str] = dataclasses.field(default_factory=dict)
@@ -79,6 +83,8 @@ class CallState(abc.ABC):
     """The first error, which the module's own code may have caught."""
     said: set[str] = dataclasses.field(default_factory=set)
     """The places that a warning has named."""
+    has_numbers: bool = False
+    """True once a traced number has been made, so that one may be among the arguments of an operation."""
     metas: dict[Any, Any] = dataclasses.field(default_factory=dict)
     """Results on the meta device by operation and shapes, because recursion asks for the same ones again."""
     checks_int64: bool = True
@@ -112,6 +118,11 @@ class CallState(abc.ABC):
             self.said.add(place)
             warnings.warn(BridgeWarning(f"{what} {place}" + (remedy and f": {remedy}")), stacklevel=2)
 
+    def note_check(self) -> None:
+        """Reports that a check is not made: in a warning, and in the report of `verify`."""
+        self.options.assumed[self.where()] = None
+        self.warn("a check of traced values is not made")
+
     def error(self, what: str, remedy: str, cause: BaseException | None = None) -> BridgeError:
         """Returns the error that ends the call, even if the module's code catches it.
 
@@ -136,6 +147,14 @@ class CallState(abc.ABC):
     @abc.abstractmethod
     def redispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Computes an operation on traced tensors."""
+
+    @abc.abstractmethod
+    def number_of(self, tensor: Any) -> Any:
+        """Returns the value of a tensor of one element as a number, which is traced if the value is not known."""
+
+    @abc.abstractmethod
+    def value_for_python(self, tensor: Any) -> Any:
+        """Returns the value of a tensor that Python insists on. Raises `BridgeError` if it is traced and unknown."""
 
     @abc.abstractmethod
     def taking_apart(self) -> AbstractContextManager[None]:

@@ -24,6 +24,7 @@ from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
 from bridge.module.arguments import parameters_of
 from bridge.module.call import Exported, Request, Result, refuse_gradient_hooks, run_call
 from bridge.module.state import second_names, state_of, trained_in
+from bridge.symbolic.constants import check_expression, with_known
 from bridge.symbolic.ranges import Int64, check_integers, check_policy
 from bridge.tensor.arrays import alias_roots, array_of, check_kinds, jax_dtype, move_to_meta
 
@@ -121,6 +122,9 @@ class Functional(Exported):
             names = ", ".join(sorted(new)[:5])
             what = "the module has other parameters or buffers than when it was exported"
             raise BridgeError(f"{what}: {names}; export it again")
+        if self.options.known_inputs and request.survey is None:
+            args, kwargs = with_known(self.options.known_inputs, request.args, request.kwargs)
+            request = dataclasses.replace(request, args=args, kwargs=kwargs)
         return run_call(self, request)
 
 
@@ -153,6 +157,7 @@ def export(
     int64: Int64 = "refuse",
     name_scopes: bool = False,
     static: str = "",
+    known_inputs: str = "",
     release: bool = False,
 ) -> Functional:
     """Returns the module as a `Functional`. Neither `export` nor a call changes the module: it stays usable.
@@ -172,6 +177,10 @@ def export(
     `static` is a regular expression: buffers whose whole qualified name it matches are constants with the values that
     they have now, and no part of `buffers`, so Python code may branch on them; a call that writes one is an error.
 
+    `known_inputs` is a regular expression over names of inputs (`1`, `edge_index`, `0.edges` in a dict or an object)
+    whose values Python code may read: a call gets them from outside of the arguments of `jax.jit`, as in
+    `jax.jit(lambda p, x: fn(p, {}, x, edges))`.
+
     A parameter or buffer on the meta device is a `jax.ShapeDtypeStruct` in `params` and `buffers`; `bridge.into`
     returns both with values. `release` moves each parameter and buffer of the module to the meta device as soon as it
     is an array, so that no weight is held twice; tensors that share memory stay.
@@ -185,7 +194,10 @@ def export(
     check_integers(state, int64)
     constant = _constants(state, windows, static) if static else {}
     names = _recomputed(module, recompute)
-    options = Options(_by_name(lowerings or {}), _checked_names(functions or {}), names, int64, name_scopes, constant)
+    chosen = _by_name(lowerings or {})
+    replaced = _checked_names(functions or {})
+    check_expression(known_inputs)
+    options = Options(chosen, replaced, names, int64, name_scopes, constant, known_inputs)
     free = {name: tensor for name, tensor in state.items() if name not in constant}
     kept = {*windows, *windows.values()} if release else state.keys()
     params, buffers = _arrays(free, trained_in(module), kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,10 +21,11 @@ def shardings(tree: Any, mesh: Mesh | AbstractMesh, patterns: Mapping[str, Parti
     is replicated. `tree`: `fn.params`, or anything with dicts under the same names in it, such as the state of an Optax
     optimizer; shapes alone (`jax.eval_shape`) suffice.
 
-    Raises `BridgeError` for a pattern that decides for no array, an axis that the mesh lacks, and a dimension that the
-    devices of its axes do not divide.
+    Raises `BridgeError` that names each pattern that decides for no array, each axis that the mesh lacks, and each
+    dimension that the devices of its axes do not divide.
     """
     unused = dict.fromkeys(patterns)
+    misfits: dict[str, None] = {}
 
     def sharding_of(path: tuple, leaf: Any) -> NamedSharding:
         name = next((str(key.key) for key in reversed(path) if isinstance(key, DictKey)), "")
@@ -32,29 +33,32 @@ def shardings(tree: Any, mesh: Mesh | AbstractMesh, patterns: Mapping[str, Parti
         if pattern is None:
             return NamedSharding(mesh, PartitionSpec())
         unused.pop(pattern, None)
-        _check(name, tuple(leaf.shape), mesh, patterns[pattern])
-        return NamedSharding(mesh, patterns[pattern])
+        found = dict.fromkeys(_misfits(name, tuple(leaf.shape), mesh, patterns[pattern]))
+        misfits.update(found)
+        return NamedSharding(mesh, PartitionSpec() if found else patterns[pattern])
 
     found = jax.tree_util.tree_map_with_path(sharding_of, tree)
-    for pattern in unused:
-        why = "it matches no whole name, or earlier patterns match the same ones; remove it, or move it up"
-        raise BridgeError(f"the pattern {pattern!r} decides for no array: {why}")
+    why = "it matches no whole name, or earlier patterns match the same ones; remove it, or move it up"
+    misfits |= {f"the pattern {pattern!r} decides for no array: {why}": None for pattern in unused}
+    if misfits:
+        raise BridgeError("\n".join(misfits))
     return found
 
 
-def _check(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> None:
+def _misfits(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> Iterator[str]:
+    """Yields the reasons why an array cannot have a sharding."""
     if len(spec) > len(shape):
-        raise BridgeError(
-            f"{name} has {len(shape)} dimensions, and {spec} is for {len(spec)}; use a pattern of its own"
-        )
+        yield f"{name} has {len(shape)} dimensions, and {spec} is for {len(spec)}; use a pattern of its own"
+        return
     for dimension, axes in enumerate(spec):
         names = (axes,) if isinstance(axes, str) else tuple(axes or ())
         unknown = [axis for axis in names if axis not in mesh.shape]
         if unknown:
-            raise BridgeError(f"{name} is sharded over {unknown[0]!r}; the mesh has {', '.join(mesh.shape)}")
+            yield f"{name} is sharded over {unknown[0]!r}; the mesh has {', '.join(mesh.shape)}"
+            continue
         devices = math.prod(mesh.shape[axis] for axis in names)
         if shape[dimension] % devices:
-            raise BridgeError(
+            yield (
                 f"dimension {dimension} of {name} {shape} does not divide over {devices} devices of "
                 f"{' and '.join(names)}; shard another one, or give the name PartitionSpec() before this pattern"
             )

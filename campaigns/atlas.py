@@ -35,7 +35,8 @@ from campaigns.potentials import atlas_rows
 
 NOISE = 0.05
 """Size of the noise added to all weights, so that none is zero."""
-OUTPUT, GRADIENT = 1e-4, 1e-3
+OUTPUT = 1e-4
+GRADIENT = 1e-3
 """Tolerances."""
 MEMORY = 10 * 2**30
 """Bytes that a model may take."""
@@ -74,7 +75,8 @@ def attempt(entry: Entry, train: bool, help_with: Help | None = None) -> dict[st
         module, args, kwargs = entry.build()
     except Exception as error:
         return {"status": "not built", "cause": _short(error)}
-    generator, help_with = torch.Generator().manual_seed(1), help_with or Help()
+    generator = torch.Generator().manual_seed(1)
+    help_with = help_with or Help()
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.is_floating_point():
@@ -158,7 +160,8 @@ def run(options: Options) -> None:
     for name in names_of(chosen, done):
         if options.with_help and (name not in HELP or known.get((name, options.train, False)) != "refused"):
             continue
-        start, help_with = time.monotonic(), HELP[name] if options.with_help else None
+        start = time.monotonic()
+        help_with = HELP[name] if options.with_help else None
         result = in_process(lambda n=name, h=help_with: attempt(chosen[n], options.train, h), options.limit)
         row = {"name": name, "family": chosen[name].family, "train": options.train, "help": options.with_help}
         seconds = round(time.monotonic() - start, 1)
@@ -180,41 +183,41 @@ _MODES = {False: "evaluation", True: "training"}
 
 
 def page(rows: list[dict[str, Any]]) -> str:
-    """The results as Markdown: a table by family for each mode, and every model that is not right with its cause."""
-    lines: list[str] = []
-    for train, mode in _MODES.items():
-        results = [row for row in rows if row["train"] == train]
-        if results:
-            lines += ["", f"## {mode.capitalize()}", "", *_table(results)]
+    """The results as Markdown: a table by family, and every model that is not right with its cause."""
+    lines = ["", "## By family", "", *_table(rows), "", *_not_tried(rows)]
     lines += ["", "## Interatomic potentials", "", *_potentials()]
     lines += ["", "## Models that are not right as called", "", *_failures(rows)]
     return "\n".join(lines) + "\n"
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    helped = {row["name"] for row in rows if row["help"] and row["status"] in _RIGHT}
-    counts: dict[str, collections.Counter[str]] = {}
-    for row in rows:
-        if not row["help"]:
-            for family in {row["family"], row["family"].partition(",")[0], "all"}:
-                count = counts.setdefault(family, collections.Counter())
-                count[row["status"]] += 1
-                count["helped"] += row["status"] in _RIGHT or row["name"] in helped
-    lines = ["| family | tried | as called | with help | otherwise |", "|---|---|---|---|---|"]
-    for family, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0])):
-        tried = sum(number for status, number in count.items() if status not in (*_OUT, "helped"))
-        right = count["right"] + count["PyTorch is off"]
-        others = {
-            "refused": count["refused"],
-            "different": count["different"],
-            "PyTorch is off": count["PyTorch is off"],
-            "over the limit": count["over the limit"] + count["crashed"],
-            "not built": sum(count[status] for status in _OUT),
-        }
-        otherwise = ", ".join(f"{number} {status}" for status, number in others.items() if number)
-        cells = [tried, _share(right, tried), _share(count["helped"], tried), otherwise]
-        lines.append(f"| {family} | {' | '.join(map(str, cells))} |")
+    """A row for each family: how many of the tried models are right, in each mode, as called and with help."""
+    families = {family for row in rows for family in _families_of(row)}
+    lines = ["| family | evaluation | with help | training | with help |", "|---|---|---|---|---|"]
+    for family in sorted(families, key=lambda family: (family == "all", family)):
+        members = [row for row in rows if family in _families_of(row)]
+        cells = [cell for train in _MODES for cell in _shares([row for row in members if row["train"] == train])]
+        lines.append(f"| {family} | {' | '.join(cells)} |")
     return lines
+
+
+def _families_of(row: dict[str, Any]) -> set[str]:
+    return {row["family"], row["family"].partition(",")[0], "all"}
+
+
+def _shares(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """Two cells: how many models of one mode are right as called, and with help."""
+    helped = {row["name"] for row in rows if row["help"] and row["status"] in _RIGHT}
+    tried = [row for row in rows if not row["help"] and row["status"] not in _OUT]
+    right = sum(row["status"] in _RIGHT for row in tried)
+    right_with_help = sum(row["status"] in _RIGHT or row["name"] in helped for row in tried)
+    return _share(right, len(tried)), _share(right_with_help, len(tried))
+
+
+def _not_tried(rows: list[dict[str, Any]]) -> list[str]:
+    out = collections.Counter(_MODES[row["train"]] for row in rows if not row["help"] and row["status"] in _OUT)
+    counts = " and ".join(f"{number} in {mode}" for mode, number in out.items())
+    return [f"Models that do not build, or fail in PyTorch itself, are not counted: {counts}."] if out else []
 
 
 def _potentials() -> list[str]:
@@ -226,7 +229,7 @@ def _potentials() -> list[str]:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part} ({100 * part / whole:.0f} %)" if whole else "0"
+    return f"{part}/{whole} ({100 * part / whole:.0f} %)" if whole else ""
 
 
 def _failures(rows: list[dict[str, Any]]) -> list[str]:
@@ -275,7 +278,7 @@ def _cell(text: str) -> str:
     for pattern, shorter in _SHORTER:
         text = re.sub(pattern, shorter, text)
     words = text.partition(". Remedy")[0].replace("|", "/").replace("<", "")
-    return textwrap.shorten(words, 130, placeholder=" …")
+    return textwrap.shorten(words, 100, placeholder=" …")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -283,7 +286,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.page is None:
         return run(options)
     text = options.page.read_text() if options.page.exists() else ""
-    head = text.partition("\n## Evaluation")[0].rstrip("\n")
+    head = text.partition("\n## By family")[0].rstrip("\n")
     options.page.write_text(head + "\n" + page(read(options.results)))
 
 

@@ -55,8 +55,11 @@ class Help:
 
 def dbrx_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The experts in turn; the library counts one more than there are, whose weights an index would not find."""
-    count, x, shape = x.shape[0], x.reshape(-1, self.hidden_size), (-1, self.ffn_hidden_size, self.hidden_size)
-    out, mask = torch.zeros_like(x), F.one_hot(chosen, self.num_experts + 1).permute(2, 1, 0)
+    count = x.shape[0]
+    x = x.reshape(-1, self.hidden_size)
+    shape = (-1, self.ffn_hidden_size, self.hidden_size)
+    out = torch.zeros_like(x)
+    mask = F.one_hot(chosen, self.num_experts + 1).permute(2, 1, 0)
     for e in range(self.num_experts):
         j, t = torch.where(mask[e])
         parts = [weight.view(shape)[e] for weight in (self.mlp.w1, self.mlp.v1, self.mlp.w2)]
@@ -66,7 +69,8 @@ def dbrx_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torc
 
 def longcat_experts(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The experts in turn, without a branch on the number of rows."""
-    out, mask = torch.zeros_like(x), F.one_hot(chosen, self.total_experts).permute(2, 1, 0)
+    out = torch.zeros_like(x)
+    mask = F.one_hot(chosen, self.total_experts).permute(2, 1, 0)
     for e in range(self.total_experts):
         j, t = torch.where(mask[e])
         rows = x[t]
@@ -116,7 +120,8 @@ def without_recomputation(x: torch.Tensor, layers: Any, mask: Any, hashes: Any, 
 
 def steps_that_are_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Heun's method with `torch.where` in the place of branches, and as many steps as the longest path takes."""
-    t, h = torch.zeros(()), torch.full((), 0.3)
+    t = torch.zeros(())
+    h = torch.full((), 0.3)
     for _ in range(20):
         slope = self.f(x)
         other = self.f(x + h * slope)

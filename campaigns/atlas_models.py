@@ -55,7 +55,8 @@ def import_torchvision() -> None:
         torch.library.register_fake = register
 
 
-_LARGEST, _LARGEST_OF_TIMM = 100_000_000, 30_000_000
+_LARGEST = 100_000_000
+_LARGEST_OF_TIMM = 30_000_000
 """Parameters of a model that is tried. Those of timm keep their widths: larger ones get fewer blocks."""
 
 
@@ -122,7 +123,8 @@ def _config(kind: Any) -> Any:
     """A small configuration, and small ones of its parts."""
     if kind.model_type in settings.LEFT_OUT:
         raise ValueError(f"left out: {settings.LEFT_OUT[kind.model_type]}")
-    default, by_type = kind(), settings.TRANSFORMERS_BY_TYPE.get(kind.model_type, {})
+    default = kind()
+    by_type = settings.TRANSFORMERS_BY_TYPE.get(kind.model_type, {})
     small = {key: value for key, value in settings.TRANSFORMERS.items() if _is_size(default, key)}
     if "kv_lora_rank" in small:  # latent attention, whose keys have as many heads as its queries
         small["num_key_value_heads"] = small["num_attention_heads"]
@@ -253,9 +255,11 @@ def _of_diffusers(kind: Any) -> Model:
     if codes:  # of images, which have the channels that they have
         small = {key: value for key, value in small.items() if key not in ("in_channels", "out_channels")}
     module = _checked(lambda: kind(**small | dict(special.settings)))
-    channels, side = getattr(module.config, "in_channels", 4), 32 if codes else 8
+    channels = getattr(module.config, "in_channels", 4)
+    side = 32 if codes else 8
     frames = (5 if codes else 2,) if "3D" in kind.__name__ or "Video" in kind.__name__ else ()
-    wanted, shape = inspect.signature(module.forward).parameters, (2, channels, *frames, side, side)
+    wanted = inspect.signature(module.forward).parameters
+    shape = (2, channels, *frames, side, side)
     inputs: dict[str, Any] = {name: torch.randn(shape) for name in ("sample", "hidden_states") if name in wanted}
     inputs |= {name: make() for name, make in settings.DIFFUSERS_INPUTS.items() if name in wanted}
     return module, (), inputs | special.inputs()

@@ -78,7 +78,8 @@ def outcome(case: Any, texts: Path | None = None) -> Record:
     if texts:
         texts.write_text("\n".join(translated.texts))
     right, error, share, leaf = sides.compared(case, reference, translated)
-    status, why = "right" if right else "wrong", leaf if share > 1 else ""
+    status = "right" if right else "wrong"
+    why = leaf if share > 1 else ""
     entry = {"status": status, "why": why, "error": float(f"{error:.3g}"), "share": share}
     return entry | {"program": translated.program, "numbers": summary(translated.leaves)}
 
@@ -91,7 +92,8 @@ def words(error: BaseException) -> str:
 
 def serve(zoo: Path | None, texts: Path | None) -> None:
     """Runs the cases whose names come by standard input; writes one line of JSON for each."""
-    out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    out = os.fdopen(os.dup(1), "w")
+    sys.stdout = sys.stderr
     os.dup2(2, 1)  # what a library prints goes elsewhere
     import jax
     import torch
@@ -127,7 +129,8 @@ class Worker:
     """A process that runs one case after another; a new one replaces it after a crash."""
 
     def __init__(self, options: argparse.Namespace):
-        self.options, self.process = options, None
+        self.options = options
+        self.process = None
 
     def run(self, name: str) -> Record:
         begun = time.monotonic()
@@ -165,10 +168,8 @@ def record(options: argparse.Namespace) -> dict[str, Record]:
 
     kept = options.output if options.resume and options.output and options.output.exists() else None
     results: dict[str, Record] = json.loads(kept.read_text()) if kept else {}
-    names, lock = (
-        iter([n for n in all_cases(options.zoo) if re.search(options.only, n) and n not in results]),
-        threading.Lock(),
-    )
+    names = iter([n for n in all_cases(options.zoo) if re.search(options.only, n) and n not in results])
+    lock = threading.Lock()
 
     def work() -> None:
         worker = Worker(options)
@@ -215,9 +216,13 @@ def counts(results: dict[str, Record]) -> str:
 
 def compare(before: dict[str, Record], after: dict[str, Record]) -> int:
     """Prints the differences; returns the number of cases that were right before and no longer are."""
-    lost, programs, changed, rounding = [], [], [], []
+    lost = []
+    programs = []
+    changed = []
+    rounding = []
     for name in sorted(before.keys() & after.keys()):
-        old, new = before[name], after[name]
+        old = before[name]
+        new = after[name]
         if old["status"] != new["status"]:
             print(f"{name}: {old['status']} -> {new['status']} {new['why'] or old['why']}")
             lost += [name] * (old["status"] == "right")

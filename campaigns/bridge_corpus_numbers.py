@@ -117,7 +117,8 @@ def _magnitude(a: np.ndarray) -> float:
 
 def summary(calls: list[Leaves]) -> dict[str, Any]:
     """Returns the SHA-256 of all numbers, and two numbers of each leaf, with six digits: norm and a projection."""
-    digest, summaries = hashlib.sha256(), {}
+    digest = hashlib.sha256()
+    summaries = {}
     for call, leaves in enumerate(calls):
         for name, array in sorted(leaves.items()):
             digest.update(f"{call} {name} {array.dtype} {array.shape}".encode())

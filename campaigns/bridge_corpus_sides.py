@@ -100,7 +100,9 @@ def in_pytorch(case: Case, draws: list[list[torch.Tensor]] | None = None) -> Ref
         module.train(case.train)
     state = dict(module.named_parameters()) | dict(module.named_buffers())
     trained = {name: t for name, t in state.items() if t.requires_grad}
-    result, outputs, total = Reference([], []), None, torch.zeros(())
+    result = Reference([], [])
+    outputs = None
+    total = torch.zeros(())
     everything: list[dict[str, torch.Tensor]] = []
     for call in range(CALLS):
         args, kwargs = case.inputs(call)
@@ -191,8 +193,11 @@ def in_jax(case: Case, draws: list[list[torch.Tensor]]) -> Translated:
     keys = [[_array(d) for d in each] for each in draws]
     if case.spans_calls:
         return _together(case, fn, calls, keys)
-    result, known = Translated([], "", []), {}
-    params, buffers, outputs = fn.params, fn.buffers, None
+    result = Translated([], "", [])
+    known = {}
+    params = fn.params
+    buffers = fn.buffers
+    outputs = None
     for call, (leaves, rebuild) in enumerate(calls):
         if case.advance and call:
             leaves, rebuild = _parts(case.advance(outputs, rebuild(leaves)))
@@ -242,11 +247,13 @@ def _together(case: Case, fn: bridge.Functional, calls: list, keys: list) -> Tra
     names: list[dict[str, Any]] = [{} for _ in calls]
 
     def total(params, inputs, buffers, draws):
-        value, made = jnp.zeros(()), []
+        value = jnp.zeros(())
+        made = []
         for call, (_, rebuild) in enumerate(calls):
             objective = _objective(case, fn, rebuild, names[call])
             each, (numbered, buffers, params, _) = objective(params, inputs[call], buffers, {}, draws[call])
-            value, made = value + each, [*made, (numbered, buffers, params)]
+            value = value + each
+            made = [*made, (numbered, buffers, params)]
         return value, made
 
     inputs = [dict(enumerate(leaves)) for leaves, _ in calls]
@@ -301,7 +308,10 @@ def compared(case: Case, reference: Reference, translated: Translated) -> tuple[
         except Exception:  # a module that does not run in float64 has only the fixed tolerance
             exact = reference
         allowed = [errors(ours, wide) for ours, wide in zip(reference.leaves, exact.leaves, strict=True)]
-    largest, share, leaf, beyond = 0.0, 0.0, "", []
+    largest = 0.0
+    share = 0.0
+    leaf = ""
+    beyond = []
     for call, each in enumerate(measured):
         for name, error in each.items():
             limit = max(case.tolerance, DOUBLE * allowed[call].get(name, 0.0))
@@ -310,7 +320,8 @@ def compared(case: Case, reference: Reference, translated: Translated) -> tuple[
             if part > 1:
                 beyond.append(error if "gradient" in name else float("inf"))
             if part > share:
-                share, leaf = part, f"call {call}: {name}"
+                share = part
+                leaf = f"call {call}: {name}"
     right = not beyond or (max(beyond) <= GRADIENT and _agree_in_double(case, reference.draws))
     return right, largest, share, leaf
 
@@ -320,7 +331,8 @@ def _agree_in_double(case: Case, draws: list[list[torch.Tensor]]) -> bool:
     wide = in_double(case)
     try:
         with float_is_double():
-            exact, translated = in_pytorch(wide, draws), in_jax(wide, [[*map(_widened, each)] for each in draws])
+            exact = in_pytorch(wide, draws)
+            translated = in_jax(wide, [[*map(_widened, each)] for each in draws])
     except Exception:
         return False
     pairs = zip(exact.leaves, translated.leaves, strict=True)

@@ -32,7 +32,9 @@ class Step:
         """Returns the text of the lowered step, and the numbers of the state and the metrics after it."""
         devices = Devices(1)
         training = start(self.config, self.task(self.config), devices)
-        step, batch, state = training.parallel_step(), training.batches.at(0), training.initial_state()
+        step = training.parallel_step()
+        batch = training.batches.at(0)
+        state = training.initial_state()
         carry = devices.shard(training.initial_carry(state, batch))
         text = jax.jit(lambda *args: step(*args)).lower(*train_step_arguments(training)).as_text()
         state, _, metrics = step(training.placement.place(state), carry, batch, devices.random_key(0))

@@ -112,7 +112,8 @@ def in_pytorch(module, call, dtype, velocities, steps):
     given = call()[0][0]
     cast = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
     atoms = structure()
-    positions, velocities = cast["_positions"], velocities.to(dtype)
+    positions = cast["_positions"]
+    velocities = velocities.to(dtype)
 
     def outputs(positions):
         atoms.positions = positions.numpy()
@@ -138,7 +139,8 @@ def without_pytorch(run, params, positions, velocities):
     """Returns the positions that the exported program computes in a process that has not imported PyTorch."""
     exported = export.export(jax.jit(run))(params, positions, velocities)
     with tempfile.TemporaryDirectory() as folder:
-        program, state = Path(folder) / "dynamics.program", Path(folder) / "state.npz"
+        program = Path(folder) / "dynamics.program"
+        state = Path(folder) / "state.npz"
         program.write_bytes(exported.serialize())
         np.savez(state, positions=positions, velocities=velocities, **params)
         subprocess.run([sys.executable, "-c", PROGRAM, str(program), str(state)], check=True)

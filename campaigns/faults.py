@@ -55,7 +55,9 @@ class Disturber:
     """Makes the reference runs once, then one fault after the other."""
 
     def __init__(self, folder: Path, seed: int, count: int):
-        self.folder, self.seed, self.count = folder, seed, count
+        self.folder = folder
+        self.seed = seed
+        self.count = count
         folder.mkdir(parents=True, exist_ok=True)
         self._results = folder / "results.jsonl"
         self.done = {}

@@ -103,7 +103,8 @@ def table(results: Sequence[Fault]) -> str:
 
         def span(name: str, digits: int = 1, group: list[Fault] = group) -> str:
             values = sorted(float(getattr(fault, name)) for fault in group)
-            low, high = f"{values[0]:.{digits}f}", f"{values[-1]:.{digits}f}"
+            low = f"{values[0]:.{digits}f}"
+            high = f"{values[-1]:.{digits}f}"
             return low if low == high else f"{low} to {high}"
 
         exact = sum(not fault.problems for fault in group)

@@ -43,16 +43,20 @@ class Run:
     """The processes of one run; their output is in files beside its folder."""
 
     def __init__(self, folder: Path, data: Path, processes: int, devices: int = 1, *, export: bool = False):
-        self._folder, self._count, self._devices = folder, processes, devices
+        self._folder = folder
+        self._count = processes
+        self._devices = devices
         self._arguments = ["train", "tiny", "--data-dir", data, "--run-dir", folder, "--wandb", "disabled"]
         self._arguments += [word for name, value in FIELDS.items() for word in (f"--{name}", value)]
         if export:
-            self._arguments, self._count = ["export", folder], 1
+            self._arguments = ["export", folder]
+            self._count = 1
         self._processes: list[subprocess.Popen] = []
 
     def start(self, *, only: int | None = None, **environment: str) -> None:
         """Starts the processes, or restarts them if they have ended; `environment` is for all, or for `only` one."""
-        address, self._processes = free_address(), []
+        address = free_address()
+        self._processes = []
         for index in range(self._count):
             variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(self._count)}
             variables = variables | {"JAX_PROCESS_ID": str(index)} if self._count > 1 else {}

@@ -273,7 +273,8 @@ def fuzz(cases: int, seed: int, seconds: float, only: int | None = None) -> tupl
     results: collections.Counter[tuple[str, str]] = collections.Counter()
     bad = []
     with tempfile.TemporaryDirectory() as scratch:
-        whole, folder = Path(scratch) / "whole", Path(scratch) / "case"
+        whole = Path(scratch) / "whole"
+        folder = Path(scratch) / "case"
         os.environ |= {"JAX_PLATFORMS": "cpu", "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
         os.environ |= {"JAX_COMPILATION_CACHE_DIR": f"{scratch}/compiled", "XDG_STATE_HOME": f"{scratch}/state"}
         whole.mkdir()

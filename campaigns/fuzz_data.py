@@ -66,7 +66,8 @@ class Setting:
     """The valid files to damage, and the commands that read them."""
 
     def __init__(self, folder: Path):
-        self.source, self.data = folder / "source", folder / "data"
+        self.source = folder / "source"
+        self.data = folder / "data"
         self.predictions = folder / "predictions.npz"
         self.tables = {kind: folder / f"{kind}-tables" for kind in BUILD_TABLES}
         self.sets = {"arc": self.data} | {kind: folder / f"{kind}-set" for kind in BUILD_TABLES}
@@ -74,7 +75,8 @@ class Setting:
         self.make_tables()
         rng = random.Random(0)
         for subset in ("training", "evaluation"):
-            challenges, solutions = {}, {}
+            challenges = {}
+            solutions = {}
             for number in range(2):
                 name = f"{subset}{number}"
                 challenges[name] = {
@@ -218,7 +220,8 @@ def read_run_folder(folder: Path) -> None:
 
 
 def small_grid(rng: random.Random) -> list[list[int]]:
-    rows, cols = rng.randrange(1, 4), rng.randrange(1, 4)
+    rows = rng.randrange(1, 4)
+    cols = rng.randrange(1, 4)
     return [[rng.randrange(10) for _ in range(cols)] for _ in range(rows)]
 
 

@@ -53,7 +53,8 @@ def _table(members: Sequence[str], preset: str | None) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     reference = experiment_run("baseline", preset)
     for name in members:
-        row, config = EXPERIMENTS[name], experiment_run(name, preset)
+        row = EXPERIMENTS[name]
+        config = experiment_run(name, preset)
         sets = data_sets(row, preset or BASE_PRESET)
         length = plan(config, sum(each.puzzles for each in sets))
         changed = [

@@ -45,7 +45,8 @@ def train(config, weights, seed, devices, snapshots):
     fn = bridge.export(module)
     objective = Objective(fn, task, sparse_tables(fn))
     training = dataclasses.replace(start(config, task, devices), objective=objective)
-    step, state = training.parallel_step(), training.initial_state()
+    step = training.parallel_step()
+    state = training.initial_state()
     carry = devices.shard(training.initial_carry(state, training.batches.at(0)))
     state, key, (table,), results = devices.replicate(state), devices.random_key(seed), objective.tables, {}
     for number in range(1, config.steps + 1):
@@ -95,7 +96,8 @@ def main(jobs):
                 stack.enter_context(mock.patch.object(computation, "stop_gradient", lambda array: array))
             if job.get("draws"):
                 np.savez(job["draws"], **random_numbers(config, job["seed"]))
-            weights, devices = np.load(job["start"]), Devices(DEVICES)
+            weights = np.load(job["start"])
+            devices = Devices(DEVICES)
             np.savez(job["out"], **train(config, weights, job["seed"], devices, job["snapshots"]))
 
 

@@ -156,7 +156,8 @@ def draws_of_torchax(row: Any) -> str:
     states, function = torchax.extract_jax(row.build().train())
     call = jax.jit(function)
     args, _ = mapped(row.example(), lambda t: jnp.asarray(t.numpy()))
-    one, two = call(states, args), call(states, args)
+    one = call(states, args)
+    two = call(states, args)
     return "the same numbers in every call" if (one == two).all() else "other numbers in each call"
 
 
@@ -172,7 +173,8 @@ def through_bridge() -> dict[str, Errors]:
 
 def table() -> str:
     alone = subprocess.run([sys.executable, "-m", "campaigns.meanings", ALONE], check=True, stdout=subprocess.PIPE)
-    theirs, ours = json.loads(alone.stdout), through_bridge()
+    theirs = json.loads(alone.stdout)
+    ours = through_bridge()
     groups: dict[str, list[str]] = {}
     worst = {"float32": 0.0, "16 bits": 0.0}
     for name, row in ROWS.items():

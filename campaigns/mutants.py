@@ -48,8 +48,12 @@ class Observer:
     """A pytest plugin: the first failure, and optionally the lines that each test runs, with its seconds."""
 
     def __init__(self, tree: Path, package: str, records: bool):
-        self.failed, self.tests, self.run = "", {}, 0
-        self._prefix, self._start, self._records = f"{tree / package}/", len(str(tree)) + 1, records
+        self.failed = ""
+        self.tests = {}
+        self.run = 0
+        self._prefix = f"{tree / package}/"
+        self._start = len(str(tree)) + 1
+        self._records = records
         self._lines: dict[str, set[int]] = {}
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
@@ -92,7 +96,8 @@ def tested(tree: Path, package: str, arguments: list[str], records: bool, output
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
     sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in ("", os.getcwd()))]
-    sys.argv, sys.dont_write_bytecode = ["pytest"], True
+    sys.argv = ["pytest"]
+    sys.dont_write_bytecode = True
     observer = Observer(tree, package, records)
     options = [option for option in QUIET if not (records and option == "-x")]
     code = int(pytest.main([*options, *arguments], plugins=[observer]))
@@ -108,7 +113,10 @@ class Task:
     """A task of a fork: `prepare` changes its tree, `finish` gets the result and the seconds."""
 
     def __init__(self, arguments: list[str], records: bool, prepare: Callable[[Path], None], finish: Callable):
-        self.arguments, self.records, self.prepare, self.finish = arguments, records, prepare, finish
+        self.arguments = arguments
+        self.records = records
+        self.prepare = prepare
+        self.finish = finish
 
 
 def run_all(tasks: Iterable[Task], options: argparse.Namespace, root: Path) -> None:
@@ -251,7 +259,8 @@ def campaign(options: argparse.Namespace, root: Path) -> None:
     asked = {mutant.name for mutant in mutants}
     lines = [line for line in read(results) if line["name"] in asked]
     verdicts = Counter(line["verdict"] for line in lines)
-    noticed, seconds = verdicts["killed"] + verdicts["slow"], sum(line.get("cpu", 0) for line in lines)
+    noticed = verdicts["killed"] + verdicts["slow"]
+    seconds = sum(line.get("cpu", 0) for line in lines)
     share = noticed / max(len(lines), 1)
     print(f"{noticed} of {len(lines)} noticed ({share:.1%}): {dict(verdicts)}; {seconds:.0f} s of the processor")
 

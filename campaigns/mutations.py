@@ -40,7 +40,8 @@ class Mutant:
 
     def applied(self, source: str) -> str:
         """Returns the mutated text of the file."""
-        text, before = source.encode(), self.before.encode()
+        text = source.encode()
+        before = self.before.encode()
         assert text[self.start : self.start + len(before)] == before
         return (text[: self.start] + self.after.encode() + text[self.start + len(before) :]).decode()
 
@@ -51,7 +52,8 @@ def drawn(root: Path, package: str, count: int, seed: int) -> list[Mutant]:
     for path in sorted((root / package).rglob("*.py")):
         for mutant in mutants_of(path.read_text(), str(path.relative_to(root))):
             by_line.setdefault((mutant.file, mutant.line), []).append(mutant)
-    draws, chosen = random.Random(seed), []
+    draws = random.Random(seed)
+    chosen = []
     while by_line and len(chosen) < count:
         place = draws.choice(list(by_line))
         rest = by_line[place]

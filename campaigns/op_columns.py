@@ -43,7 +43,8 @@ class Call(nn.Module):
 
     def __init__(self, op: Callable, args: tuple, kwargs: dict, process: Callable = lambda out: out):
         super().__init__()
-        self.op, self.process = op, process
+        self.op = op
+        self.process = process
         leaves, self.structure = tree_flatten((args, kwargs))
         self.inputs: list[torch.Tensor] = []
         self.recipe: list[tuple[str, Any]] = []
@@ -116,7 +117,8 @@ def samples(entry: Any, column: str, limit: int) -> Iterator[tuple[tuple, dict, 
         )
         for i in range(min(count, len(found))):
             sample = found[i * len(found) // min(count, len(found))]
-            args, kwargs = (sample.input, *sample.args), sample.kwargs
+            args = (sample.input, *sample.args)
+            kwargs = sample.kwargs
             tensors = [t for t in tree_flatten((args, kwargs))[0] if torch.is_tensor(t)]
             if column == "complex64" or not any(t.is_complex() for t in tensors):
                 yield args, kwargs, sample.output_process_fn_grad

@@ -101,7 +101,8 @@ def outcome_of(outcome: Outcome, entry: Any, limit: int, limit_seconds: float) -
             with time_limit(limit_seconds):
                 why, jit = reason(outcome.column, op, args, kwargs, process)
         except TimeoutError as error:
-            why, jit = f"TimeoutError: {error}", True
+            why = f"TimeoutError: {error}"
+            jit = True
         if any(text in (why or "") for text in nothing):
             scope = next(nothing[text] for text in nothing if text in (why or ""))
             continue
@@ -197,7 +198,8 @@ def markdown(outcomes: list[Outcome], options: Options) -> str:
     ]
     for column in columns:
         own = [o for o in outcomes if o.column == column]
-        count, known = Counter(o.verdict for o in own), sum(o.verdict == "wrong" and gap(o) is not None for o in own)
+        count = Counter(o.verdict for o in own)
+        known = sum(o.verdict == "wrong" and gap(o) is not None for o in own)
         inside = len(own) - count["out of scope"]
         share = f"{count['right']} ({count['right'] / max(inside, 1):.1%})"
         marks = inside, share, count["refused"], count["wrong"], known, count["out of scope"]

@@ -483,7 +483,8 @@ def finite_differences(there, positions, target, direction, results):
 
     predicted, reverse, _, gradients = results
     case = there.case
-    ahead, behind = positions + STEP * direction, positions - STEP * direction
+    ahead = positions + STEP * direction
+    behind = positions - STEP * direction
     slope = (there.energy(ahead) - there.energy(behind)) / (2 * STEP)
     record = {}
     if case.derived:

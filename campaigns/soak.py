@@ -71,7 +71,9 @@ class Disturbed(Fault):
 def fault_of(number: int, hosts: int, seed: int) -> tuple[Disturbed, random.Random]:
     """Returns a fault, which its number determines, and the source of its moment."""
     rng = random.Random(f"{seed} {number}")
-    kind, phase, victim = rng.choice([*SIGNALS]), rng.choice([*TIMES]), rng.randrange(hosts)
+    kind = rng.choice([*SIGNALS])
+    phase = rng.choice([*TIMES])
+    victim = rng.randrange(hosts)
     return Disturbed(f"fault {number}", phase, hosts, victim, kind), rng
 
 
@@ -79,7 +81,9 @@ class Soaking:
     """The runs of a soak, one after the other."""
 
     def __init__(self, config: Soak):
-        self._config, self._folder, self._results = config, Path(config.folder), Path(config.results)
+        self._config = config
+        self._folder = Path(config.folder)
+        self._results = Path(config.results)
         self._disturber = Disturber(self._folder, config.seed, 0)
         self.faults, self.finishes, self.ends = read(self._results)
         self._run = self._next_run()
@@ -108,7 +112,9 @@ class Soaking:
         if not self._run.reaches(fault.phase, rng.randint(1, TIMES[fault.phase])):
             return False
         time.sleep(rng.uniform(0, LONGEST_SECONDS[fault.phase]))
-        fault.run, fault.step, began = len(self.finishes), self._run.step(), time.monotonic()
+        fault.run = len(self.finishes)
+        fault.step = self._run.step()
+        began = time.monotonic()
         self._run.send(fault.victim, signal.Signals[fault.signal])
         frozen = {fault.victim} if fault.signal == "SIGSTOP" else set()
         fault.statuses = self._run.wait(END_SECONDS, without=frozen)
@@ -203,7 +209,8 @@ def tables(faults: Sequence[Disturbed], finishes: Sequence[Sequence[str]], ends:
             group = [fault for fault in faults if (fault.signal, fault.phase) == (kind, phase)]
             if group:
                 counts = [sum(outcome(f) == text for f in group) for text in ("exact", "differs", "not finished")]
-                seconds, lost = sorted(f.stop_seconds for f in group), sorted(f.lost_steps for f in group)
+                seconds = sorted(f.stop_seconds for f in group)
+                lost = sorted(f.lost_steps for f in group)
                 spans = f"{seconds[0]:.1f} to {seconds[-1]:.1f} | {lost[0]} to {lost[-1]}"
                 lines.append(f"| {name} | {phase} | {len(group)} | {' | '.join(map(str, counts))} | {spans} |")
     exact = sum(not problems for problems in finishes)
@@ -221,7 +228,9 @@ def main(config: Soak) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes of the run end, too
         soaking = Soaking(config)
         soaking.go()
-        faults, finishes, ends = soaking.faults, soaking.finishes, soaking.ends
+        faults = soaking.faults
+        finishes = soaking.finishes
+        ends = soaking.ends
     print(f"\n{tables(faults, finishes, ends)}")
     return int(any(fault.problems for fault in faults) or any(finishes))
 

@@ -196,7 +196,8 @@ def trajectory_rows(study: Study, options: Options) -> list[dict[str, Any]]:
 def validated(study: Study, options: Options) -> dict[float, list[dict[str, Any]]]:
     """Evaluates every noise once for each run on the validation set, with all trajectories and ACT steps."""
     results: dict[float, list[dict[str, Any]]] = {}
-    count, depth = max(options.trajectories), max(options.depth)
+    count = max(options.trajectories)
+    depth = max(options.depth)
     for noise in options.noises:
         setting = Setting(count if noise else 1, noise, depth)
         results[noise] = [

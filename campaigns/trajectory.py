@@ -160,7 +160,8 @@ def inside(runs: Losses, seeds: Losses) -> Inside:
 
 
 def within_the_spread(curves: Curves) -> bool:
-    ours, spread = distance(curves.jax, curves.torch), distance(*pairs(curves.torch))
+    ours = distance(curves.jax, curves.torch)
+    spread = distance(*pairs(curves.torch))
     jax, torch = (inside(smoothed(runs), smoothed(curves.torch)) for runs in (curves.jax, curves.torch))
     return ours.mean <= spread.mean and ours.largest <= spread.largest and jax.mean >= torch.least
 

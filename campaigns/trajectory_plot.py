@@ -11,7 +11,10 @@ from campaigns.trajectory import SMOOTHED_STEPS, Curves, pairs, relative_distanc
 from train_jax.puzzles.page import card
 from train_jax.report.plots import Band, Series, plot
 
-WIDTH, HEIGHT, MARGIN, TITLE = 430, 230, 24, 58
+WIDTH = 430
+HEIGHT = 230
+MARGIN = 24
+TITLE = 58
 """Sizes of a panel, of the space between panels and of the space above them, in pixels."""
 
 
@@ -27,8 +30,10 @@ def picture(curves_by_case: Mapping[str, Curves]) -> str:
 
 
 def losses_panel(case: str, curves: Curves) -> Markup:
-    jax, torch = smoothed(curves.jax), smoothed(curves.torch)
-    low, high = torch.min(0).tolist(), torch.max(0).tolist()
+    jax = smoothed(curves.jax)
+    torch = smoothed(curves.torch)
+    low = torch.min(0).tolist()
+    high = torch.max(0).tolist()
     return plot(
         [_series("PyTorch, one seed", torch[0], 1), _series("JAX, the same seed", jax[0], 2)],
         band=Band(f"PyTorch, {len(torch)} seeds", list(zip(_steps(torch[0]), low, high, strict=True))),

@@ -97,7 +97,8 @@ def write_puzzles(folder: Path, *, size: int, count: int, num_empty: int) -> Non
 
     Unlike in a Sudoku data set, they have several identifiers, so that puzzle embeddings are trained.
     """
-    rng, geometry = np.random.default_rng(0), geometry_of_size(size)
+    rng = np.random.default_rng(0)
+    geometry = geometry_of_size(size)
     dug = generate(count, geometry.cells // 2, geometry, rng, progress=lambda *_: None)
     empty = dug.puzzles == 0
     given = ~empty | (np.cumsum(empty, axis=1) > num_empty)

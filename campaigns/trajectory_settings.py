@@ -102,9 +102,11 @@ class Study:
 
     def _computed(self, path: str, setting: Setting, data_dir: str, limit: int) -> tuple[dict[str, Any], float]:
         """Returns the results of an evaluation that are kept, and its seconds."""
-        run, options = self.run(path), self._options
+        run = self.run(path)
+        options = self._options
         settings = TrajectoryOptions(setting.trajectories, setting.noise, setting.depth, options.choose)
-        task, puzzles = puzzle_task(run), load_mixture(data_dir, "test")
+        task = puzzle_task(run)
+        puzzles = load_mixture(data_dir, "test")
         if setting.threshold is not None:
             evaluator = task.evaluator(
                 run.objective,

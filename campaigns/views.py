@@ -97,7 +97,8 @@ class Study:
     def _computed(self, path: str, setting: Setting, data_dir: str, limit: int) -> dict[str, Any]:
         if path not in self._restored:
             self._restored[path] = restore(path)
-        run, puzzles = self._restored[path], load_mixture(data_dir, "test")
+        run = self._restored[path]
+        puzzles = load_mixture(data_dir, "test")
         trajectories = TrajectoryOptions(
             setting.trajectories, setting.noise, setting.depth, views=setting.views, agree=setting.agree
         )
@@ -136,15 +137,18 @@ def sign_test(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]])
     """Returns the puzzles that only the first and only the second solve, and the two-sided p of equal chances."""
     solved = ["".join(each["solved"] for each in results) for results in (first, second)]
     pairs = list(zip(*solved, strict=True))
-    only_first, only_second = pairs.count(("1", "0")), pairs.count(("0", "1"))
-    count, least = only_first + only_second, min(only_first, only_second)
+    only_first = pairs.count(("1", "0"))
+    only_second = pairs.count(("0", "1"))
+    count = only_first + only_second
+    least = min(only_first, only_second)
     tail = sum(math.comb(count, number) for number in range(least + 1)) / 2**count
     return only_first, only_second, min(1.0, 2 * tail)
 
 
 def kinds(options: Options) -> dict[str, Setting]:
     """Returns the kinds of trajectories by name, with any threshold."""
-    count, depth = options.trajectories, options.depth
+    count = options.trajectories
+    depth = options.depth
     given = {"views": (count, 0.0), "noise": (1, options.noise), "both": (count, options.noise)}
     return {name: Setting(name, count, views, noise, depth, 0.5) for name, (views, noise) in given.items()}
 

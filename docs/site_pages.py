@@ -4,6 +4,7 @@ README.md and the other pages at the root become pages of the site. A link to a 
 leads to a copy of that file on the site, as text, so that every link works without knowing where the repository is.
 """
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -21,6 +22,10 @@ ROOT_PAGES = {
     "CHANGELOG.md": "changelog.md",
 }
 """Pages at the root of the repository, by their place on the site."""
+
+LARGEST_PAGE = 300_000
+"""Bytes that a page of the site may have: a phone loads a larger one in seconds."""
+API_OF_THE_BRIDGE = "api/bridge.md"
 
 LINK = re.compile(r"(\]\()([^)\s#:]+)([)\s#])")
 """Target of a Markdown link that is neither a URL nor an anchor alone."""
@@ -51,6 +56,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return match[1] + posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".") + match[3]
 
     return LINK.sub(on_site, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuses a page that is too large, and a reference of the bridge without one of its public names."""
+    size = len(output.encode())
+    if size > LARGEST_PAGE:
+        raise PluginError(f"{page.file.src_uri} has {size:,} bytes, more than {LARGEST_PAGE:,}; divide it")
+    if page.file.src_uri == API_OF_THE_BRIDGE:
+        missing = [name for name in public_names(ROOT / "bridge/__init__.py") if f'id="bridge.{name}"' not in output]
+        if missing:
+            raise PluginError(f"{page.file.src_uri} does not show {', '.join(missing)}")
+    return output
+
+
+def public_names(path: Path) -> list[str]:
+    """Returns the `__all__` of a module, which is not imported."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return ast.literal_eval(node.value)
+    return []
 
 
 def in_repository(page: str, target: str) -> str:

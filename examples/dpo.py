@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-VOCABULARY, PROMPT, ANSWER = 32, 4, 8
+VOCABULARY = 32
+PROMPT = 4
+ANSWER = 8
 BETA = 0.1
 
 

@@ -36,7 +36,8 @@ class ACT(nn.Module):
 
     def initial_carry(self, batch: dict[str, Tensor]) -> ACTCarry:
         """Returns a carry of zeros with every sequence halted, so that the first step loads the whole batch."""
-        batch_size, device = batch["inputs"].shape[0], batch["inputs"].device
+        batch_size = batch["inputs"].shape[0]
+        device = batch["inputs"].device
         return ACTCarry(
             inner_carry=self.inner.empty_carry(batch_size, device),
             steps=torch.zeros(batch_size, dtype=torch.int32, device=device),

@@ -69,7 +69,9 @@ def attention_with_cache(
     """
     if not causal:
         raise ValueError("attention_with_cache has causal False; use causal=True")
-    seq, capacity, window = q.shape[1], k_cache.shape[1], window_size[0]
+    seq = q.shape[1]
+    capacity = k_cache.shape[1]
+    window = window_size[0]
     if seq == capacity:  # then nothing was in the buffers
         k_cache.copy_(k)
         v_cache.copy_(v)

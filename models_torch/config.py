@@ -80,6 +80,7 @@ class ArchitectureConfig(ACTConfig):
 
     halt_exploration_prob: Annotated[float, Range(0, 1)] = 0.1  # share of steps that draw a random minimum of ACT steps
     no_ACT_continue: bool = False  # halt if q_halt > 0; False: if q_halt > q_continue, bootstrapped (HRM)
+    halt_loss_weight: LossWeight = 0.5  # weight in the loss of the halting loss
     cycle_penalty: LossWeight = 0.0  # weight in the loss of the answer's mean squared change over its last H-cycle
 
     def __post_init__(self):

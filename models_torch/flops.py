@@ -1,7 +1,6 @@
 """Counts the FLOPs of a training step of a model without computing it, on PyTorch's meta device."""
 
 import dataclasses
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from models_torch import registry
+from models_torch import outside, registry
 from models_torch.config import ACTConfig, ModelConfig
 
 if TYPE_CHECKING:
@@ -26,12 +25,24 @@ def train_flops_per_example(model: str, arch: ModelConfig) -> float:
 
     `arch` has the sizes of the data set; of a language model, an example is a row of `seq_len` tokens. A multiplication
     and addition count as two. Recomputation of activations and the optimizer are not counted. Raises ValueError if the
-    model is not one of this package or cannot be built.
+    model cannot be built, and for a model of the user that does not run on PyTorch's meta device.
     """
     if not isinstance(arch, ACTConfig):
         return _language_flops(model, arch)
+    return _counted(model, _with_few_steps(arch))
+
+
+def evaluation_flops_per_example(model: str, arch: ACTConfig) -> float:
+    """Returns the FLOPs of the matrix products of one ACT step in evaluation, for one example.
+
+    Raises ValueError as `train_flops_per_example` does.
+    """
+    return _counted(model, _with_few_steps(arch), train=False)
+
+
+def _with_few_steps(arch: ACTConfig) -> ACTConfig:
     act_steps = min(2, arch.halt_max_steps)  # with one step, nothing is bootstrapped; more steps change nothing
-    return _counted(model, dataclasses.replace(arch, **WITHOUT_EFFECT, halt_max_steps=act_steps))
+    return dataclasses.replace(arch, **WITHOUT_EFFECT, halt_max_steps=act_steps)
 
 
 def _language_flops(model: str, arch: ModelConfig) -> float:
@@ -66,8 +77,23 @@ def language_flops_per_token(arch: "GPTConfig") -> float:
     return 6.0 * matrices + 12.0 * arch.n_embd * sum(seen)
 
 
-@functools.cache
-def _counted(model: str, arch: ModelConfig) -> float:
+_COUNTS: dict[tuple[str, str, bool], float] = {}
+"""Counts by model, the text of its configuration, which may hold a dict of options, and whether it trains."""
+
+
+def _counted(model: str, arch: ModelConfig, *, train: bool = True) -> float:
+    key = model, repr(arch), train
+    if key not in _COUNTS:
+        try:
+            _COUNTS[key] = _count(model, arch, train=train)
+        except Exception as error:
+            if not outside.is_outside(model):
+                raise
+            raise ValueError(f"the FLOPs of {model} are not known: {outside.one_line(error)}") from error
+    return _COUNTS[key]
+
+
+def _count(model: str, arch: ModelConfig, *, train: bool) -> float:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         tokens = torch.zeros(1, arch.seq_len, dtype=torch.int32)
         if not isinstance(arch, ACTConfig):
@@ -75,12 +101,19 @@ def _counted(model: str, arch: ModelConfig) -> float:
             with _Products() as products:
                 language_model(tokens, tokens)
             return products.flops
-        module: Any = registry.build(model, arch).train()
+        module = _with_loss_head(model, arch).train(train)
         batch = {"inputs": tokens, "labels": tokens, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
         carry = module.initial_carry(batch)
-        with _Products() as products:
+        with torch.set_grad_enabled(train), _Products() as products:
             module(carry=carry, batch=batch, return_keys=())
     return products.flops
+
+
+def _with_loss_head(model: str, arch: ACTConfig) -> Any:
+    if not outside.is_outside(model):
+        return registry.build(model, arch)
+    # Its interface is not checked: the check reads values, which a tensor on the meta device has not.
+    return outside.loss_head(outside.build_model(model, arch), arch)
 
 
 class _Products(TorchDispatchMode):

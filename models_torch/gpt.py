@@ -111,11 +111,13 @@ class CausalSelfAttention(nn.Module):
         self, x: Float[Tensor, "batch seq n_embd"], cos_sin: CosSin, kv_cache: KVCache | None
     ) -> Float[Tensor, "batch seq n_embd"]:
         query, key, value = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.c_q, self.c_k, self.c_v))
-        query, key = norm(rotate(query, cos_sin)), norm(rotate(key, cos_sin))
+        query = norm(rotate(query, cos_sin))
+        key = norm(rotate(key, cos_sin))
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         if kv_cache is not None:
             key, value = kv_cache.insert_kv(self.layer, key, value)
-        queries, keys = query.shape[2], key.shape[2]
+        queries = query.shape[2]
+        keys = key.shape[2]
         mask = None
         if queries != keys:  # the queries are the last positions
             mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)

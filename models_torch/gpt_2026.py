@@ -89,7 +89,8 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, config: Any, layer: int, window: int):
         super().__init__()
-        self.layer, self.window = layer, window
+        self.layer = layer
+        self.window = window
         self.head_dim = config.n_embd // config.n_head
         self.c_q = Linear(config.n_embd, config.n_head * self.head_dim)
         self.c_k = Linear(config.n_embd, config.n_kv_head * self.head_dim)
@@ -172,7 +173,8 @@ class GPT2026(nn.Module):
         super().__init__()
         self.config = config
         self.dtype = getattr(config, "torch_dtype", torch.float32)
-        head_dim, layers = config.n_embd // config.n_head, range(config.n_layer)
+        head_dim = config.n_embd // config.n_head
+        layers = range(config.n_layer)
         padded = -(-config.vocab_size // pad_vocab_size_to) * pad_vocab_size_to
         sizes = windows(config.window_pattern, config.sequence_len, config.n_layer)
         self.transformer = nn.ModuleDict(
@@ -271,7 +273,8 @@ class GPT2026(nn.Module):
         """Adds to each token a share of the previous one, also if that is in the cache, which stores the last one."""
         before = None
         if kv_cache is not None:
-            before, kv_cache.prev_embedding = kv_cache.prev_embedding, x[:, -1:]
+            before = kv_cache.prev_embedding
+            kv_cache.prev_embedding = x[:, -1:]
         if before is not None:
             return x + self._share(x) * torch.cat([before, x[:, :-1]], dim=1)
         if x.shape[1] == 1:

@@ -18,7 +18,8 @@ class GridConvolution(nn.Module):
     def __init__(self, hidden_size: int, *, window: int, side: int, puzzle_positions: int):
         """`window` is the side of the window in cells, an odd number; `side` is the side of the grid."""
         super().__init__()
-        self.side, self.puzzle_positions = side, puzzle_positions
+        self.side = side
+        self.puzzle_positions = puzzle_positions
         deviation = (hidden_size * window**2) ** -0.5
         self.weight = nn.Parameter(truncated_normal_(torch.empty(hidden_size, hidden_size, window, window), deviation))
         self.mean_proj = CastLinear(hidden_size, hidden_size)

@@ -61,7 +61,8 @@ class HRMInner(Inner):
         self, carry: HRMInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[HRMInnerCarry, Latent, Latent]:
         """Runs `H_cycles` H-cycles; only the last update of each latent has gradients ("one-step gradient")."""
-        z_H, z_L = carry.z_H, carry.z_L
+        z_H = carry.z_H
+        z_L = carry.z_L
         with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):
                 z_L = self.update_low_level(z_L, z_H + input_embeddings, self.config.L_cycles, cos_sin)

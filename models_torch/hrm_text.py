@@ -185,12 +185,14 @@ class Hierarchical(nn.Module):
         self.register_buffer("zL_init", _initial_latent(config))
 
     def forward(self, x: Latent, context: Context) -> Latent:
-        config, enabled = self.config, torch.is_grad_enabled()
+        config = self.config
+        enabled = torch.is_grad_enabled()
         high = self.H_level if config.design == "hrm" else self.L_level
         high_with_gradients = min(config.H_cycles, config.bp_steps - 1)
         first_high = config.H_cycles - high_with_gradients
         first_low = config.H_cycles * config.L_cycles - (config.bp_steps - high_with_gradients)
-        z_H, z_L = x, self.zL_init
+        z_H = x
+        z_L = self.zL_init
         for cycle in range(config.H_cycles):
             for update in range(cycle * config.L_cycles, (cycle + 1) * config.L_cycles):
                 with torch.set_grad_enabled(enabled and update >= first_low):
@@ -218,7 +220,9 @@ class Repeated(nn.Module):
         self.register_buffer("zL_init", _initial_latent(config))
 
     def forward(self, x: Latent, context: Context) -> Latent:
-        config, enabled, z = self.config, torch.is_grad_enabled(), self.zL_init
+        config = self.config
+        enabled = torch.is_grad_enabled()
+        z = self.zL_init
         for update in range(config.L_cycles):
             with torch.set_grad_enabled(enabled and update >= config.L_cycles - config.bp_steps):
                 z = self.L_level(z + x, context)

@@ -42,7 +42,8 @@ class Inner(nn.Module):
     def __init__(self, config: ArchitectureConfig):
         super().__init__()
         self.config = config
-        hidden, dtype = config.hidden_size, config.torch_dtype
+        hidden = config.hidden_size
+        dtype = config.torch_dtype
         self.embed_scale = math.sqrt(hidden)
         init_std = 1 / self.embed_scale
 
@@ -104,6 +105,15 @@ class Inner(nn.Module):
         reset = reset.view(-1, 1, 1)
         return map_latents(lambda z, initial: torch.where(reset, initial, z), carry, self.initial_latents())
 
+    def token_logits(self, answer: Latent) -> Float[Tensor, "batch seq vocab"]:
+        """Returns the logits of the tokens, without those of the puzzle positions."""
+        return self.lm_head(answer)[:, self.config.puzzle_positions :]
+
+    def halting_logits(self, answer: Latent) -> tuple[PerSequence, PerSequence]:
+        """Returns the float32 logits of halting and continuing, read from the first position."""
+        q_halt, q_continue = at_least_float32(self.q_head(answer[:, 0])).unbind(dim=-1)
+        return q_halt, q_continue
+
     def forward(
         self, carry: Any, data: dict[str, Tensor]
     ) -> tuple[Any, Float[Tensor, "batch seq vocab"], tuple[PerSequence, PerSequence], PerSequence | None]:
@@ -115,8 +125,8 @@ class Inner(nn.Module):
         cos_sin = None if self.rotary_emb is None else self.rotary_emb()
         input_embeddings = self.embed(data["inputs"], data["puzzle_identifiers"])
         carry, answer, previous_answer = self.deep_recursion(carry, input_embeddings, cos_sin)
-        logits = self.lm_head(answer)[:, self.config.puzzle_positions :]
-        q_halt, q_continue = at_least_float32(self.q_head(answer[:, 0])).unbind(dim=-1)
+        logits = self.token_logits(answer)
+        q_halt, q_continue = self.halting_logits(answer)
         cycle_change = None
         if self.config.cycle_penalty:
             difference = at_least_float32(answer) - at_least_float32(previous_answer)

@@ -76,7 +76,8 @@ class PromptCache:
     def get_layer_cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns buffers (batch, tokens, heads, head_dim) with room for the tokens of the call."""
         self.axis = 1
-        config, tables = self.model.config, self.model.cos
+        config = self.model.config
+        tables = self.model.cos
         shape = self.cache_seqlens.shape[0], self.seq, config.n_kv_head, config.n_embd // config.n_head
         self.layers[layer] = tables.new_zeros(shape), tables.new_zeros(shape)
         return self.layers[layer]
@@ -113,7 +114,8 @@ class StaticCache:
 
         The tokens count once the last layer has them.
         """
-        first, last = self.position, self.position + key.shape[2]
+        first = self.position
+        last = self.position + key.shape[2]
         self.keys[layer][:, :, first:last] = key
         self.values[layer][:, :, first:last] = value
         if layer == len(self.keys) - 1:
@@ -238,6 +240,8 @@ class CachedCausalLM(CachedModel):
         layers = [caches.StaticLayer(capacity) for _ in buffers.keys]
         for layer, layer.keys, layer.values in zip(layers, buffers.keys, buffers.values, strict=True):
             layer.cumulative_length = torch.clamp(position, 1, capacity - idx.shape[1])
-            layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
+            layer.dtype = layer.keys.dtype
+            layer.device = layer.keys.device
+            layer.is_initialized = True
         logits = self.model(idx, past_key_values=caches.Cache(layers=layers), use_cache=True).logits
         return logits, Buffers([layer.keys for layer in layers], [layer.values for layer in layers], None)

@@ -159,7 +159,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch seq hidden"]:
         sizes = [n * self.head_dim for n in (self.num_heads, self.num_key_value_heads, self.num_key_value_heads)]
         query, key, value = self.qkv_proj.weight.to(x.dtype).split(sizes)
-        query, key = self.project(x, query, cos_sin), self.project(x, key, cos_sin)
+        query = self.project(x, query, cos_sin)
+        key = self.project(x, key, cos_sin)
         value = self.project(x, value, None)
         attended = self.attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         return self.o_proj(attended.transpose(1, 2).flatten(2))

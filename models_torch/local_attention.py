@@ -24,7 +24,9 @@ class LocalAttention(Attention):
     ):
         """`window` is the side of the window in cells, an odd number; `side` is the side of the grid."""
         super().__init__(hidden_size, head_dim, num_heads, num_heads)
-        self.window, self.side, self.puzzle_positions = window, side, puzzle_positions
+        self.window = window
+        self.side = side
+        self.puzzle_positions = puzzle_positions
         self.visible = nn.Buffer(visible_cells(window, side, puzzle_positions), persistent=False)
 
     def attend(self, query: Heads, key: Heads, value: Heads) -> Heads:
@@ -46,7 +48,8 @@ class LocalAttention(Attention):
 
     def neighbourhoods(self, x: Heads) -> Float[Tensor, "batch side heads keys head_dim"]:
         """Returns the keys (or values) of each grid row: puzzle positions, then the rows around it, padded by zeros."""
-        first, radius = self.puzzle_positions, self.window // 2
+        first = self.puzzle_positions
+        radius = self.window // 2
         cells = F.pad(x[:, :, first:].unflatten(2, (self.side, self.side)), (0, 0, 0, 0, radius, radius))
         nearby = torch.cat([cells[:, :, i : i + self.side] for i in range(self.window)], dim=3)
         puzzle = x[:, :, None, :first].expand(-1, -1, self.side, -1, -1)

@@ -59,25 +59,30 @@ class ACTLossHead(nn.Module):
     """A model with adaptive computation time, with its loss and metrics.
 
     The loss is the *sum* over the batch of each sequence's mean token loss (over labels that are not ignored), plus
-    half of the halting loss, plus `cycle_penalty` times `cycle_change` if the model returns it. The trainer divides by
-    the global batch size, so the gradient does not depend on the sharding of the batch.
+    `halt_loss_weight` times the halting loss, plus `cycle_penalty` times `cycle_change` if the model returns it. The
+    trainer divides by the global batch size, so the gradient does not depend on the sharding of the batch.
 
     The model takes `(carry, batch)` and returns `(carry, outputs)`. The carry has `halted`, `steps` and
     `current_data["labels"]`. The outputs have `logits` and `q_halt_logits`; with bootstrapped halting also
     `q_continue_logits` and `target_q_continue`; with the penalty also `cycle_change` of shape (batch,).
     """
 
-    def __init__(self, model: nn.Module, loss_type: str, cycle_penalty: float = 0.0):
+    def __init__(self, model: nn.Module, loss_type: str, cycle_penalty: float = 0.0, halt_loss_weight: float = 0.5):
         super().__init__()
         if loss_type not in LOSSES:
             raise ValueError(f"unknown loss {loss_type!r}; use one of {', '.join(LOSSES)}")
         self.model: Any = model
         self.token_loss = LOSSES[loss_type]
         self.cycle_penalty = cycle_penalty
+        self.halt_loss_weight = halt_loss_weight
 
     def initial_carry(self, batch: dict[str, Tensor]) -> Any:
         """Returns the model's carry before the first ACT step, for batches with the shapes of `batch`."""
         return self.model.initial_carry(batch)
+
+    def sequence_loss(self, logits: Float[Tensor, "batch seq vocab"], carry: Any) -> Float[Tensor, "batch"]:
+        """Returns the sum of the token losses of each sequence, after the ACT step that ended with `carry`."""
+        return self.token_loss(logits, carry.current_data["labels"]).sum(dim=-1)
 
     def forward(
         self, carry: Any, batch: dict[str, Tensor], return_keys: Sequence[str] = ()
@@ -89,7 +94,8 @@ class ACTLossHead(nn.Module):
         this step and have labels; the losses are sums over the whole batch.
         """
         new_carry, outputs = self.model(carry, batch)
-        logits, q_halt_logits = outputs["logits"], outputs["q_halt_logits"]
+        logits = outputs["logits"]
+        q_halt_logits = outputs["q_halt_logits"]
         labels = new_carry.current_data["labels"]
 
         with torch.no_grad():
@@ -108,7 +114,7 @@ class ACTLossHead(nn.Module):
                 "steps": torch.where(finished, new_carry.steps, 0).sum(),
             }
 
-        lm_loss = (self.token_loss(logits, labels).sum(dim=-1) / divisor).sum()
+        lm_loss = (self.sequence_loss(logits, new_carry) / divisor).sum()
         halting_loss = q_halt_loss = F.binary_cross_entropy_with_logits(
             q_halt_logits, sequence_correct.to(q_halt_logits.dtype), reduction="sum"
         )
@@ -120,7 +126,7 @@ class ACTLossHead(nn.Module):
             halting_loss = halting_loss + q_continue_loss
             metrics["q_continue_loss"] = q_continue_loss.detach()
 
-        loss = lm_loss + 0.5 * halting_loss
+        loss = lm_loss + self.halt_loss_weight * halting_loss
         if "cycle_change" in outputs:
             cycle_loss = outputs["cycle_change"].sum()
             loss = loss + self.cycle_penalty * cycle_loss

@@ -77,7 +77,8 @@ class OneStep(nn.Module):
 
     def initial_carry(self, batch: dict[str, Tensor]) -> ACTCarry:
         """Returns a carry with every sequence halted and no latents."""
-        count, device = batch["inputs"].shape[0], batch["inputs"].device
+        count = batch["inputs"].shape[0]
+        device = batch["inputs"].device
         ones = torch.ones(count, dtype=torch.int32, device=device)
         return ACTCarry((), ones, ones.bool(), {key: torch.zeros_like(value) for key, value in batch.items()})
 
@@ -99,6 +100,9 @@ def find(name: str) -> type[nn.Module]:
     Raises ValueError if it cannot be imported or is not an `nn.Module` class.
     """
     module_name, _, class_name = name.partition(":")
+    if module_name.endswith(".py"):
+        module_name = module_name.removesuffix(".py").replace("/", ".")
+        raise ValueError(f"model {name!r} has a file in place of a module; use --model {module_name}:{class_name}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # last, so that no installed package is shadowed
     try:
@@ -147,11 +151,13 @@ def build_model(name: str, config: ModelConfig) -> nn.Module:
     """
     model_class = find(name)
     values = constructor_values(config) | getattr(config, "options", {})
-    construct, keywords = model_class, False
+    construct = model_class
+    keywords = False
     if has_from_config(model_class):
         construct = model_class.from_config  # pyright: ignore[reportAttributeAccessIssue]
     elif not takes_one_dict(model_class):
-        values, keywords = _keyword_arguments(name, model_class, config), True
+        values = _keyword_arguments(name, model_class, config)
+        keywords = True
     return constructed(name, lambda: construct(**values) if keywords else construct(values), values)
 
 
@@ -166,19 +172,24 @@ def constructed(name: str, construct: Callable[[], nn.Module], values: Mapping[s
         ) from error
 
 
+def loss_head(model: nn.Module, config: ACTConfig) -> nn.Module:
+    """Returns the result of `build_model` with a loss head, without a check of its interface."""
+    if is_plain(type(model)):
+        model = OneStep(model)
+    return model if is_loss_head(type(model)) else ACTLossHead(model, config.loss_type)
+
+
 def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
     """Adds a loss head to the result of `build_model`, and runs it on a small batch, perhaps under autocast.
 
     Raises ValueError if the module does not have the interface above.
     """
     own = model
-    if is_plain(type(model)):
-        if config.halt_max_steps != 1:
-            raise ValueError(
-                f"halt_max_steps is {config.halt_max_steps}, but {name} has no initial_carry for further steps; use 1"
-            )
-        model = OneStep(model)
-    head = model if is_loss_head(type(model)) else ACTLossHead(model, config.loss_type)
+    if is_plain(type(model)) and config.halt_max_steps != 1:
+        raise ValueError(
+            f"halt_max_steps is {config.halt_max_steps}, but {name} has no initial_carry for further steps; use 1"
+        )
+    head = loss_head(model, config)
     with _ComputedDtypes() as computed:
         _try(name, head, config)
     if config.torch_dtype in (torch.bfloat16, torch.float16) and config.torch_dtype not in computed.dtypes:

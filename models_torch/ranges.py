@@ -117,7 +117,8 @@ def _rule(hint: Any) -> FieldRule:
 
 def _unwrap(hint: Any) -> tuple[Any, list[Any], bool]:
     """Returns the type inside `Annotated` and `| None`, the metadata, and whether None is accepted."""
-    metadata, optional = [], False
+    metadata = []
+    optional = False
     while True:
         arguments = get_args(hint)
         if get_origin(hint) is Annotated:

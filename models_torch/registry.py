@@ -131,7 +131,8 @@ def with_loss_head(name: str, model: nn.Module, config: ACTConfig) -> nn.Module:
     if outside.is_outside(name):
         return outside.with_loss_head(name, model, config)
     architecture(name)
-    return ACTLossHead(model, config.loss_type, getattr(config, "cycle_penalty", 0.0))
+    weights: Any = config  # every built-in architecture has an `ArchitectureConfig`
+    return ACTLossHead(model, config.loss_type, weights.cycle_penalty, weights.halt_loss_weight)
 
 
 def build(name: str, config: ACTConfig) -> nn.Module:

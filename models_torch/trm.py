@@ -64,7 +64,8 @@ class TRMInner(Inner):
         self, carry: TRMInnerCarry, input_embeddings: Latent, cos_sin: CosSin | None
     ) -> tuple[TRMInnerCarry, Latent, Latent]:
         """Runs `H_cycles` H-cycles; only the last one has gradients, the earlier ones run under `torch.no_grad`."""
-        z_H, z_L = carry.z_H, carry.z_L
+        z_H = carry.z_H
+        z_L = carry.z_L
         with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):
                 z_H, z_L = self.latent_recursion(z_H, z_L, input_embeddings, cos_sin)

@@ -113,7 +113,8 @@ def made_once(tmp_path_factory):
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def folder_of(name, make):
-        folder, done = shared / name, shared / f"{name}.done"
+        folder = shared / name
+        done = shared / f"{name}.done"
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():

@@ -31,9 +31,10 @@ from bridge.__main__ import parse as parse_bridge_command
 from campaigns.readiness import ROWS
 from train_jax import errors
 from train_jax.command_line import run_stage
-from train_jax.plugin import entries, load_object
+from train_jax.plugin import entries, load_object, take_files, use_file
 from train_jax.pods.check.parts import PARTS
 from train_jax.pods.check.runs import RUNS
+from train_jax.script.stages import check as script_check
 
 pytestmark = pytest.mark.docs
 
@@ -205,13 +206,16 @@ def check_command(words, monkeypatch):
 def check_stage(name, arguments, monkeypatch):
     """Lets the stage read its arguments, and stops before it does anything."""
     assert name in entries("stages"), f"no stage {name}"
+    files, (_, *arguments) = take_files([name, *arguments])
+    for path in files:
+        use_file(str(ROOT / path))
     target = load_object(entries("stages")[name].target, "stage")
     for each in arguments:
         if re.fullmatch(r"[\w.]+:\w+", each):  # somebody's class, as `--model` takes it
             module, _, class_name = each.partition(":")
             monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{class_name: Stranger}))
     read = []
-    module = sys.modules[target.__module__]
+    module = script_check if name == "check" else sys.modules[target.__module__]
     monkeypatch.setattr(module, "main", lambda *configuration, **_: read.append(configuration))
     if {"--help", "-h"} & set(arguments):
         with pytest.raises(SystemExit):

@@ -32,17 +32,18 @@ class Folder:
     """A copy of the project's folder, as far as the script reads it."""
 
     def __init__(self, path, shell):
-        self.path, self.shell = path, shell
+        self.path = path
+        self.shell = shell
         for name in ("environment.sh", "pyproject.toml", "constraints.txt", "constraints-newest.txt"):
             shutil.copy(ROOT / name, path)
         (path / "python").write_text(PYTHON)
         (path / "python").chmod(0o755)
         (path / "version").write_text("11")
 
-    def source(self, extras, *, before=""):
+    def source(self, extras, *, before="", variables=(("PYTHON", "./python"),)):
         """Sources the script and prints `STATUS ACTIVATED`, if the shell goes on; returns status, output and errors."""
         text = f'{before}\nsource ./environment.sh {extras}\necho "$? ${{ACTIVATED:-0}}"'
-        environment = {"PYTHON": "./python", "PATH": "/usr/bin:/bin"}
+        environment = {"PATH": "/usr/bin:/bin"} | dict(variables)
         command = [shutil.which(self.shell), "-c", text]
         done = subprocess.run(command, cwd=self.path, env=environment, capture_output=True, text=True)
         return done.returncode, re.findall(r"^\d+ [01]$", done.stdout, re.MULTILINE), done.stderr
@@ -83,6 +84,23 @@ def test_the_newest_releases_have_an_environment_of_their_own(folder):
         (record,) = (folder.path / venv).glob("installed.*")
         assert "gcs" in record.read_text().split()
         assert f"install --quiet --disable-pip-version-check -c {pins} -e .[train,gcs]" in "\n".join(folder.installed)
+
+
+def test_the_newest_python_is_found_behind_a_shim_that_runs_nothing(folder):
+    shim = folder.path / "shims/python3.13"
+    shim.parent.mkdir()
+    shim.write_text("#!/bin/sh\necho 'pyenv: python3.13: command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    path = f"{shim.parent}:/usr/bin:/bin"
+    variables = {"PATH": path, "PYENV_ROOT": str(folder.path / "pyenv")}
+    status, shown, errors = folder.source("newest", variables=variables.items())
+    assert (status, shown) == (0, ["3 0"]), "tests/newest.sh knows that there is none by the status"
+    assert errors.strip() == "there is no Python 3.13 here: install it, or set PYTHON"
+    program = folder.path / "pyenv/versions/3.13.0/bin/python3.13"
+    program.parent.mkdir(parents=True)
+    shutil.copy(folder.path / "python", program)
+    (folder.path / "version").write_text("13")
+    assert folder.source("newest", variables=variables.items())[1:] == (["0 1"], "")
 
 
 @pytest.mark.parametrize("package", ["torch", "-e .", "libtpu"])

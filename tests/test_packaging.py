@@ -139,12 +139,41 @@ def test_commit_in_a_checkout(tmp_path):
     assert version.commit("0.1.0", tmp_path) == "v9.8.7-dirty (checkout)"
 
 
+def normalized(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize(
+    ("hashes", "constraints"),
+    [
+        ("base", "constraints"),
+        ("base-newest", "constraints-newest"),
+        ("train", "constraints"),
+        ("train", "constraints-newest"),
+    ],
+)
+def test_the_hashes_are_of_the_pinned_releases(hashes, constraints):
+    """Hashes of other releases than those that the metadata and the constraints name would install nothing."""
+    lines = (ROOT / f"{constraints}.txt").read_text().splitlines()
+    pins = {normalized(name): release for name, _, release in (line.partition("==") for line in lines)}
+    text = (ROOT / f"hashes/{hashes}.txt").read_text()
+    entries = re.findall(r"^([\w.-]+)==(\S+)( ;.*)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M)
+    assert len(entries) == text.count("==") - text.count(" == 'win32'"), "every release has hashes"
+    hashed = {name: release for name, release, marker, _ in entries if "== 'win32'" not in marker}
+    assert hashed == {name: pins[name] for name in hashed}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["optional-dependencies"]["train"] if hashes == "train" else project["dependencies"]
+    names = {normalized(re.match(r"[\w.-]+", line)[0]) for line in wanted}
+    assert names - {"torch"} <= hashed.keys()
+
+
 @pytest.mark.slow
 def test_wheel_and_sdist_hold_the_packages_and_what_they_are_built_and_tested_with(tmp_path):
     """Both are built without network from a copy of the files that an archive of the project has."""
-    source, out = tmp_path / "source", tmp_path / "dist"
+    source = tmp_path / "source"
+    out = tmp_path / "dist"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in (*PACKAGES, "docs", "tests", "benchmarks", "campaigns"):
+    for name in (*PACKAGES, "docs", "tests", "benchmarks", "campaigns", "hashes"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for path in ROOT.iterdir():
         if path.is_file() and path.name != ".git":
@@ -165,6 +194,8 @@ def test_wheel_and_sdist_hold_the_packages_and_what_they_are_built_and_tested_wi
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = "README.md LICENSE SECURITY.md CITATION.cff CONTRIBUTING.md CHANGELOG.md pyproject.toml constraints.txt "
-    wanted += "constraints-newest.txt environment.sh speedrun_tpu.sh mkdocs.yml tests/run.sh docs/bridge.md"
+    wanted += (
+        "constraints-newest.txt environment.sh speedrun_tpu.sh mkdocs.yml tests/run.sh docs/bridge.md hashes/base.txt"
+    )
     assert set(wanted.split()) <= names
     assert not [name for name in names if name.startswith(("runs/", "data/", ".venv/", ".git/"))]

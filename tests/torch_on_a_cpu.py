@@ -45,7 +45,8 @@ def missing_libraries(folder: Path) -> tuple[dict[str, str], set[str]]:
 def make_library(folder: Path, library: str, version: str, functions: list[str]) -> None:
     """Compiles a library whose functions return 1, an error."""
     with tempfile.TemporaryDirectory() as scratch:
-        source, exports = Path(scratch, "empty.c"), Path(scratch, "exports.map")
+        source = Path(scratch, "empty.c")
+        exports = Path(scratch, "exports.map")
         source.write_text("".join(f"int {name}() {{ return 1; }}\n" for name in functions))
         options = []
         if version:

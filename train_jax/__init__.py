@@ -64,10 +64,10 @@ def train(config: RunConfig) -> dict[str, Any]:
     finished run returns its metrics at once. Raises `train_jax.errors.UserError` for a configuration or data that
     cannot be trained, before a folder is made.
     """
-    from train_jax.runtime.devices import Devices
+    from train_jax.runtime.mesh import devices_of
     from train_jax.trainer.loop import train
 
-    return train(config, Devices(runner=config.compute.runner))
+    return train(config, devices_of(config.compute))
 
 
 def load_run(path: str, step: str | int = "newest") -> Any:

@@ -62,9 +62,11 @@ def _main(argv: list[str]) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        status, line = INTERRUPTED, "interrupted"
+        status = INTERRUPTED
+        line = "interrupted"
     except (PreemptedError, LostProcessError) as error:
-        status, line = error.STATUS, str(error)
+        status = error.STATUS
+        line = str(error)
         _exit_soon(status)
     except Exception as error:
         status, line = _in_one_line(error)

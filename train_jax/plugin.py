@@ -87,6 +87,9 @@ def load_object(name: str, what: str) -> Any:
     Raises `UserError` if the module cannot be imported or has no such object.
     """
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):
+        module_name = module_name.removesuffix(".py").replace("/", ".")
+        raise UserError(f"{what} {name!r} has a file in place of a module; use {module_name}:{attribute}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # last, so that it shadows no installed package
     try:
@@ -224,7 +227,9 @@ def take_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     Words after `--` are those of another command. Raises `UserError` for an option without a value.
     """
     end = argv.index("--") if "--" in argv else len(argv)
-    words, rest, files = iter(argv[:end]), [], []
+    words = iter(argv[:end])
+    rest = []
+    files = []
     for word in words:
         option, equals, value = word.partition("=")
         if word.endswith(".py") and rest and not any(each.startswith("-") for each in [*rest, word]):

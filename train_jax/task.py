@@ -145,6 +145,10 @@ class Task:
         """
         self.config = config
 
+    @classmethod
+    def check_given(cls, config: RunConfig, given: Sequence[str]) -> None:
+        """Raises `UserError` for a field that the run would not read; `given` are those of the command line."""
+
     @property
     def facts(self) -> dict[str, Any]:
         """Metadata of the data that the model depends on, as JSON values; stored in the run folder."""

@@ -12,6 +12,7 @@ import numpy as np
 from jax._src.cudnn import fused_attention_stablehlo
 from jax._src.interpreters.batching import BatchTracer
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer
+from jax._src.lax.lax import _convert_element_type
 from jax.core import Tracer as Tracer
 
 INLINED: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True  # pyright: ignore[reportAttributeAccessIssue]
@@ -56,6 +57,12 @@ def tracing_for_gpu(capability: tuple[int, int], cudnn_version: int) -> Iterator
             setattr(fused_attention_stablehlo, name, original)
         _ABSENT_GPU.reset(token)
         jax.clear_caches()
+
+
+def weakly_typed(array: Any) -> jax.Array:
+    """Returns the array with a weak type, which promotes as a number of Python's does."""
+    weak: Any = _convert_element_type(array, array.dtype, weak_type=True)
+    return weak
 
 
 def same_values(one: Any, other: Any) -> bool:

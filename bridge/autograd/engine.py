@@ -26,6 +26,7 @@ from bridge._compat.torch import (
     in_transform,
 )
 from bridge.context import CallState, current
+from bridge.errors import BridgeError
 from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor, View
 
 NO_GRAPH, GRAPH, GRAPH_FROM_INPUTS = range(3)
@@ -71,11 +72,23 @@ def run_engine(call: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
         raise Restart(needed)
     result = func(*args, **kwargs)
     if not call.is_backward and any(engine_gradient(t) is not None for t in call.state):
-        raise call.error(
-            "`backward()` inside the call adds to the `grad` of a parameter or buffer, which is no result of it",
-            "use torch.autograd.grad for the gradients that the call itself needs",
-        )
+        if call.truths:
+            raise call.error(_ADDS, _ADDS_REMEDY)
+        call.left_gradients = call.left_gradients or call.where()
     return result
+
+
+_ADDS = "`backward()` inside the call adds to the `grad` of a parameter or buffer, which is no result of it"
+_ADDS_REMEDY = (
+    "call zero_grad(), which sets them to None, before the call ends; or use torch.autograd.grad for the gradients "
+    "that the call itself needs"
+)
+
+
+def check_left_gradients(call: CallState) -> None:
+    """Raises `BridgeError` if the call leaves a gradient of its own, to which PyTorch would add the next one."""
+    if call.left_gradients and any(engine_gradient(t) is not None for t in call.state):
+        raise BridgeError(f"{_ADDS} {call.left_gradients}. Remedy: {_ADDS_REMEDY}.")
 
 
 def _listed(tensors: Any) -> Sequence[Any]:

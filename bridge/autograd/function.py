@@ -39,6 +39,7 @@ from bridge.autograd.engine import restarted, start_graph
 from bridge.context import CURRENT, CallState, current
 from bridge.errors import BridgeError
 from bridge.generators import refuse_draws
+from bridge.symbolic.numbers import NUMBERS, as_operand, over
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import ATOMS, built_in, convert, items_of, parts_of
 from bridge.tensor.tensor import DIFFERENTIABLE, BridgeTensor, stop_gradient, wrap
@@ -204,7 +205,9 @@ class _Backward:
         twins = {}
 
         def leaf(path: str, value: Any) -> Any:
-            """Returns a tensor without an array in place of a traced one."""
+            """Returns a tensor without an array in place of a traced one, also behind a number."""
+            if type(value) in NUMBERS:
+                return over(value, leaf(path, as_operand(value)))
             if isinstance(value, torch.Tensor) and call.constants.is_traced(value):
                 value = call.wrap(value)
             if not isinstance(value, BridgeTensor) or id(value) in state:

@@ -28,7 +28,7 @@ from bridge.context import CallState, Options
 from bridge.dispatch.computation import DEFECT_REMEDY, TRACE_ERRORS, LoweringError, compute
 from bridge.dispatch.constants import BY_SHAPE, ConstantTable
 from bridge.dispatch.random import RANDOM, draw, seeded_generator
-from bridge.dispatch.schemas import draws_numbers, is_random, kind_of, with_tensors, written_arguments
+from bridge.dispatch.schemas import draws_numbers, is_random, kind_of, with_numbers, with_tensors, written_arguments
 from bridge.dispatch.values import (
     CHECKS,
     UNSUPPORTED_REMEDY,
@@ -41,10 +41,12 @@ from bridge.dispatch.values import (
     of_functions,
     raise_kernel_error,
     untranslated,
+    value_for_python,
 )
 from bridge.dispatch.views import GIVES_MEMORY, make_view, reshape_in_place, write_in_place
 from bridge.errors import BridgeError
 from bridge.lowerings import DECOMPOSITIONS, LOWERINGS
+from bridge.symbolic.numbers import NUMBERS
 from bridge.symbolic.ranges import checked, note_constant
 from bridge.tensor.tensor import BridgeTensor
 
@@ -73,6 +75,7 @@ class Dispatch(UncompiledDispatchMode, CallState):
             self.constants,
             recording=recording,
             is_backward=True,
+            has_numbers=self.has_numbers,
             state=self.state,
             products_of_pytorch=self.products_of_pytorch,
         )
@@ -105,7 +108,7 @@ class Dispatch(UncompiledDispatchMode, CallState):
         except BridgeError:
             raise
         except TRACE_ERRORS as error:
-            raise asks_values(self, func, args) from error
+            raise asks_values(self, func, args, kwargs) from error
         except Exception as error:
             # Since PyTorch 2.15 a kernel raises it for arguments of the wrong dtype, too.
             if self._is_missing(error) and str(error) != str(kernel_error(func, args, kwargs)):
@@ -131,6 +134,8 @@ class Dispatch(UncompiledDispatchMode, CallState):
         if of_kernel is not None:
             of_kernel.add_note(self.where())
             raise of_kernel from None
+        if not NUMBERS.isdisjoint(map(type, (*args, *kwargs.values()))):
+            raise asks_values(self, func, args, kwargs) from error
         if defect:
             raise self.error(f"the lowering of `{func.name()}` failed ({error})", DEFECT_REMEDY) from error
         if isinstance(error, ValueError) and func.namespace == "aten":
@@ -144,8 +149,10 @@ class Dispatch(UncompiledDispatchMode, CallState):
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in BY_SHAPE:
             args = self.constants.without_values(func, args, kwargs) or args
+        if not (NUMBERS.isdisjoint(map(type, args)) and NUMBERS.isdisjoint(map(type, kwargs.values()))):
+            args, kwargs = with_numbers(self, func, args, kwargs)
         for value in args:
-            if type(value) is BridgeTensor:
+            if type(value) in _TRACED:
                 break
         else:
             if self._is_constant(func, args, kwargs):
@@ -158,6 +165,12 @@ class Dispatch(UncompiledDispatchMode, CallState):
         if rule is not None and not self._nested:
             return rule(self, func, args, kwargs)
         return self.redispatch(func, args, kwargs)
+
+    def number_of(self, tensor: BridgeTensor) -> Any:
+        return number_of(self, aten._local_scalar_dense.default, tensor)
+
+    def value_for_python(self, tensor: BridgeTensor) -> Any:
+        return value_for_python(self, tensor)
 
     @contextlib.contextmanager
     def taking_apart(self) -> Iterator[None]:
@@ -172,7 +185,7 @@ class Dispatch(UncompiledDispatchMode, CallState):
         """True if the result depends on no input, parameter, buffer or key."""
         traced = self.condition is not None or self.truths
         written = traced and written_arguments(func, args, kwargs)
-        if written or self.constants.any_traced(args, kwargs):
+        if written or self.constants.any_traced(args, kwargs) or not NUMBERS.isdisjoint(map(type, kwargs.values())):
             return False
         if is_random(func):
             return seeded_generator(self, func, kwargs) is not None
@@ -223,6 +236,7 @@ class Dispatch(UncompiledDispatchMode, CallState):
         return _BY_KIND[kind](self, func, args, kwargs)
 
 
+_TRACED = NUMBERS | {BridgeTensor}
 _BY_KIND = {"view": make_view, "write": write_in_place, "reshape": reshape_in_place}
 _DECIDED_BY_VALUES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: number_of,

@@ -16,7 +16,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,9 @@ from bridge.dispatch.values import asked_inside, fails
 from bridge.errors import BridgeError
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import FUNCTIONS
+from bridge.symbolic.numbers import IN_PLACE_OF, NUMBERS, as_operand, extreme, number_of
 from bridge.symbolic.ranges import known_number
+from bridge.symbolic.rows import Rows
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.pytrees import ATOMS, built_in, convert, is_plain_class, items_of, parts_of
 from bridge.tensor.tensor import (
@@ -88,10 +90,59 @@ def negated(value: Any) -> Any:
     return torch.logical_not(found)
 
 
+def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns `function(*args, **kwargs)`; a traced number for one of traced values, of which Python would ask them."""
+    if kwargs:
+        return function(*args, **kwargs)
+    if function is max or function is min:
+        return _extreme(function, args)
+    if current() is None:
+        return function(*args)
+    if function is len and type(args[0]) is Rows:
+        return args[0].shape[0]
+    instead, most = IN_PLACE_OF.get(id(function), (None, 0))
+    if instead is None or len(args) > most or not any(map(_is_traced, args)):
+        return function(*args)
+    return instead(*args)
+
+
+def _is_traced(value: Any) -> bool:
+    """True for a number, and a tensor of one element, whose value is not known."""
+    if type(value) in NUMBERS:
+        return True
+    call = cast(CallState, current())
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or in_transform():
+        return False
+    if not call.constants.is_traced(value):
+        return False
+    tensor = call.wrap(value)
+    return isinstance(tensor.value, Tracer) and known_number(tensor) is None
+
+
+def _extreme(function: Callable[..., Any], args: tuple) -> Any:
+    """Returns the result of `max` or `min`, which return the first of the largest or least items."""
+    if len(args) == 1 and isinstance(args[0], Iterator):
+        args = (list(args[0]),)
+    items = args
+    if len(args) == 1 and isinstance(args[0], (list, tuple)):
+        items = args[0]
+    if not any(isinstance(item, torch.Tensor) and item.numel() == 1 for item in items):
+        has_number = not NUMBERS.isdisjoint(map(type, items))
+        return extreme(function, items) if has_number else function(*args)
+    found, *rest = items
+    for item in rest:
+        better = item > found if function is max else item < found
+        found = _branch(better, lambda item=item: item, lambda found=found: found)
+    return found
+
+
 def truth(value: Any) -> Any:
     """Returns `bool(value)`; a tensor of the type bool if that is traced."""
     call = current()
-    if call is None or not isinstance(value, torch.Tensor) or value.numel() != 1 or in_transform() or call.is_checking:
+    value = as_operand(value)
+    if call is None or not isinstance(value, torch.Tensor) or in_transform() or call.is_checking:
+        return bool(value)
+    if type(value) is Rows or value.numel() != 1:
         return bool(value)
     if not call.constants.is_traced(value):
         return bool(value)
@@ -231,6 +282,9 @@ class _Leaf(NamedTuple):
     tracked: bool
     live: bool
     storage: Storage
+    is_number: bool
+    rows: Rows | None
+    """Those of which this is the tensor of all rows."""
 
 
 class _Zeros(NamedTuple):
@@ -261,8 +315,8 @@ class _Side:
 
     trees: dict[Any, _Tree] = dataclasses.field(default_factory=dict)
     """The place of a value -> the value. At the place None is what the side returns."""
-    holders: dict[int, tuple[int, bool]] = dataclasses.field(default_factory=dict)
-    """`id` of a storage or a handle -> the number of the result with its array, and `tracked`."""
+    holders: dict[int, tuple[int, bool, bool]] = dataclasses.field(default_factory=dict)
+    """`id` of a storage or a handle -> the number of the result with its array, `tracked` and `live`."""
     arrays: list[Any] = dataclasses.field(default_factory=list)
     closed: Any = None
     draws: int = 0
@@ -273,12 +327,15 @@ class _Side:
 
     def apart(self, call: CallState, value: Any) -> _Tree:
         def leaf(part: Any) -> Any:
+            is_number = type(part) in NUMBERS
+            part = as_operand(part)
             if not isinstance(part, torch.Tensor) or part.layout is not torch.strided:
                 return part
-            tensor = call.wrap(part)
+            rows = part if type(part) is Rows else None
+            tensor = call.wrap(part if rows is None else rows.whole)
             handle = tensor._handle
             array = self.add(tensor.value)
-            return _Leaf(part, array, tensor._meta, tensor.requires_grad, handle.live, handle.storage)
+            return _Leaf(part, array, tensor._meta, tensor.requires_grad, handle.live, handle.storage, is_number, rows)
 
         leaves, structure = jax.tree.flatten(convert(value, lambda part: part, objects=True))
         return _Tree(value, list(map(leaf, leaves)), structure)
@@ -348,9 +405,9 @@ class _Branch:
             self._holders |= {id(holder): holder for holder in undo.written()}
             for number, holder in self._holders.items():
                 if isinstance(holder, Storage):
-                    side.holders[number] = side.add(holder.array), False
+                    side.holders[number] = side.add(holder.array), False, False
                 else:
-                    side.holders[number] = side.add(holder.read()), holder.tracked
+                    side.holders[number] = side.add(holder.read()), holder.tracked, holder.live
             return side.arrays
 
         try:
@@ -396,16 +453,17 @@ class _Branch:
         merge = _Merge(self._call, self._condition)
         plans = {place: merge.plan(then.trees[place], otherwise.trees[place]) for place in then.trees}
         holders = []
-        for number, (array, tracked) in then.holders.items():
+        for number, (array, tracked, live) in then.holders.items():
             other = otherwise.holders[number]
-            holders.append((self._holders[number], merge.pair(array, other[0]), tracked or other[1]))
+            of_either = tracked or other[1], live or other[2]
+            holders.append((self._holders[number], merge.pair(array, other[0]), of_either))
         results = self._results(merge.pairs, then.closed, otherwise.closed)
         for holder, place, _ in holders:
             if isinstance(holder, Storage):
                 holder.put(results[place])
-        for holder, place, tracked in holders:
+        for holder, place, of_either in holders:
             if isinstance(holder, AutogradHandle):
-                holder.put(results[place], tracked)
+                holder.put(results[place], *of_either)
         for place, plan in plans.items():
             if place is not None:
                 self._set(place, plan(results))
@@ -475,27 +533,39 @@ class _Merge:
 
     def _leaf(self, a: Any, b: Any) -> Callable[[list[jax.Array]], Any] | None:
         """Returns the same for a leaf; None if the sides disagree on it."""
-        if isinstance(a, _Leaf) and isinstance(b, _Leaf) and a.tensor is b.tensor:
-            return lambda _: a.tensor
+        if isinstance(a, _Leaf) and isinstance(b, _Leaf) and a.tensor is b.tensor and a.is_number == b.is_number:
+            return lambda _: number_of(a.tensor) if a.is_number else a.tensor
         kinds = _meta(a), _meta(b)
         if kinds[0] is None or kinds[1] is None or (type(a) is type(b) and type(a) in ATOMS and a == b):
             same = a is b or (type(a) is type(b) and type(a) in ATOMS and a == b)
             return (lambda _: a) if same else None
         meta = _common(a, kinds[0], b, kinds[1])
-        if meta is None:
+        if meta is None or not _of_same_rows(a, b):
             return None
         leaves = [each for each in (a, b) if isinstance(each, _Leaf)]
         place = self.pair(*(x.array if isinstance(x, _Leaf) else _array(x, meta) for x in (a, b)))
         tracked = any(each.tracked for each in leaves)
         live = any(each.live for each in leaves)
         storages = [weakref.ref(each.storage) for each in leaves]
+        is_number = bool(leaves) and all(each.is_number for each in leaves)
+        rows = next((each.rows for each in leaves), None)
 
-        def make(results: list[jax.Array]) -> BridgeTensor:
+        def make(results: list[jax.Array]) -> Any:
             tensor = wrap(results[place], meta, tracked=tracked, live=live)
+            if is_number:
+                return number_of(tensor)
             _share(tensor._handle.storage, storages)
-            return tensor
+            return tensor if rows is None else rows.like(tensor)
 
         return make
+
+
+def _of_same_rows(a: Any, b: Any) -> bool:
+    """True if neither leaf is rows, or both are by a mask that was there before the branch."""
+    one, other = (getattr(leaf, "rows", None) for leaf in (a, b))
+    if one is None or other is None:
+        return one is other
+    return one.mask is other.mask and one.first == other.first
 
 
 def _is_raised(error: Exception) -> bool:
@@ -515,11 +585,13 @@ def _tracebacks(error: Exception) -> Iterator[types.TracebackType]:
 def _blank(tree: _Tree) -> _Tree:
     """Returns the same value with zeros for its tensors; one of another kind stays only if it holds no array."""
     keeps = (*ATOMS, types.FunctionType, types.MethodType, nn.Module, type)
-    leaves = [
-        _Zeros(leaf.meta) if isinstance(leaf, _Leaf) else leaf if isinstance(leaf, keeps) else object()
-        for leaf in tree.leaves
-    ]
-    return tree._replace(value=None, leaves=leaves)
+
+    def blank(leaf: Any) -> Any:
+        if isinstance(leaf, _Leaf) and leaf.rows is None:
+            return _Zeros(leaf.meta)
+        return leaf if isinstance(leaf, keeps) else object()
+
+    return tree._replace(value=None, leaves=list(map(blank, tree.leaves)))
 
 
 def _shown(tree: _Tree) -> str:

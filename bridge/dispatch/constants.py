@@ -21,6 +21,7 @@ from bridge.dispatch.computation import EMBEDDED
 from bridge.dispatch.metas import meta_of, meta_of_strided, zeros_like
 from bridge.dispatch.schemas import is_random, kind_of, listed, tensors_in
 from bridge.dispatch.views import view_steps
+from bridge.symbolic.rows import Rows
 from bridge.tensor.arrays import array_of, elements, storage_offsets, version_of, what_is_special
 from bridge.tensor.tensor import REGION, AutogradHandle, BridgeTensor, View, as_view, empty_meta, wrap
 
@@ -167,6 +168,8 @@ class ConstantTable:
         known = self._known.get(id(real))
         if known is not None and known[1] in (None, version_of(real)):
             return known[2]
+        if type(real) is Rows:
+            raise real.refused("a result", made=f"; it was made {real.made}")
         special = what_is_special(real)
         if special is not None:
             what, _, remedy = special.partition("; ")
@@ -199,6 +202,13 @@ class ConstantTable:
             memory = storage_id(root)
             self._known = {i: entry for i, entry in self._known.items() if storage_id(entry[0]) != memory}
             self.bind(root, self._constant(context, root))
+            if REGION.undo is not None:
+                # Tensors that share the memory were there before the side of a branch that is being traced. Their
+                # traced ones have to be, too, so that the side's writes into them are undone, and then merged.
+                with _unnoted():
+                    for made in [*self._made.values()]:
+                        if storage_id(made.real) == memory:
+                            self.wrap(context, made.real)
         return self.wrap(context, real)
 
     def _alias(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from bridge._compat.flex import FLEX_ATTENTION
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import (
     below_modes,
@@ -23,11 +25,13 @@ from bridge._compat.torch import (
 )
 from bridge.autograd import engine
 from bridge.context import CURRENT, CallState
+from bridge.dispatch.assignments import TracedArray, is_assigning, replace_assignments
+from bridge.dispatch.flex import flex_attention
 from bridge.dispatch.schemas import with_tensors
 from bridge.dispatch.values import CHECKING
 from bridge.errors import WITHOUT_MEMORY, WITHOUT_MEMORY_REMEDY
 from bridge.lowerings import DECOMPOSITIONS, FUNCTIONS
-from bridge.symbolic.bytecode import check_under_way
+from bridge.symbolic.numbers import NUMBERS, as_operand, as_tensor, same_number
 from bridge.symbolic.places import (
     conditions_among,
     is_mask,
@@ -36,11 +40,15 @@ from bridge.symbolic.places import (
     is_traced_place,
     is_whole,
     is_window,
+    place_of_tensors,
     places_of,
     selected,
 )
-from bridge.symbolic.selections import ROW_WISE, SIZED, Rows, positions_of, refused, rows_by_length, rows_by_mask, sized
+from bridge.symbolic.row_functions import WHOLE
+from bridge.symbolic.rows import Rows, refused, rows_of
+from bridge.symbolic.selections import positions_of, rows_by_length, rows_by_mask, sized
 from bridge.tensor.arrays import tensor_of
+from bridge.tensor.pytrees import TRACED_NUMBERS
 from bridge.tensor.tensor import BridgeTensor
 
 _GRADIENT_HOOKS = (
@@ -56,6 +64,7 @@ _MEMORY = (
     torch.Tensor.__dlpack__,
     torch.Tensor.__dlpack_device__,
 )
+_CLASSES_OF_CALLS = (torch.Tensor, *TRACED_NUMBERS)
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 """Under autocast PyTorch would decompose the operation for the bridge, with products in float32."""
 _CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
@@ -63,6 +72,11 @@ _CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_
 _FILLERS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2, torch.scalar_tensor: 0}
 """Functions that fill a tensor -> position of the number among their arguments."""
 _NAMES_OF_NUMBERS = ("fill_value", "s")
+_SIZED = {
+    **dict.fromkeys((torch.ones, torch.zeros, torch.full), 0),
+    **dict.fromkeys((torch.Tensor.new_ones, torch.Tensor.new_zeros, torch.Tensor.new_full), 1),
+}
+"""Functions that make a tensor of a size -> the number of arguments before the size."""
 _FORGOTTEN: dict[Any, str] = {F.l1_loss: "weight", torch.chain_matmul: "out"}
 _HOOK_REMEDY = "write what the hook does as the backward of a torch.autograd.Function, or leave it out"
 
@@ -78,7 +92,7 @@ class Functions(TorchFunctionMode):
         args = with_tensors(args, self._traced_tensor)
         kwargs = with_tensors(kwargs, self._traced_tensor) if kwargs else {}
         for cls in types:
-            if not issubclass(cls, torch.Tensor):
+            if cls is Rows or not issubclass(cls, _CLASSES_OF_CALLS):
                 return self._by_other_classes(func, types, args, kwargs)
         op = FUNCTIONS.get(func)
         if op is not None and self._dispatch.options.lowerings.get(op.name(), op) is not None:
@@ -103,18 +117,33 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _dropout(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        by_number = all(type(v) is not BridgeTensor for v in (*args[1:], *kwargs.values()))
+        by_number = all(type(v) not in _TRACED for v in (*args[1:], *kwargs.values()))
         if by_number:
             return func(*args, **kwargs)
         return _dropout_by_traced_number(*args, **kwargs)
+
+    def _batch_norm(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        given = inspect.signature(func).bind(*args, **kwargs)
+        momentum = given.arguments.get("momentum")
+        if type(momentum) not in _TRACED:
+            return func(*args, **kwargs)
+        return _batch_norm_by_traced_number(func, given.arguments, momentum)
+
+    def _pad(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Returns `F.pad`, which insists on Python's number, by the operation that it runs for a constant."""
+        x, pad, mode, value = inspect.signature(_padded).bind(*args, **kwargs).args
+        if type(value) not in _TRACED or mode != "constant":
+            return func(*args, **kwargs)
+        return torch.constant_pad_nd(x, pad, value)
 
     def _by_other_classes(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         """The result of a class that is no tensor and has a `__torch_function__`, or PyTorch's error if none knows."""
         op = FUNCTIONS.get(func)
         if Rows in types:
             self._refuse_forgotten(func)
-            if func not in ROW_WISE and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
+            if func not in WHOLE and op not in (None, _ATTENTION) and torch.Tag.pointwise not in op.tags:
                 raise refused(f"`{func.__name__}`")  # its lowering would see all rows
+            types = (Rows, *(cls for cls in types if cls is not Rows))  # numbers beside them are their operands
         for cls in types:
             with self:
                 result = cls.__torch_function__(func, types, args, kwargs)
@@ -146,6 +175,10 @@ class Functions(TorchFunctionMode):
         with torch.autocast("cpu", enabled=False):
             return self._dispatch.__torch_dispatch__(op, types, args, kwargs)
 
+    def _flex_attention(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        with self:
+            return flex_attention(*args, **kwargs)
+
     def _hook(self, func: Any, args: tuple, kwargs: dict) -> Any:
         raise self._dispatch.error(f"`{func.__name__}` needs the gradients of PyTorch's engine", _HOOK_REMEDY)
 
@@ -154,6 +187,8 @@ class Functions(TorchFunctionMode):
 
     def _get_item(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Returns `x[i]`; PyTorch would ask `i` for its number, or a mask for its true elements."""
+        if self._dispatch.has_numbers:
+            args = (args[0], place_of_tensors(args[1]))
         tensor, index = args
         places = places_of(index)
         if any(map(is_mask, places)) and self._can_select():
@@ -200,10 +235,19 @@ class Functions(TorchFunctionMode):
         made = positions_of(mask, self._dispatch.where())
         if kwargs.get("as_tuple", func is torch.where):
             return made
-        return Rows(torch.stack([each.whole for each in made], -1), mask, 1, made[0]._place)
+        whole = torch.stack([each.whole for each in made], -1)
+        return rows_of(whole, made[0].mask, 0, made[0].made, origin=mask)
+
+    def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Returns `x.item()` of a tensor of a transform, of which PyTorch makes a number of its own class."""
+        if type(args[0]) is BridgeTensor:
+            return args[0].item()
+        return same_number(func(*args, **kwargs))
 
     def _set_item(self, func: Any, args: tuple, kwargs: dict) -> None:
         """Runs `x[i] = value` for the indices of `_get_item`."""
+        if self._dispatch.has_numbers:
+            args = (args[0], place_of_tensors(args[1]), as_operand(args[2]))
         tensor, index, value = args
         places = places_of(index)
         conditions = conditions_among(places)
@@ -268,16 +312,35 @@ class Functions(TorchFunctionMode):
         return made
 
     def _sized(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Returns `torch.ones(2, n)` and its like, one of whose sizes is traced."""
         dispatch = self._dispatch
-        made = sized(func, args, kwargs, dispatch.error, dispatch.where())
+        owner = args[: _SIZED[func]]
+        sizes = args[len(owner) :]
+        rest: tuple = ()
+        if sizes and isinstance(sizes[0], (tuple, list)):
+            rest = sizes[1:]
+            sizes = tuple(sizes[0])
+
+        def make(sizes: tuple) -> torch.Tensor:
+            return self._plain(func, (*owner, sizes, *rest), kwargs)
+
+        made = sized(make, sizes, func.__name__, dispatch.error, dispatch.where())
         if made is None:
             return self._plain(func, args, kwargs)
         return made
 
+    def _counted(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Returns `torch.arange(n)` for the number of rows by a mask: the place of each among them."""
+        mask = getattr(as_operand(args[0]), "rows_mask", None) if len(args) == 1 else None
+        if mask is None:
+            return self._plain(func, args, kwargs)
+        places = mask.cumsum(0) - 1
+        return rows_of(places.to(kwargs.get("dtype") or torch.int64), mask, 0, self._dispatch.where())
+
     def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
         made = _filled(func, args, {k: v for k, v in kwargs.items() if k != "requires_grad"})
         if made is None:
-            return self._plain(func, args, kwargs)
+            return (self._sized if func in _SIZED else self._plain)(func, args, kwargs)
         if kwargs.get("requires_grad"):
             return made.requires_grad_()
         return made
@@ -287,26 +350,21 @@ class Functions(TorchFunctionMode):
         tensor = args[0]
         if not isinstance(tensor, BridgeTensor):
             return func(*args, **kwargs)
-        if func not in (torch.Tensor.numpy, torch.Tensor.__array__) or isinstance(tensor.value, Tracer):
+        of_numpy = func in (torch.Tensor.numpy, torch.Tensor.__array__)
+        if of_numpy and isinstance(tensor.value, Tracer) and is_assigning():
+            if replace_assignments():
+                raise engine.Restart(self._dispatch.recording)
+            if func is torch.Tensor.numpy and not tensor.requires_grad:
+                return TracedArray(tensor)
+        if not of_numpy or isinstance(tensor.value, Tracer):
             raise self._dispatch.error(f"`{func.__name__}()` {WITHOUT_MEMORY}", WITHOUT_MEMORY_REMEDY)
         if tensor.requires_grad:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         with below_modes():
             return tensor_of(tensor.value).to(tensor.dtype).numpy()
 
-    def _item(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Returns `x.item()`; the tensor itself in a check that is assumed to pass, whose truth is asked for next."""
-        tensor = args[0]
-        if isinstance(tensor, BridgeTensor) and isinstance(tensor.value, Tracer):
-            check = check_under_way()
-        else:
-            check = None
-        if check is None:
-            return func(*args, **kwargs)
-        return tensor.detach().reshape(())
-
     def _traced_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if wrapped_by_transform(tensor):
+        if type(tensor) is Rows or wrapped_by_transform(tensor):
             return tensor
         if self._dispatch.recording and self._dispatch.constants.may_write(tensor) and engine_requires_grad(tensor):
             return tensor  # traced values were written into it, and PyTorch's graph has the real tensor
@@ -369,11 +427,15 @@ _OF_OUR_TENSORS: dict[Any, Callable[..., Any]] = {
 _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     **dict.fromkeys(_OF_OUR_TENSORS, Functions._of_our_tensor),
     F.dropout: Functions._dropout,
+    F.batch_norm: Functions._batch_norm,
+    F.pad: Functions._pad,
+    FLEX_ATTENTION: Functions._flex_attention,
     **dict.fromkeys(_GRADIENT_HOOKS, Functions._hook),
     **dict.fromkeys(engine.ENGINE_CALLS, Functions._engine),
     **dict.fromkeys(_CONSTRUCTORS, Functions._construct),
+    **dict.fromkeys(_SIZED, Functions._sized),
     **dict.fromkeys(_FILLERS, Functions._fill),
-    **dict.fromkeys(SIZED, Functions._sized),
+    torch.arange: Functions._counted,
     **dict.fromkeys(_MEMORY, Functions._memory),
     **dict.fromkeys(CHECKING, Functions._checking),
     **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), Functions._masked_select),
@@ -383,6 +445,7 @@ _SPECIAL: dict[Any, Callable[[Functions, Any, tuple, dict], Any]] = {
     torch.Tensor.__setitem__: Functions._set_item,
     **dict.fromkeys(_FORGOTTEN, Functions._forgetful),
 }
+_TRACED = NUMBERS | {BridgeTensor}
 _MAKE_TRACED = (_DATA_SET, _SET_REQUIRES_GRAD, torch.Tensor.requires_grad_)
 
 
@@ -396,12 +459,30 @@ def _dropout_by_traced_number(x: torch.Tensor, p: Any = 0.5, training: bool = Tr
     return kept
 
 
+def _batch_norm_by_traced_number(func: Callable, given: dict[str, Any], momentum: Any) -> torch.Tensor:
+    """Normalizes with a traced momentum: the statistics of the batch alone are written, and then mixed with the old."""
+    running = [given[name] for name in ("running_mean", "running_var") if given.get(name) is not None]
+    before = [each.clone() for each in running]
+    result = func(**(given | {"momentum": 1.0}))
+    if given.get("training"):
+        with torch.no_grad():
+            for each, old in zip(running, before, strict=True):
+                each.copy_(each * momentum + old * (1 - momentum))
+    return result
+
+
+def _padded(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> None:
+    """Has the arguments of `F.pad`."""
+
+
 # `torch.tensor`, `torch.full` and their like with traced numbers, whose values PyTorch would ask for.
 
 
 def _holds_traced(data: Any) -> bool:
-    """True if a nested list holds a tensor of the bridge; a tensor by itself is no list."""
-    return isinstance(data, (list, tuple)) and any(isinstance(v, BridgeTensor) or _holds_traced(v) for v in data)
+    """True for a traced number, and if a nested list holds one or a tensor; a tensor by itself is no list."""
+    if isinstance(data, (list, tuple)):
+        return any(isinstance(v, BridgeTensor) or _holds_traced(v) for v in data)
+    return type(data) in NUMBERS
 
 
 def _constructed(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -437,6 +518,8 @@ def _filled(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
 
 
 def _flat(data: Any) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    if type(data) in NUMBERS:
+        return (), [as_tensor(data)]
     if isinstance(data, torch.Tensor):
         if data.numel() != 1:
             raise ValueError("only one element tensors can be converted to Python scalars")

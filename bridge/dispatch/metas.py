@@ -18,6 +18,7 @@ from bridge._compat.torch import (
 from bridge.context import CallState
 from bridge.dispatch.schemas import has_out
 from bridge.lowerings.registry import METAS
+from bridge.symbolic.numbers import NUMBERS, of_class, refuse_numbers
 from bridge.tensor.arrays import COUNTERPARTS, refuse_dtype
 from bridge.tensor.tensor import BridgeTensor, empty_meta
 
@@ -26,7 +27,7 @@ leave_compiler_unloaded()
 
 def metas_of(context: CallState, func: Any, args: tuple, kwargs: dict) -> Any:
     """Like `meta_of`, for traced tensors, once for each kind. Raises `BridgeError` for a dtype that JAX lacks."""
-    key = func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None, torch.get_default_dtype()
+    key = func, _signature(args), _signature((*kwargs, *kwargs.values())) if kwargs else None, torch.get_default_dtype()
     try:
         return context.metas[key]
     except KeyError:
@@ -96,7 +97,11 @@ def _twins(values: tuple | list) -> list:
         if kind is BridgeTensor:
             value = value._meta
         elif kind is list or kind is tuple:
+            if not NUMBERS.isdisjoint(map(type, value)):
+                refuse_numbers(value)
             value = kind(_twins(value))
+        elif kind in NUMBERS:
+            value = of_class(value)
         twins.append(value)
     return twins
 
@@ -120,7 +125,11 @@ def _signature(values: tuple | list) -> tuple:
             meta = value._meta
             key += (meta.shape, meta.stride(), meta.dtype)
         elif kind is list or kind is tuple:
+            if not NUMBERS.isdisjoint(map(type, value)):
+                refuse_numbers(value)
             key.append(_signature(value))
+        elif kind in NUMBERS:
+            key.append(kind)
         else:
             key += (kind, value)
     return tuple(key)

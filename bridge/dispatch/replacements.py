@@ -17,6 +17,8 @@ from bridge.context import CURRENT
 from bridge.errors import BridgeError
 
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {}
+_FOUND: dict[str, Callable[..., Any]] = {}
+"""The same for names that `replace_everywhere` has found."""
 
 
 def register_function(name: str, replacement: Callable[..., Any]) -> None:
@@ -46,10 +48,23 @@ def replaced(functions: Iterable[str]) -> contextlib.ExitStack:
     Code outside of a traced call, in other threads, runs the functions themselves.
     """
     stack = contextlib.ExitStack()
-    for name in dict.fromkeys([*_REPLACEMENTS, *functions]):
+    for name in dict.fromkeys([*_REPLACEMENTS, *_FOUND, *functions]):
         if name.partition(":")[0] in sys.modules:
             stack.enter_context(_replacement_of(name))
     return stack
+
+
+def replace_everywhere(function: Any, replacement: Callable[..., Any]) -> bool:
+    """Replaces a function in all modules imported so far that hold it, in the calls that start from now on.
+
+    Returns False if no module holds it that did not at the last time.
+    """
+    known = len(_FOUND)
+    for module, owner in list(sys.modules.items()):
+        for attribute, value in list(getattr(owner, "__dict__", {}).items()):
+            if value is function:
+                _FOUND.setdefault(f"{module}:{attribute}", replacement)
+    return len(_FOUND) > known
 
 
 _LOCK = threading.Lock()
@@ -72,7 +87,7 @@ def _replacement_of(name: str) -> Replacements:
             call = CURRENT.call
             if call is None:
                 return original(*args, **kwargs)
-            function = call.options.functions.get(name) or _REPLACEMENTS.get(name) or original
+            function = call.options.functions.get(name) or _REPLACEMENTS.get(name) or _FOUND.get(name) or original
             return function(*args, **kwargs)
 
         return chosen

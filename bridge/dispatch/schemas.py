@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from bridge._compat.torch import (
     returns,
     schema_name,
 )
+from bridge.context import CallState
+from bridge.symbolic.numbers import NUMBERS, as_operand, same_number, weak_array
 from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
@@ -160,6 +163,32 @@ def with_tensors(values: Any, traced: Callable[[torch.Tensor], torch.Tensor]) ->
     return type(values)(changed)
 
 
+_OF_NUMBERS = re.compile(r"(Optional\[)?(number|float|Tensor)\b")
+"""The types of arguments, by their text, whose number decides no shape."""
+_SHAPED_BY_NUMBERS = frozenset({"aten::arange", "aten::range"})
+
+
+@functools.cache
+def takes_numbers(func: Any) -> frozenset[str]:
+    """Returns the names of the arguments that may be traced numbers."""
+    if schema_name(func) in _SHAPED_BY_NUMBERS:
+        return frozenset()
+    return frozenset(a.name for a in arguments(func) if _OF_NUMBERS.match(str(a.type)))
+
+
+def with_numbers(context: CallState, func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Returns the arguments with traced numbers of one kind for those that PyTorch's code has made of them.
+
+    Raises `BridgeError` for one that decides a shape or a dimension.
+    """
+    named = zip((a.name for a in arguments(func)), args, strict=False)
+    for name, value in (*named, *kwargs.items()):
+        if type(value) in NUMBERS and name not in takes_numbers(func):
+            context.value_for_python(as_operand(value))  # raises an error
+    args = tuple(same_number(value) if type(value) in NUMBERS else value for value in args)
+    return args, {name: same_number(value) if type(value) in NUMBERS else value for name, value in kwargs.items()}
+
+
 def listed(values: Any) -> tuple | list:
     if isinstance(values, (tuple, list)):
         return values
@@ -178,6 +207,8 @@ def arrays_of(values: Any, seen: list[BridgeTensor], of: Callable[[BridgeTensor]
             arrays.append(value.value if of is None else of(value))
         elif kind is list or kind is tuple:
             arrays.append(arrays_of(value, seen, of))
+        elif kind in NUMBERS:
+            arrays.append(weak_array(value))
         else:
             arrays.append(value)
     if type(values) is list:

@@ -27,16 +27,17 @@ from bridge.errors import BridgeError, is_framework
 from bridge.symbolic.bytecode import check_under_way, code_that_asks, places_inside_handlers
 from bridge.symbolic.constants import as_constant
 from bridge.symbolic.conversion import convert
+from bridge.symbolic.numbers import NUMBERS, as_operand, number_behind, numbers_in, of_class
 from bridge.symbolic.ranges import known_number
-from bridge.symbolic.selections import SHAPE_REMEDY
+from bridge.symbolic.rows import SHAPE_REMEDY
 from bridge.tensor.arrays import jax_dtype, tensor_of
 from bridge.tensor.tensor import BridgeTensor, wrap
 
 aten = torch.ops.aten
 
 VALUE_REMEDY = (
-    "use torch.where for a branch; a tensor without dimensions works as an index or a slice's bound without `int()` or "
-    "`.item()`; or pass the number as a Python argument that is static under jit"
+    "use torch.where for a branch, a mask over a fixed size for a shape, fixed turns with `if i < n:` for a loop; a "
+    "tensor without dimensions works as an index or a slice's bound; or pass an argument static under jit"
 )
 DRAW_REMEDY = "draw the numbers before the call and pass them as an argument"
 UNSUPPORTED_REMEDY = (
@@ -47,13 +48,13 @@ _OF_A_LIBRARY_REMEDY = (
     "operations; a kernel in another language needs `bridge.LOWERINGS[torch.ops.{}] = lowering`"
 )
 
+_NUMBER_REMEDY = "apply the number by an operator, as in `x + n * y` or `x ** n`; or pass one of Python's"
 _UNIQUE_REMEDY = (
     "for integers below a number n, `(torch.zeros(n).index_fill(0, i, 1).cumsum(0).long() - 1)[i]` is the inverse, and "
     "`torch.bincount(i, minlength=n)` counts"
 )
 _LIBRARY_REMEDY = 'replace the function of the library, `bridge.export(module, functions={{"{}": replacement}})`'
 _REMEDIES = {
-    "torch.nn.modules.batchnorm": "give the layer a number as its momentum; None needs the number of calls so far",
     "torch.distributions.von_mises": DRAW_REMEDY,
     "torch.distributions": "write the formula in operations of PyTorch",
 }
@@ -83,7 +84,7 @@ def untranslated(context: CallState, func: Any, args: tuple, kwargs: dict, error
     if context.survey is not None:
         return _skip(context, func, args, kwargs, str(error))
     if shapes_by_data(func):
-        raise asks_values(context, func, args) from error
+        raise asks_values(context, func, args, kwargs) from error
     if isinstance(error, LoweringError):
         raise error
     remedy = (UNSUPPORTED_REMEDY if func.namespace in ("aten", "prims") else _OF_A_LIBRARY_REMEDY).format(func)
@@ -111,8 +112,12 @@ def asked_inside(remedy: str) -> tuple[str, str]:
     return name, helps or remedy
 
 
-def asks_values(context: CallState, func: Any, args: tuple) -> BridgeError:
+def asks_values(context: CallState, func: Any, args: tuple, kwargs: dict) -> BridgeError:
     """Returns the error for an operation that needs values of its arguments."""
+    numbers = numbers_in((*args, *kwargs.values()))
+    if numbers:
+        remedy = as_constant(as_operand(numbers[0]).value, _NUMBER_REMEDY)
+        return context.error(f"`{func.name()}` needs the value of a traced number", remedy)
     if shapes_by_data(func):
         what = "makes a shape that depends on data"
     else:
@@ -133,7 +138,6 @@ def of_functions(func: Any) -> tuple[str, str]:
 _LOOP_REMEDY = "write a Python loop with a fixed number of steps, and torch.where for one that ends early"
 _OF_FUNCTIONS = {
     "cond": "compute both branches and choose with torch.where, or branch on a Python number",
-    "flex_attention": "use F.scaled_dot_product_attention, with a mask or an additive bias for what the functions do",
     **dict.fromkeys(("while_loop", "scan", "associative_scan", "map_impl"), _LOOP_REMEDY),
 }
 
@@ -166,6 +170,7 @@ def kernel_error(func: Any, args: tuple, kwargs: dict) -> Exception | None:
     if func.namespace != "aten" or is_random(func) or sum(sizes) > AFFORDABLE:
         return None
     kwargs = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
+    args, kwargs = tree_map_only(tuple(NUMBERS), of_class, (args, kwargs))
     errors: list[Exception] = []
     with below_modes(), torch.no_grad():
         for fill in (0, 1):
@@ -248,11 +253,20 @@ CHECKING = (torch.istft, torch.Tensor.istft)
 
 
 def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
-    """Returns the value as a Python number. Raises `BridgeError` if it is traced, unknown, and used beyond a check."""
+    """Returns the value as a number: Python's if it is known, else a traced one."""
+    if func is aten.is_nonzero.default:
+        return bool(value_for_python(context, tensor))
+    if not isinstance(tensor.value, Tracer) or known_number(tensor) is not None or context.is_checking:
+        return value_for_python(context, tensor)
+    if tensor.is_complex():
+        return value_for_python(context, tensor)
+    return number_behind(tensor)
+
+
+def value_for_python(context: CallState, tensor: BridgeTensor) -> Any:
+    """Returns the value that Python insists on. Raises `BridgeError` if it is unknown and used beyond a check."""
     value = tensor.value
     if not isinstance(value, Tracer):
-        if func is aten.is_nonzero.default:
-            return bool(value)
         return value.item()
     known = known_number(tensor)
     if known is not None:
@@ -269,7 +283,7 @@ def number_of(context: CallState, func: Any, tensor: BridgeTensor) -> Any:
     inside, remedy = asked_inside(VALUE_REMEDY)
     if remedy not in _REMEDIES.values():
         remedy = as_constant(value, remedy)
-    how = "a branch, `.item()`, `int()` or a loop bound"
+    how = "a shape, a loop bound, an index into a list or a branch"
     raise context.error(f"Python code asks for the value of a traced tensor ({how}){inside}", remedy)
 
 
@@ -281,14 +295,8 @@ def fails(context: CallState) -> bool:
         return True
     if check:
         context.handled[check] = context.where()
-    note_check(context)
+    context.note_check()
     return False
-
-
-def note_check(context: CallState) -> None:
-    """Reports that a check is not made: in a warning, and in the report of `verify`."""
-    context.options.assumed[context.where()] = None
-    context.warn("a check of traced values is not made")
 
 
 def is_equal(context: CallState, _func: Any, tensor: BridgeTensor, other: torch.Tensor) -> bool:

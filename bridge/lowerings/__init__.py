@@ -1,6 +1,7 @@
 """The bridge's own JAX lowerings, where torchax has none, a less exact or a longer one. Each can be disabled by name.
 
-Each file covers one subject; importing this package fills the tables.
+Each file covers one subject; importing this package fills the tables. To add an operation, decorate a function of
+arrays with `@lowers(op)`, or a function of tensors with `@decomposes(op)`, in the file of its subject.
 """
 
 from bridge._compat.torchax import MISSING, MissingOperation, missing_operations_tolerated

@@ -17,7 +17,17 @@ from bridge._compat.torch import TIES_ARE_SHARED
 from bridge._compat.torchax import torchax_lowering
 from bridge.context import CURRENT, refusal
 from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
-from bridge.lowerings.registry import LOWERINGS, METAS, decomposes, inlined, lowers, of_widened, widened
+from bridge.lowerings.registry import (
+    LOWERINGS,
+    METAS,
+    decomposes,
+    inlined,
+    is_known,
+    is_number,
+    lowers,
+    of_widened,
+    widened,
+)
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -246,6 +256,9 @@ def differentiated(function: Callable[..., jax.Array], *derivatives: Derivative)
     return with_derivatives(*derivatives)(function)
 
 
+real_acosh = differentiated(jnp.arccosh, lambda t, out, x: t * jax.lax.rsqrt(x * x - 1))
+"""Has PyTorch's derivative also below -1, where the value is nan; since JAX 0.12 that of `jnp.arccosh` is nan there."""
+
 _IN_FLOAT32: dict[Any, Callable[..., jax.Array]] = {
     aten.sigmoid.default: jax.lax.logistic,
     aten.erf.default: jax.lax.erf,
@@ -261,7 +274,7 @@ _IN_FLOAT32: dict[Any, Callable[..., jax.Array]] = {
     aten.special_modified_bessel_i1.default: i1,
     # `jnp.arccosh` has the derivative of the other branch left of the imaginary axis.
     aten.acosh.default: lambda x: (
-        jnp.log(x + jnp.sqrt(x - 1) * jnp.sqrt(x + 1)) if jnp.iscomplexobj(x) else jnp.arccosh(x)
+        jnp.log(x + jnp.sqrt(x - 1) * jnp.sqrt(x + 1)) if jnp.iscomplexobj(x) else real_acosh(x)
     ),
     aten.rsqrt.default: differentiated(jax.lax.rsqrt, lambda t, out, x: t * (-0.5 * out**3)),
     aten.special_entr.default: differentiated(jax.scipy.special.entr, lambda t, out, x: t * -(1 + jnp.log(x))),
@@ -361,7 +374,7 @@ METAS |= dict.fromkeys(
 @lowers(aten.add.Tensor, aten.add.Scalar)
 @inlined
 def add(x, y, alpha=1):
-    if alpha == 1:
+    if is_known(alpha, 1):
         return x + y
     return _scaled_sum(x, y, alpha)
 
@@ -369,7 +382,7 @@ def add(x, y, alpha=1):
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 @inlined
 def subtract(x, y, alpha=1):
-    if alpha == 1:
+    if is_known(alpha, 1):
         return x - y
     return _scaled_sum(x, y, -alpha)
 
@@ -394,8 +407,7 @@ def multiply(x, y):
 
 def wide_beside_numbers(x: Any, y: Any) -> tuple[Any, Any]:
     """Returns an array beside a Python number in float32: PyTorch does not round the number to a narrow dtype first."""
-    beside = isinstance(x, (int, float)) or isinstance(y, (int, float))
-    if beside:
+    if is_number(x) or is_number(y):
         return (_wide_if_floating(x), _wide_if_floating(y))
     return (x, y)
 
@@ -618,7 +630,7 @@ def divide(x, y):
     """JAX's derivative has the square of a divisor, which overflows long before the quotient does."""
     traced = isinstance(y, jax.Array) and jnp.issubdtype(jnp.result_type(x, y), jnp.floating)
     if traced:
-        return _quotient(x, y)
+        return _quotient(_wide_if_floating(x) if is_number(y) else x, y)
     return jnp.true_divide(*wide_beside_numbers(x, y))
 
 
@@ -669,6 +681,8 @@ def _integer_power(x, exponent):
 @lowers(aten.pow.Tensor_Scalar)
 @inlined
 def power_of_number(x, exponent):
+    if isinstance(exponent, jax.Array):
+        return power(x, exponent)
     if isinstance(exponent, complex):
         return _power(x.astype(jnp.promote_types(x.dtype, jnp.complex64)), jnp.asarray(exponent))
     floating = jnp.issubdtype(x.dtype, jnp.inexact)

@@ -11,7 +11,7 @@ import torch
 
 from bridge._compat.torchax import torchax_embedding, torchax_gather, torchax_index_put
 from bridge.lowerings.creation import NARROW, broadcast
-from bridge.lowerings.registry import DECOMPOSITIONS, METAS, decomposes, lowers, widened
+from bridge.lowerings.registry import DECOMPOSITIONS, METAS, decomposes, is_known, lowers, widened
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -221,7 +221,7 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
 
 @lowers(aten.index_add.default)
 def index_add(x, dim, index, source, *, alpha=1):
-    if alpha != 1:
+    if not is_known(alpha, 1):
         source = (widened(source) if jnp.issubdtype(source.dtype, jnp.inexact) else source) * alpha
     return index_reduce(x, dim, index, source, "add")
 
@@ -294,22 +294,47 @@ def masked_scatter_backward(gradient, mask, sizes):
     return jnp.reshape(jnp.zeros(size, gradient.dtype).at[place].set(jnp.reshape(gradient, -1), mode="drop"), sizes)
 
 
+def _places_of_largest(rows: torch.Tensor, bag: torch.Tensor, keep: torch.Tensor, bags: int) -> torch.Tensor:
+    """Returns the place among `rows` of the largest number of each bag and column, any place for an empty bag.
+
+    As in PyTorch's kernel, which replaces a number by a larger one, it is the first of equal numbers, and NaN only
+    where it comes first.
+    """
+    size = len(rows)
+    positions = torch.arange(size)
+    in_bag = bag.unsqueeze(1).expand(rows.shape)
+    numbers = keep.unsqueeze(1) & ~rows.isnan()
+    filled = torch.where(numbers, rows, float("-inf"))
+    top = filled.new_full((bags, rows.shape[1]), float("-inf")).scatter_reduce(0, in_bag, filled, "amax")
+    is_top = numbers & (filled == top[bag])
+    ends = torch.full((bags, rows.shape[1]), size)
+    places = ends.scatter_reduce(0, in_bag, torch.where(is_top, positions.unsqueeze(1), size), "amin")
+    first = ends[:, 0].scatter_reduce(0, bag, torch.where(keep, positions, size), "amin").clamp(max=size - 1)
+    return torch.where(rows[first].isnan(), first.unsqueeze(1), places).clamp(max=size - 1)
+
+
 @decomposes(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(
     weight, indices, offsets, by_frequency=False, mode=0, _sparse=False, factors=None, with_end=False, padding_idx=-1
 ):
-    if by_frequency or mode == 2:
-        raise NotImplementedError("scale_grad_by_freq and the largest of each bag are not followed")
+    if by_frequency:
+        raise NotImplementedError("scale_grad_by_freq is not followed")
     starts = offsets[:-1] if with_end else offsets
     bag = torch.searchsorted(starts, torch.arange(indices.numel()), right=True) - 1
     if padding_idx >= 0:
         keep = indices != padding_idx
     else:
         keep = torch.ones_like(indices, dtype=torch.bool)
+    count = torch.zeros(starts.numel(), dtype=torch.int64).index_add(0, bag, keep.to(torch.int64))
+    if mode == 2 and len(indices):
+        with torch.no_grad():
+            places = _places_of_largest(weight[indices], bag, keep, len(starts))
+        largest = indices[places]
+        out = torch.where(count.unsqueeze(1) > 0, weight.gather(0, largest), 0)
+        return out, bag, count, largest
     rows = weight[indices].to(torch.promote_types(weight.dtype, torch.float32))
     if factors is not None:
         rows = rows * factors.unsqueeze(1)
-    count = torch.zeros(starts.numel(), dtype=torch.int64).index_add(0, bag, keep.to(torch.int64))
     out = rows.new_zeros(starts.numel(), weight.shape[1]).index_add(0, bag, rows * keep.unsqueeze(1))
     if mode == 1:
         out = out / count.clamp(min=1).unsqueeze(1)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge.context import refusal
-from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, METAS, decomposes, inlined, lowers, widened
+from bridge.lowerings.registry import BY_LAYOUT, FUNCTIONS, METAS, decomposes, inlined, is_known, lowers, widened
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -24,17 +24,23 @@ def product_added(x, a, b, *, beta=1, alpha=1):
 
     For integers, PyTorch truncates the two numbers to integers; other numbers are multiplied in float32 at least.
     """
-    if alpha != 1 or beta not in (0, 1):
+    if not is_known(alpha, 1) or not (is_known(beta, 0) or is_known(beta, 1)):
         x, a, b = (widened(v) if jnp.issubdtype(v.dtype, jnp.floating) else v for v in (x, a, b))
     product = jnp.matmul(a, b)
     if jnp.issubdtype(product.dtype, jnp.integer):
-        beta = int(beta)
-        alpha = int(alpha)
-    if alpha != 1:
+        beta = _truncated(beta)
+        alpha = _truncated(alpha)
+    if not is_known(alpha, 1):
         product = alpha * product
-    if beta == 0:
+    if is_known(beta, 0):
         return jnp.broadcast_to(product, jnp.broadcast_shapes(x.shape, product.shape))
-    return (x if beta == 1 else beta * x) + product
+    return (x if is_known(beta, 1) else beta * x) + product
+
+
+def _truncated(number):
+    if isinstance(number, jax.Array):
+        return number.astype(jnp.int32)
+    return int(number)
 
 
 # ---- products of groups of rows, each by a matrix of its own: the experts of a mixture

@@ -28,26 +28,39 @@ FUNCTIONS: dict[Any, Any] = {}
 """Python-level functions handled before PyTorch decomposes them -> the op whose lowering serves them."""
 
 
-def _entering(table: dict[Any, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
-    def of(*ops: Any) -> Callable[[Callable], Callable]:
-        def register(function: Callable) -> Callable:
-            table.update(dict.fromkeys(ops, function))
-            return function
+def lowers(*ops: Any) -> Callable[[Callable], Callable]:
+    """Enters the decorated function, of arrays, as the lowering of these ATen ops."""
 
-        return register
+    def enter(function: Callable) -> Callable:
+        LOWERINGS.update(dict.fromkeys(ops, function))
+        return function
 
-    return of
+    return enter
 
 
-lowers = _entering(LOWERINGS)
-"""`@lowers(*ops)` enters the decorated function as the lowering of these ops."""
-decomposes = _entering(DECOMPOSITIONS)
-"""`@decomposes(*ops)` enters the decorated function, written in torch operations, as the decomposition of these."""
+def decomposes(*ops: Any) -> Callable[[Callable], Callable]:
+    """Enters the decorated function, written in operations of PyTorch, as the decomposition of these ATen ops."""
+
+    def enter(function: Callable) -> Callable:
+        DECOMPOSITIONS.update(dict.fromkeys(ops, function))
+        return function
+
+    return enter
 
 
 def widened(x: jax.Array) -> jax.Array:
     """Returns at least float32, in which PyTorch computes internally, whatever the dtype of the arguments."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def is_known(number: Any, value: float) -> bool:
+    """True if a number is known to be this one; nothing is known of a traced one."""
+    return not isinstance(number, jax.Array) and number == value
+
+
+def is_number(x: Any) -> bool:
+    """True for a number of Python's or a traced one, which does not decide the dtype of a result."""
+    return isinstance(x, (int, float)) or (isinstance(x, jax.Array) and not x.ndim and x.weak_type)  # pyright: ignore
 
 
 _KEPT = 1024

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, tree_map_only
-from bridge.context import refusal
+from bridge.context import current, refusal
 from bridge.lowerings.indexing import picked
 from bridge.lowerings.registry import DECOMPOSITIONS, FUNCTIONS, decomposes, lowers
 from bridge.symbolic.ranges import range_of
@@ -54,23 +54,38 @@ for _op in (
 
 @decomposes(aten.bincount.default)
 def bincount(x, weights=None, minlength=0):
-    """Traced numbers must be known to lie below `minlength`, which is then the size of the result."""
+    """Traced numbers are taken to lie below `minlength`, which is then the size of the result.
+
+    Where PyTorch's result is longer, every count is the least integer, or NaN with weights.
+    """
+    within = None
     if not is_traced(x):
         counts = _by_pytorch(aten.bincount.default)(x, None, minlength)
         if weights is None:
             return counts
         minlength = counts.numel()
-    elif not (range_of(x).low >= 0 and range_of(x).high < minlength):
+    elif not minlength:
         raise refusal(
-            "`torch.bincount` counts numbers that are not known to be less than `minlength`, so the shape of its "
-            "result depends on data",
-            "write one_hot(x, n).sum(0) with a number n of classes, or x.clamp(0, n - 1) and minlength=n",
+            "`torch.bincount` of traced numbers has a length that depends on data",
+            "give it minlength=n, with a number n that is larger than all of them",
         )
+    elif not (range_of(x).low >= 0 and range_of(x).high < minlength):
+        call = current()
+        if call is not None:
+            call.note_check()
+        within = ((x >= 0) & (x < minlength)).all()
     if weights is None:
         weights = torch.ones(x.shape, dtype=torch.int64)
-    elif weights.dtype != torch.float32:
-        weights = weights.to(torch.float64)
-    return torch.zeros(minlength, dtype=weights.dtype).scatter_add(0, x.to(torch.int64), weights)
+        wrong = -(2**31)
+    else:
+        if weights.dtype != torch.float32:
+            weights = weights.to(torch.float64)
+        wrong = float("nan")
+    if within is None:
+        return torch.zeros(minlength, dtype=weights.dtype).scatter_add(0, x.to(torch.int64), weights)
+    places = x.clamp(0, minlength - 1).to(torch.int64)
+    counts = torch.zeros(minlength, dtype=weights.dtype).scatter_add(0, places, weights)
+    return torch.where(within, counts, wrong)
 
 
 @decomposes(aten.allclose.default)

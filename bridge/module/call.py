@@ -16,7 +16,7 @@ from torch import nn
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import gradient_hooks, is_view_of, mark_as_parameter, storage_id
 from bridge.autograd.checkpoint import recomputed
-from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, restarted, start_graph
+from bridge.autograd.engine import GRAPH_FROM_INPUTS, NO_GRAPH, Restart, check_left_gradients, restarted, start_graph
 from bridge.context import CURRENT, Options
 from bridge.dispatch.aten import Dispatch
 from bridge.dispatch.constants import alias_of
@@ -30,6 +30,7 @@ from bridge.module.copying import name_calls, override, shadow
 from bridge.module.effects import Shapes, Verdicts
 from bridge.module.modes import tracing
 from bridge.module.state import Start, check_final, check_tied, slot_of, slots_of, state_of, value_in
+from bridge.symbolic.numbers import NUMBERS, as_operand
 from bridge.symbolic.ranges import check_values
 from bridge.tensor.arrays import COUNTERPARTS, alias_roots, array_of, has_overlap, jax_dtype, torch_dtype
 from bridge.tensor.pytrees import (
@@ -196,6 +197,7 @@ class Call:
                 raise
             finally:  # PyTorch's own error about a buffer that the call registered does not name it
                 refuse_gradient_hooks(self._module)
+            check_left_gradients(dispatch)
             # A buffer may have been assigned anew (`self.count = self.count + 1`) instead of written.
             final = {name: value_in(name, slot) for name, slot in self._slots.items()}
             if check:
@@ -216,6 +218,8 @@ class Call:
             raise self._dispatch.error(what, "return a list")
         if isinstance(value, torch.Tensor):
             return self._dispatch.wrap(value).value
+        if type(value) in NUMBERS:
+            return as_operand(value).value
         hidden = tensor_inside(value)
         if hidden is not None:
             place = f" (`{hidden}`)" if hidden else ""

@@ -27,6 +27,7 @@ from bridge._compat.jax import Tracer
 from bridge.autograd.engine import Restart
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.module.changes import KEPT, ORDER, REGISTRIES, Place, joined
+from bridge.symbolic.numbers import as_operand
 from bridge.tensor.pytrees import convert, is_number
 from bridge.tensor.tensor import BridgeTensor
 
@@ -206,7 +207,8 @@ def _compare(
 
 
 def _arrays_in(value: Any) -> list[jax.Array]:
-    return [v.value for v in jax.tree.leaves(convert(value, lambda v: v)) if isinstance(v, BridgeTensor)]
+    leaves = map(as_operand, jax.tree.leaves(convert(value, lambda v: v)))
+    return [v.value for v in leaves if isinstance(v, BridgeTensor)]
 
 
 def _numbers(values: list[Value]) -> list[int]:

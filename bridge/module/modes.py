@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import torch
 
+from bridge._compat.flex import as_operations
 from bridge._compat.torch import (
     NO_MEMORY,
     UNVALIDATED_DISTRIBUTIONS,
@@ -24,6 +25,7 @@ from bridge._compat.torch import (
 from bridge.autograd import checkpoint, engine
 from bridge.autograd.function import OF_LIBRARIES, in_place_of_apply
 from bridge.context import CURRENT, RUNNING
+from bridge.dispatch.assignments import FROM_NUMPY
 from bridge.dispatch.aten import Dispatch
 from bridge.dispatch.function_mode import Functions
 from bridge.dispatch.random import DEFAULT_GENERATOR
@@ -121,6 +123,7 @@ def tracing(dispatch: Dispatch) -> Iterator[None]:
             _REPLACED,
             DEFAULT_GENERATOR,
             replaced(dispatch.options.functions),
+            as_operations(),
         ):
             if compiler_is_loaded():
                 _turn_compiler_off()
@@ -154,6 +157,7 @@ _REPLACED = Replacements(
     UNVALIDATED_DISTRIBUTIONS,
     in_place_of_apply(tracing),
     OF_LIBRARIES,
+    FROM_NUMPY,
     *checkpoint.REPLACED,
     *engine.REPLACED,
     before(torch, "compile", _turn_compiler_off),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +34,7 @@ from bridge.parity.sides import (
     projection,
     widened,
 )
+from bridge.symbolic.constants import check_expression
 from bridge.symbolic.ranges import Int64, check_integers
 from bridge.tensor.arrays import check_kinds
 from bridge.tensor.pytrees import named_inputs
@@ -77,9 +77,8 @@ def verify(
     float leaf that is zero on both sides is compared again at perturbed parameters; where these cannot be run it is
     unproved, and the report is not `ok`. `jitter` adds noise of this relative size to all parameters at first.
     Floating inputs require grad unless `input_gradients` is False. `known_inputs` is a regular expression over
-    names of inputs (`1`, `edge_index`, `0.edges` in a dict or an object) that stay the same in each call and that
-    JAX knows while tracing. `int64` and `static` are those of `export`; PyTorch's integers have 64 bits in any
-    case. The report names constant buffers and checks not made.
+    names of inputs, as for `export`, which stay the same in each call. `int64` and `static` are those of `export`;
+    PyTorch's integers have 64 bits in any case. The report names constant buffers and checks not made.
 
     Raises `BridgeError` if something cannot be translated, or if PyTorch itself or the exported call fails.
     """
@@ -88,7 +87,7 @@ def verify(
     kwargs |= module_kwargs or {}
     call = Steps(args, kwargs, advance, train, method, loss or projection, input_gradients, known_inputs)
     wide = None if double is None else copied(double, jitter)
-    options = {"int64": int64, "static": static}
+    options = {"int64": int64, "static": static, "known_inputs": known_inputs}
     return _Comparison(call, copied(module, jitter), wide, tolerance, jit, options).report(steps)
 
 
@@ -219,5 +218,4 @@ def _check(tolerance: float, steps: int, jitter: float, known_inputs: str) -> No
     ):
         if not right:
             raise BridgeError(f"{option}; it must be {wanted}")
-    with named_failure(f"known_inputs is {known_inputs!r}, which is no regular expression"):
-        re.compile(known_inputs)
+    check_expression(known_inputs)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from bridge._compat.flex import FLEX_ATTENTION, as_operations, sdpa_dense
 from bridge._compat.torch import DispatchMode, lazy_conjugates
 from bridge.dispatch.branches import Answers, answering
 from bridge.dispatch.random import WatchedGenerator, is_draw, watched_generator
@@ -408,7 +409,7 @@ def _noting_who_asks_inputs(places: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def watching(given: list[torch.Tensor] | None) -> Iterator[Watch]:
     """Records what PyTorch draws, or replays `given`."""
-    with watched_generator() as default, Watch(given, default) as watch, _NotingDetached(watch):
+    with as_operations(), watched_generator() as default, Watch(given, default) as watch, _NotingDetached(watch):
         yield watch
 
 
@@ -422,6 +423,8 @@ class _NotingDetached(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in _DETACHING:
             self._watch.note_cut(args)
+        if func is FLEX_ATTENTION:  # PyTorch's own form in operations: the other one has no gradient on a CPU
+            return sdpa_dense(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

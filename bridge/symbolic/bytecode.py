@@ -1,6 +1,7 @@
 """Uses of a value in Python code, found in its bytecode: checks, and loops that only write into tensors.
 
-A check is an `assert`, or a branch of which one side raises without any further jump. Where the code may catch what it
+A check is an `assert`, or a branch of which one side raises without any further jump; `all(… for …)` and `any(… for …)`
+may be what it asks. Where the code may catch what it
 raises, `bridge.module.call` tries out whether it does: such a raise is control flow.
 """
 
@@ -23,6 +24,7 @@ _ON_THE_STACK = (
     *("COPY", "SWAP", "CACHE", "NOP", "EXTENDED_ARG"),
 )
 """Prefixes of instructions that only compute with what is on the stack."""
+_COMPUTES = ("COMPARE_OP", "BINARY_", "IS_OP", "CONTAINS_OP")
 
 
 def check_under_way() -> bool | str | None:
@@ -31,7 +33,18 @@ def check_under_way() -> bool | str | None:
     Returns `COMPUTED` if the code first computes something from the value; None if no check is asking.
     """
     frame = _frame_that_asks()
-    return _check_at(frame.f_code, frame.f_lasti)
+    check = _check_at(frame.f_code, frame.f_lasti)
+    if check is not None or frame.f_code.co_name != "<genexpr>" or frame.f_back is None:
+        return check
+    yielded = _yielded_at(frame.f_code, frame.f_lasti)
+    if yielded is None or not _is_judged(frame.f_code, frame.f_back.f_code):
+        return None
+    passes = _check_at(frame.f_back.f_code, frame.f_back.f_lasti)
+    if passes is None:
+        return None
+    if COMPUTED in (passes, yielded):
+        return COMPUTED
+    return passes == yielded
 
 
 def code_that_asks() -> types.CodeType:
@@ -67,21 +80,59 @@ def places_inside_handlers() -> tuple:
     return ()
 
 
+def _asking(instructions: list[dis.Instruction], offset: int) -> int:
+    """Returns the index of the instruction at an offset; Python 3.11 may run a call in the one that prepares it."""
+    at = max(i for i, each in enumerate(instructions) if each.offset <= offset)
+    return at + (instructions[at].opname == "PRECALL")
+
+
+@functools.lru_cache(1024)
+def _yielded_at(code: types.CodeType, offset: int) -> bool | str | None:
+    """Returns True if the expression yields the truth that it asks for, False if it yields the opposite.
+
+    Returns `COMPUTED` if it first computes something from the value; None if it does something else.
+    """
+    instructions = list(dis.get_instructions(code))
+    same = True
+    computed = False
+    for instruction in instructions[_asking(instructions, offset) + 1 :]:
+        name = instruction.opname
+        if name == "YIELD_VALUE":
+            return COMPUTED if computed else same
+        if not name.startswith(_ON_THE_STACK):
+            return None
+        same ^= name == "UNARY_NOT"
+        computed |= name.startswith(_COMPUTES)
+    return None
+
+
+@functools.lru_cache(1024)
+def _is_judged(expression: types.CodeType, around: types.CodeType) -> bool:
+    """True if the code around a generator expression gives it to `all` or `any`."""
+    loaded = ""
+    for instruction in dis.get_instructions(around):
+        if instruction.argval is expression:
+            return loaded in ("all", "any")
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            loaded = instruction.argval
+    return False
+
+
 @functools.lru_cache(1024)
 def _check_at(code: types.CodeType, offset: int) -> bool | str | None:
     instructions = list(dis.get_instructions(code))
     places = {instruction.offset: i for i, instruction in enumerate(instructions)}
-    first = i = max(i for place, i in places.items() if place <= offset)
+    first = i = _asking(instructions, offset)
     passes = True
     computed = False
     while "JUMP" not in instructions[i].opname:
         name = instructions[i].opname
         passes ^= name == "UNARY_NOT"
-        # The instruction at `offset` is the one that asks: a call, or one that needs a truth value.
+        # The first instruction is the one that asks: a call, or one that needs a truth value.
         if i != first:
             if not name.startswith(_ON_THE_STACK):
                 return None
-            computed |= name.startswith(("COMPARE_OP", "BINARY_", "IS_OP", "CONTAINS_OP"))
+            computed |= name.startswith(_COMPUTES)
         i += 1
     jump = instructions[i]
     if not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
@@ -96,10 +147,10 @@ def _check_at(code: types.CodeType, offset: int) -> bool | str | None:
 
 
 def _raises(instructions: list[dis.Instruction], places: dict[int, int], i: int) -> bool:
-    """True if the following instructions do nothing but raise."""
+    """True if the following instructions do nothing but raise, if only by an assertion that is False."""
     while True:
         name = instructions[i].opname
-        if name == "RAISE_VARARGS":
+        if name == "RAISE_VARARGS" or _asserts_false(instructions[i : i + 3]):
             return True
         if name == "JUMP_FORWARD":
             i = places[instructions[i].argval]
@@ -107,6 +158,13 @@ def _raises(instructions: list[dis.Instruction], places: dict[int, int], i: int)
             return False
         else:
             i += 1
+
+
+def _asserts_false(instructions: list[dis.Instruction]) -> bool:
+    first, *rest = instructions
+    arguments = [each for each in rest if each.opname not in ("PUSH_NULL", "EXTENDED_ARG")]
+    of_torch = first.opname.startswith("LOAD_") and first.argval == "_assert"
+    return of_torch and bool(arguments) and arguments[0].opname.startswith("LOAD_") and arguments[0].argval is False
 
 
 def only_writes(frame: types.FrameType, rows: Any) -> bool:

@@ -22,14 +22,18 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from bridge.symbolic.numbers import MATHEMATICS
+
 _RUNTIME = "bridge.dispatch.branches"
 """The module of the functions that converted code calls, a constant of that code."""
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _SUSPENDING = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 _OF_FRAMES = frozenset({"locals", "vars", "eval", "exec"})
 """Functions that see the names of the frame that calls them."""
-_KNOWN = frozenset({"isinstance", "issubclass", "hasattr", "callable", "len"})
+_KNOWN = frozenset({"isinstance", "issubclass", "hasattr", "callable"})
 """Functions whose result is known while tracing."""
+_OF_NUMBERS = frozenset({"float", "int", "len", "range", "max", "min", *MATHEMATICS})
+"""Names of functions that insist on Python's numbers."""
 _TURN = "bridge_turn"
 _SIDES = ("bridge_then", "bridge_else", "bridge_rest", _TURN)
 """How the names of the functions begin that are made of parts of a function."""
@@ -192,15 +196,35 @@ def _is_known(test: ast.expr) -> bool:
     return isinstance(test, ast.Constant)
 
 
+def _takes_numbers(node: ast.Call) -> bool:
+    """True for a call of `float`, `math.log` and their like, by the names that they have."""
+    if not node.args:
+        return False
+    if isinstance(node.func, ast.Name):
+        return node.func.id in _OF_NUMBERS
+    return (
+        isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) and node.func.value.id == "math"
+    )
+
+
 def _may_branch(node: ast.AST) -> bool:
     """True for an `if` that a traced value may decide, other than a check."""
     if not isinstance(node, ast.If) or any(isinstance(each, ast.Match) for each in _inside([node])):
         return False
     simple = not any(hasattr(each, "body") or isinstance(each, ast.BoolOp) for each in _inside(node.body))
-    if isinstance(node.body[-1], ast.Raise) and not node.orelse and simple:
+    if _raises(node.body[-1]) and not node.orelse and simple:
         return False
     inner = _inside([*node.body, *node.orelse])
     return not _is_known(node.test) or any(_may_branch(each) and _jumps([each]) for each in inner)
+
+
+def _raises(node: ast.stmt) -> bool:
+    """True for `raise` and for an assertion of PyTorch's that is False."""
+    call = getattr(node, "value", None)
+    if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call) or not call.args:
+        return isinstance(node, ast.Raise)
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return name == "_assert" and isinstance(call.args[0], ast.Constant) and call.args[0].value is False
 
 
 def _parsed(text: str, at: ast.AST) -> list[Any]:
@@ -301,6 +325,18 @@ class _Expressions(ast.NodeTransformer):
             return node
         return self._call("branch(0, lambda: 0, lambda: 0)", node, node.test, node.body, node.orelse)
 
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        """`a < b < c` is `a < b and b < c`, of which Python would ask the first truth."""
+        plain = all(isinstance(each, (ast.Name, ast.Constant)) for each in node.comparators[:-1])
+        if len(node.ops) == 1 or not plain:
+            self.generic_visit(node)
+            return node
+        operands = [node.left, *node.comparators]
+        parts = [
+            ast.copy_location(ast.Compare(operands[i], [op], [operands[i + 1]]), node) for i, op in enumerate(node.ops)
+        ]
+        return self.visit_BoolOp(ast.copy_location(ast.BoolOp(ast.And(), [*parts]), node))
+
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         plain = self._plain(node) or _is_known(node)
         self.generic_visit(node)
@@ -326,6 +362,11 @@ class _Expressions(ast.NodeTransformer):
             node.args = _parsed(f"(__class__, {self._first})", node)[0].value.elts
         if name == "bool" and len(node.args) == 1 and not self._foreign:
             return self._call("truth(0)", node, node.args[0])
+        if _takes_numbers(node) and not self._foreign:
+            made = self._call("called(0)", node, node.func)
+            made.args += node.args
+            made.keywords = node.keywords
+            return made
         return node
 
     def visit_Name(self, node: ast.Name) -> Any:

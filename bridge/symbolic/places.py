@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import torch
 
 from bridge._compat.jax import Tracer
+from bridge.symbolic.constants import as_constant
+from bridge.symbolic.numbers import as_operand
 from bridge.symbolic.ranges import distance, range_of
 from bridge.tensor.tensor import BridgeTensor, View, as_view, empty_meta
 
@@ -60,6 +62,15 @@ def conditions_among(places: tuple) -> list[BridgeTensor]:
     """Returns the traced bools without dimensions: `x[…] = value` writes all or nothing by each of them."""
     bools = (i for i in places if isinstance(i, BridgeTensor) and not i.shape and i.dtype == torch.bool)
     return [i for i in bools if isinstance(i.value, Tracer)]
+
+
+def place_of_tensors(index: Any) -> Any:
+    """Returns an index with the tensors behind traced numbers."""
+    if isinstance(index, slice):
+        return slice(as_operand(index.start), as_operand(index.stop), as_operand(index.step))
+    if type(index) is tuple:
+        return tuple(map(place_of_tensors, index))
+    return as_operand(index)
 
 
 def places_of(index: Any) -> tuple:
@@ -108,9 +119,11 @@ def check_within(number: BridgeTensor, name: str, most: int, what: str, error: E
     """Raises `error` unless the number is known to be from 0 to `most`: otherwise PyTorch's slice is shorter."""
     low, high = range_of(number)[:2]
     if low < 0 or high > most:
+        top = max(most, 0)
+        remedy = f"{name}.clamp(0, {top}), for a number min(max({name}, 0), {top}), or another one within the dimension"
         raise error(
             f"{what} has a traced {name} that may be from {low} to {high}",
-            f"{name}.clamp(0, {max(most, 0)}), or another number that is within the dimension",
+            as_constant(number.value, remedy),
         )
 
 

@@ -23,6 +23,7 @@ from bridge._compat.torch import arguments as arguments_of
 from bridge._compat.torch import below_modes, schema_name
 from bridge.context import CallState
 from bridge.errors import BridgeError
+from bridge.tensor.pytrees import TRACED_NUMBERS
 from bridge.tensor.tensor import BridgeTensor
 
 
@@ -49,6 +50,8 @@ _ENDS = {d: Interval(torch.iinfo(d).min, torch.iinfo(d).max) for d in _INTEGERS}
 
 def range_of(value: Any) -> Interval:
     """Returns the interval of a tensor or a Python number."""
+    if isinstance(value, TRACED_NUMBERS):
+        value = value.node.tensor
     if not isinstance(value, BridgeTensor):
         if not isinstance(value, (int, float)) or not abs(value) < _HUGE:
             return UNKNOWN
@@ -151,9 +154,11 @@ def _power(base: Interval, exponent: Interval) -> Interval:
 def _sum(operation: Operation, sign: int = 1) -> Interval:
     a = operation.a
     b = operation.b
-    scale = sign * operation.named.get("alpha", 1)
-    if scale != 1:
-        b = times(b, range_of(scale))
+    alpha = operation.named.get("alpha", 1)
+    if isinstance(alpha, TRACED_NUMBERS):
+        b = times(times(b, range_of(alpha)), range_of(sign))
+    elif sign * alpha != 1:
+        b = times(b, range_of(sign * alpha))
     return Interval(a.low + b.low, a.high + b.high, a.root if b.root is _ZERO else None, a.offset + b.offset)
 
 
@@ -207,6 +212,7 @@ _RULES: dict[str, Rule] = {
     "index_put": lambda c: UNKNOWN if c.named.get("accumulate") else union(c.a, range_of(c.args[2])),
     "index_fill scatter": lambda c: UNKNOWN if "reduce" in c.named else union(c.a, range_of(c.args[3])),
     "full full_like new_full": lambda c: range_of(c.named["fill_value"]),
+    "randint randint_like": lambda c: Interval(c.named.get("low", 0), c.named["high"] - 1),
     "arange": lambda c: union(range_of(c.named.get("start", 0)), range_of(c.named["end"])),
     "clamp clamp_min clamp_max": _clamped,
     "add": _sum,

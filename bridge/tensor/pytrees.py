@@ -27,6 +27,9 @@ _Instance = TypeVar("_Instance")
 ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
 """Types of values that have no parts."""
 
+TRACED_NUMBERS = (torch.SymFloat, torch.SymInt, torch.SymBool)
+"""The classes of numbers whose value is traced."""
+
 # ---- containers, read and built by the methods of the built-in classes: a subclass may forbid or change its own
 
 _BUILT_IN = (collections.OrderedDict, collections.defaultdict, dict, list, collections.deque, tuple)
@@ -108,7 +111,7 @@ def is_plain_class(kind: type) -> bool:
     base = types.SimpleNamespace if issubclass(kind, types.SimpleNamespace) else object
     if kind.__basicsize__ not in _PLAIN_SIZES[base] or kind.__itemsize__ or not kind.__dictoffset__:
         return False
-    if issubclass(kind, (nn.Module, torch.Tensor, enum.Enum)):
+    if issubclass(kind, (nn.Module, torch.Tensor, enum.Enum, *TRACED_NUMBERS)):
         return False
     return kind in _OF_PYTHON or kind.__module__.partition(".")[0] not in _FOREIGN
 
@@ -259,7 +262,7 @@ def _join_mapping(structure: _Node, leaves: Iterable[Any]) -> Any:
 
 def _is_array_like(value: Any) -> bool:
     """True for tensors, arrays, and the placeholders that JAX uses for them."""
-    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) or type(value) is object:
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic, *TRACED_NUMBERS)) or type(value) is object:
         return True
     return type(value).__module__.partition(".")[0] in ("jax", "jaxlib") and not callable(value)
 
@@ -398,7 +401,7 @@ def tensor_inside(value: Any) -> str | None:
     seen = {}
     while todo:
         path, value = todo.pop()
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, (torch.Tensor, *TRACED_NUMBERS)):
             return path
         if type(value) not in ATOMS and id(value) not in seen:
             seen[id(value)] = value

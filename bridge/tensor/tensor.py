@@ -75,13 +75,14 @@ class Undo:
     """What storages and handles that were there before a region held then."""
 
     def __init__(self):
-        self._made: set[int] = set()
+        self._made = weakref.WeakSet[Any]()
+        """What the region has made. Not their `id`, which a constant, made outside of regions, may get after them."""
         self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def note(self, holder: Storage | AutogradHandle, new: bool) -> None:
         if new:
-            self._made.add(id(holder))
-        elif id(holder) not in self._made and id(holder) not in self._before:
+            self._made.add(holder)
+        elif holder not in self._made and id(holder) not in self._before:
             slots = [name for name in type(holder).__slots__ if name != "__weakref__"]
             self._before[id(holder)] = holder, {name: getattr(holder, name) for name in slots}
 
@@ -229,13 +230,14 @@ class AutogradHandle:
         self.storage.version += 1
         self._seen = self.storage.version
 
-    def put(self, array: jax.Array, tracked: bool) -> None:
+    def put(self, array: jax.Array, tracked: bool, live: bool) -> None:
         """Replaces the array, with its gradient path; the memory has the same values already."""
         if REGION.notes is not None:
             REGION.note(self)
         self._array = array
         self._seen = self.storage.version
         self.tracked = tracked
+        self.live = live
         if tracked:
             self.leaf = None
 
@@ -524,6 +526,12 @@ class BridgeTensor(torch.Tensor):
         assert isinstance(taken, BridgeTensor)
         return taken
 
+    def item(self) -> Any:  # PyTorch's would make an object of a class of its own of a traced number
+        call = current()
+        if call is None or self.numel() != 1:
+            return torch.Tensor.item(self)
+        return call.number_of(self)
+
     def tolist(self) -> Any:
         # PyTorch refuses subclasses; element by element this is `.item()`, with its answer or its error.
         if self.dim():
@@ -593,7 +601,6 @@ class BridgeTensor(torch.Tensor):
         return {name: value for name, value in vars(self).items() if name not in INTERNAL}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.reshape(-1)[:1].tolist()  # is an `.item()`, with its error
         raise refusal("a tensor of the call is pickled", "return it, and pickle the result")
 
     def jax(self) -> jax.Array:

@@ -64,7 +64,8 @@ def beside_the_bridge(module: nn.Module, x: torch.Tensor, before: tuple) -> None
 
     import bridge
 
-    fn, array = bridge.export(module), jnp.asarray(x.numpy())
+    fn = bridge.export(module)
+    array = jnp.asarray(x.numpy())
     fn(fn.params, fn.buffers, array)
     assert everything(module, x) == before
     # A branch on a traced value converts the method for the time of the call.
@@ -75,7 +76,8 @@ def beside_the_bridge(module: nn.Module, x: torch.Tensor, before: tuple) -> None
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    made, given = Module(), torch.randn(2, 4)
+    made = Module()
+    given = torch.randn(2, 4)
     printed = everything(made, given)
     if "without the bridge" not in sys.argv:
         beside_the_bridge(made, given, printed)

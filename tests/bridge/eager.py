@@ -25,7 +25,8 @@ class Call(nn.Module):
 
     def __init__(self, function: Callable, module: nn.Module | None = None):
         super().__init__()
-        self.function, self.module = function, module
+        self.function = function
+        self.module = module
 
     def forward(self, *args: Any) -> Any:
         return self.function(*args) if self.module is None else self.function(self.module, *args)
@@ -50,7 +51,8 @@ class Restored(nn.Module):
 
     def __init__(self, module: nn.Module):
         super().__init__()
-        self.module, self.state = module, {n: p.detach().clone() for n, p in module.named_parameters()}
+        self.module = module
+        self.state = {n: p.detach().clone() for n, p in module.named_parameters()}
 
     def forward(self, *args: Any) -> Any:
         with torch.no_grad():
@@ -122,7 +124,8 @@ def verified(module: Module, *args: Any, **settings: Any) -> None:
 
 def in_jax(module: Module, *inputs: Any, jit: bool = False, **settings: Any) -> Any:
     """Returns the exported module's result for arrays, or for tensors that become arrays."""
-    fn, arrays = bridge.export(module_of(module)), [array(x) for x in inputs]
+    fn = bridge.export(module_of(module))
+    arrays = [array(x) for x in inputs]
 
     def call(params: dict, *arrays: Any) -> Any:
         return fn(params, fn.buffers, *arrays, **settings)[0]
@@ -141,7 +144,8 @@ def same(module: Module, *inputs: torch.Tensor, jit: bool = True, rtol: float = 
 
 def raises(message: str, module: Module, *inputs: Any, error: type = bridge.BridgeError, **settings: Any) -> str:
     """The text of the error of a traced call, with this message; the line of source that it quotes does not count."""
-    fn, arrays = bridge.export(module_of(module)), [array(x) for x in inputs]
+    fn = bridge.export(module_of(module))
+    arrays = [array(x) for x in inputs]
     with pytest.raises(error) as caught:
         jax.eval_shape(lambda p, b, *arrays: fn(p, b, *arrays, **settings)[0], fn.params, fn.buffers, *arrays)
     text = re.sub(r"(:\d+): `.*`\. Remedy: ", r"\1. Remedy: ", str(caught.value), flags=re.DOTALL)
@@ -167,7 +171,8 @@ def array(x: Any) -> Any:
 
 def gradients(module: Module, *inputs: Any, **settings: Any) -> dict[str, jax.Array]:
     """JAX's gradients of the sum of the output, by the names of the parameters."""
-    fn, arrays = bridge.export(module), [array(x) for x in inputs]
+    fn = bridge.export(module)
+    arrays = [array(x) for x in inputs]
     return jax.grad(lambda params: fn(params, fn.buffers, *arrays, **settings)[0].sum())(fn.params)
 
 
@@ -193,8 +198,10 @@ def composes(transform: str, module: nn.Module, rows: torch.Tensor) -> None:
 
 def agrees(make: Callable[[], nn.Module], *inputs: torch.Tensor, calls: int = 3) -> None:
     """Raise `AssertionError` unless compiled calls in a row return PyTorch's outputs and, at the end, its buffers."""
-    module, fn = make(), bridge.export(make())
-    buffers, arrays = fn.buffers, [array(x) for x in inputs]
+    module = make()
+    fn = bridge.export(make())
+    buffers = fn.buffers
+    arrays = [array(x) for x in inputs]
     call = jax.jit(lambda buffers, *arrays: fn(fn.params, buffers, *arrays))
     for _ in range(calls):
         expected = module(*inputs)
@@ -207,7 +214,9 @@ def agrees(make: Callable[[], nn.Module], *inputs: torch.Tensor, calls: int = 3)
 def refused(make: Callable[[], nn.Module], message: str, *inputs: torch.Tensor, **settings: Any) -> None:
     """Raise `AssertionError` unless a call, compiled or not, is an error with this message and changes no module."""
     module = make()
-    fn, before, arrays = bridge.export(module), snapshot(module), [array(x) for x in inputs]
+    fn = bridge.export(module)
+    before = snapshot(module)
+    arrays = [array(x) for x in inputs]
 
     def call(params: dict, *arrays: Any) -> Any:
         return fn.run(params, fn.buffers, *arrays, **settings)

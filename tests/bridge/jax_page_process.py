@@ -27,7 +27,8 @@ def sections():
 
 def run(blocks):
     """Returns what each block of Python printed, the package that is not installed, or the error."""
-    namespace, printed = {"__name__": "documentation"}, []
+    namespace = {"__name__": "documentation"}
+    printed = []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for number, (language, code) in enumerate(blocks):
             if language == "python":

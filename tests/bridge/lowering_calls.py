@@ -20,7 +20,9 @@ class Op(nn.Module):
 
     def __init__(self, op, args, kwargs):
         super().__init__()
-        self.op, self.args, self.kwargs = op, args, kwargs
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
 
     def forward(self, *tensors):
         rest = iter(tensors)

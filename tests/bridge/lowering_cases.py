@@ -9,7 +9,8 @@ def numbers(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-X, Y = numbers(3, 4), numbers(3, 4, seed=1)
+X = numbers(3, 4)
+Y = numbers(3, 4, seed=1)
 LABELS = torch.tensor([2, 0, 3])
 UNIT = torch.sigmoid(X)
 IMAGES = numbers(2, 3, 7, 6)

@@ -77,7 +77,9 @@ def matrix_of_meanings() -> dict[str, dict]:
 
 def draws() -> dict[str, list]:
     """Returns the draws of `Noise` on eight devices for a batch of sixteen rows, and on one."""
-    fn, x, key = bridge.export(Noise()), jnp.zeros((16, 3)), jax.random.key(0)
+    fn = bridge.export(Noise())
+    x = jnp.zeros((16, 3))
+    key = jax.random.key(0)
 
     def on_each(x, key):
         rng = bridge.ShardedKey(key, jax.lax.axis_index("replicas"), DEVICES, len(x))

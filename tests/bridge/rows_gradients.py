@@ -152,7 +152,8 @@ def write_through_chain_of_views(m, x):
 @weighted()
 def views_see_later_writes(m, x):
     y = (x @ m.a).clone()
-    first, rest = y[0], y[1:]
+    first = y[0]
+    rest = y[1:]
     y.mul_(m.b[:3])
     return first + rest.sum(0) + y.unbind(0)[2] + y.chunk(2, dim=1)[0].sum() + y.split([1, 2])[1].mean(0)
 
@@ -242,7 +243,8 @@ def out_argument(m, x):
 
 
 def table_and_leaf():
-    leaf, ids = torch.zeros(2, 4, requires_grad=True), torch.zeros(2, dtype=torch.int32)
+    leaf = torch.zeros(2, 4, requires_grad=True)
+    ids = torch.zeros(2, dtype=torch.int32)
     state = {"leaf": nn.Buffer(leaf, persistent=False), "ids": nn.Buffer(ids, persistent=False)}
     return {"table": nn.Buffer(torch.randn(5, 4))} | state
 

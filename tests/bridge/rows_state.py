@@ -29,8 +29,10 @@ def batch_norm_of_the_batch_alone(m, x):
 
 
 def buffers_of_all_kinds():
-    written, assigned = nn.Buffer(torch.zeros((), dtype=torch.int64)), nn.Buffer(torch.zeros(()))
-    scratch, still = nn.Buffer(torch.ones(4), persistent=False), nn.Buffer(torch.ones(2))
+    written = nn.Buffer(torch.zeros((), dtype=torch.int64))
+    assigned = nn.Buffer(torch.zeros(()))
+    scratch = nn.Buffer(torch.ones(4), persistent=False)
+    still = nn.Buffer(torch.ones(2))
     return {"written": written, "assigned": assigned, "scratch": scratch, "still": still}
 
 
@@ -50,7 +52,8 @@ def frozen(m, x):
 
 
 def leaves():
-    scale, shift = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    scale = torch.randn(4, requires_grad=True)
+    shift = torch.randn(4, requires_grad=True)
     return {"scale": nn.Buffer(scale), "shift": nn.Buffer(shift, persistent=False)}
 
 
@@ -69,7 +72,8 @@ def parameter_renormalised(m, x):
 
 
 def weights_and_state():
-    hidden, cell = nn.Buffer(torch.full((3, 4), 0.5)), nn.Buffer(torch.ones(3, 4), persistent=False)
+    hidden = nn.Buffer(torch.full((3, 4), 0.5))
+    cell = nn.Buffer(torch.ones(3, 4), persistent=False)
     return two_weights() | {"hidden": hidden, "cell": cell}
 
 
@@ -85,7 +89,8 @@ def state_with_graph(m, x):
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4, bias=False)
         self.second.weight = self.first.weight
 
     def forward(self, x):

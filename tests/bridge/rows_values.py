@@ -92,7 +92,9 @@ Point = collections.namedtuple("Point", "x y")
 def nested(generator):
     x, y = torch.randn(2, 3, 4, generator=generator)
     pair = Pair(x, None, "left")
-    deep, extra = x.clone(), y.clone()  # an input that is given twice would be one leaf
+    # an input that is given twice would be one leaf
+    deep = x.clone()
+    extra = y.clone()
     return (pair, [Point(y, {"deep": (deep, 2)}), None]), {"scale": 1.5, "flag": True, "extra": {"y": extra}}
 
 

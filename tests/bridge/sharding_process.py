@@ -25,7 +25,8 @@ from torch import nn
 import bridge
 from models_torch.gpt import GPT, GPTConfig
 
-STEPS, VOCABULARY = 20, 64
+STEPS = 20
+VOCABULARY = 64
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 WIDER = r".*\.c_(q|k|v|fc)\.weight|.*(wte|lm_head)\.weight"
 NARROWER = r".*\.c_proj\.weight"
@@ -54,11 +55,14 @@ def losses(fn: bridge.Functional, patterns: Any, batch: Any) -> list[float]:
         updates, opt_state = optimizer.update(gradients, opt_state)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    state, out_shardings = (fn.params, optimizer.init(fn.params)), None
+    state = (fn.params, optimizer.init(fn.params))
+    out_shardings = None
     if patterns is not None:
         where = bridge.shardings(state, MESH, patterns)
-        state, out_shardings = jax.device_put(state, where), (*where, NamedSharding(MESH, P()))
-    step, values = jax.jit(step, out_shardings=out_shardings), []
+        state = jax.device_put(state, where)
+        out_shardings = (*where, NamedSharding(MESH, P()))
+    step = jax.jit(step, out_shardings=out_shardings)
+    values = []
     for i in range(STEPS):
         ids = jax.random.randint(jax.random.key(i), (8, 13), 0, VOCABULARY)
         ids = ids if patterns is None else jax.device_put(ids, NamedSharding(MESH, batch))

@@ -34,7 +34,10 @@ def in_pytorch(row: Row, train: bool, seeds: range) -> Reference:
     """Makes one call for each seed, on one module; the objective is the sum of all."""
     module = copy.deepcopy(row.build()).train(train)
     trained = {n: t for n, t in state_of(module).items() if t.requires_grad}
-    outputs, inputs, draws, total = {}, {}, [], torch.zeros(())
+    outputs = {}
+    inputs = {}
+    draws = []
+    total = torch.zeros(())
     for i, seed in enumerate(seeds):
         args, kwargs = convert(row.example(seed), lambda v: leaf(v, row.input_gradients))
         torch.manual_seed(seed)

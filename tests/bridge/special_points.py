@@ -101,7 +101,8 @@ BINARY = {
     "kl of logs": lambda x, y: F.kl_div(x, y, reduction="none", log_target=True),
 }
 
-_inf, _nan = math.inf, math.nan
+_inf = math.inf
+_nan = math.nan
 ROW_VALUES = torch.tensor(
     [
         [1.0, 2.0, 3.0, -4.0],

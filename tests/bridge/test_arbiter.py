@@ -129,7 +129,8 @@ class Corner(nn.Module):
 
     def __init__(self, allowed=(torch.float32, torch.float64)):
         super().__init__()
-        self.w, self.allowed = nn.Parameter(torch.ones(3)), allowed
+        self.w = nn.Parameter(torch.ones(3))
+        self.allowed = allowed
 
     def forward(self, x):
         assert x.dtype in self.allowed, "no float64"

@@ -133,7 +133,8 @@ class Checkpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx, run, length, *args):
         ctx.run = run
-        ctx.tensors, ctx.parameters = list(args[:length]), list(args[length:])
+        ctx.tensors = list(args[:length])
+        ctx.parameters = list(args[length:])
         with torch.no_grad():
             return ctx.run(*ctx.tensors)
 
@@ -270,7 +271,8 @@ def view_from_before(module, x):
     """The write goes into a view that was made while all was constant, and another view shows it."""
     h = module(x)
     y = torch.eye(4)
-    first, columns = y[0], y.t()
+    first = y[0]
+    columns = y.t()
     first.add_(h.sum(0))
     columns[1].mul_(h[1])
     return torch.autograd.grad((y * y).sum() + first.exp().sum() + columns[0].prod(), h, create_graph=True)[0]
@@ -278,7 +280,8 @@ def view_from_before(module, x):
 
 def scan(module, x):
     h = module(x)
-    states, state = torch.zeros(3, 4), torch.zeros(4)
+    states = torch.zeros(3, 4)
+    state = torch.zeros(4)
     for step in range(3):
         state = torch.tanh(state * 0.5 + h[step])
         states[step] = state
@@ -286,7 +289,8 @@ def scan(module, x):
 
 
 def running_loss(module, x):
-    h, loss = module(x), torch.zeros(())
+    h = module(x)
+    loss = torch.zeros(())
     loss += h.square().sum()
     loss += module.weight.square().sum()
     return (*torch.autograd.grad(loss, [h, module.weight], create_graph=True), loss)
@@ -295,7 +299,8 @@ def running_loss(module, x):
 def partly_without_gradients(module, x):
     """Values written under `no_grad` are not part of the graph, and neither are detached ones."""
     h = module(x)
-    y, z = torch.ones(3, 4), torch.ones(3, 4)
+    y = torch.ones(3, 4)
+    z = torch.ones(3, 4)
     y.mul_(h)
     with torch.no_grad():
         z.mul_(h)
@@ -311,7 +316,8 @@ def leaf_written_backward(module, x):
 
 def written_again(module, x):
     """A constant that the first write made traced, and a clone of a constant."""
-    h, base = module(x), torch.arange(12.0).reshape(3, 4)
+    h = module(x)
+    base = torch.arange(12.0).reshape(3, 4)
     y = base.clone()
     y.sub_(h)
     y[:, 1:] *= h[:, :1]
@@ -360,7 +366,8 @@ def test_the_graph_of_a_call_before_is_gone():
 
 # ---- The gradient of an operation that the call itself asks for: PyTorch's formula, on what the lowerings return
 
-MATRICES, IMAGES = randn(2, 4, 4), randn(2, 3, 7, 6)
+MATRICES = randn(2, 4, 4)
+IMAGES = randn(2, 3, 7, 6)
 BAGS = torch.tensor([[0, 1], [2, 3]])
 LABELS = torch.tensor([[1, 2], [2, 1], [3, 1], [1, 3]])
 

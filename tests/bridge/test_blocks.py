@@ -15,8 +15,11 @@ import bridge
 class Block(nn.Module):
     def __init__(self, layer, **changes):
         super().__init__()
-        self.layer, self.width = layer, 6
-        self.linear, self.norm, self.drop = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)
+        self.layer = layer
+        self.width = 6
+        self.linear = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.5)
         vars(self).update(changes)
 
     def forward(self, x, scale=1.0):
@@ -46,8 +49,10 @@ def test_values_buffers_and_gradients_are_those_of_the_module(train):
     module = network()
     for block in module:
         block.drop.p = 0.0
-    whole, blocks = bridge.export(module), bridge.export_blocks(module, r"\d+")
-    params, buffers = blocks.stacked(whole.params), blocks.stacked(whole.buffers)
+    whole = bridge.export(module)
+    blocks = bridge.export_blocks(module, r"\d+")
+    params = blocks.stacked(whole.params)
+    buffers = blocks.stacked(whole.buffers)
     assert blocks.names == ("0", "1", "2") and params["linear.weight"].shape == (3, 6, 6)
 
     def loss(params, buffers, fn):
@@ -153,7 +158,8 @@ def test_reading_an_attribute_in_which_blocks_differ_is_refused():
 def test_containers_and_objects_are_compared_by_what_they_hold():
     class Settings:
         def __init__(self, scale):
-            self.scale, self.sizes = scale, [1, (2, {"a": 3.0})]
+            self.scale = scale
+            self.sizes = [1, (2, {"a": 3.0})]
 
     def module(scale):
         blocks = network(2)

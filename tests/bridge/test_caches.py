@@ -48,25 +48,32 @@ def close(ours, expected):
 @pytest.mark.parametrize("name", slow_unless("llama".__eq__, MODELS))
 def test_generation_with_the_cache_that_a_call_returns(name):
     """A prompt, then three steps, each with the cache of the last."""
-    module, ids, where = model(name), tokens(2, 8), CACHE.get(name, "past_key_values")
+    module = model(name)
+    ids = tokens(2, 8)
+    where = CACHE.get(name, "past_key_values")
     fn = bridge.export(module)
 
     @jax.jit
     def step(params, ids, cache):
         return fn(params, fn.buffers, ids, use_cache=True, **cache)[0]
 
-    theirs, ours = {}, {}
+    theirs = {}
+    ours = {}
     for part in (ids[:, :5], ids[:, 5:6], ids[:, 6:7], ids[:, 7:]):
-        expected, out = module(part, use_cache=True, **theirs), step(fn.params, array(part), ours)
-        theirs, ours = {where: expected[where]}, {where: out[where]}
+        expected = module(part, use_cache=True, **theirs)
+        out = step(fn.params, array(part), ours)
+        theirs = {where: expected[where]}
+        ours = {where: out[where]}
         assert type(out[where]) is type(expected[where])
         close(out.logits, expected.logits)
 
 
 def test_a_cache_made_by_the_caller_is_filled_by_the_call_alone():
     """PyTorch fills it; here the filled one is a result, and the caller's stays empty."""
-    module, ids = model("llama"), tokens(2, 5)
-    fn, cache = bridge.export(module), transformers.DynamicCache()
+    module = model("llama")
+    ids = tokens(2, 5)
+    fn = bridge.export(module)
+    cache = transformers.DynamicCache()
     out = jax.jit(lambda params: fn(params, fn.buffers, ids, past_key_values=cache)[0])(fn.params)
     assert len(cache.layers) == 0 and len(out.past_key_values.layers) == 2
     expected = module(ids, past_key_values=transformers.DynamicCache()).past_key_values
@@ -75,7 +82,8 @@ def test_a_cache_made_by_the_caller_is_filled_by_the_call_alone():
 
 def test_a_static_cache():
     """One program serves every step: the length of the cache is a tensor."""
-    module, ids = model("llama"), tokens(2, 8)
+    module = model("llama")
+    ids = tokens(2, 8)
     fn = bridge.export(module)
 
     @jax.jit
@@ -95,7 +103,8 @@ def test_a_static_cache():
 
 def test_tensors_of_pytorch_in_an_argument_are_inputs():
     """The call writes the length of such a cache, and the caller's stays as it was."""
-    module, ids = model("llama"), tokens(2, 6)
+    module = model("llama")
+    ids = tokens(2, 6)
     fn = bridge.export(module)
     ours, theirs = (transformers.StaticCache(module.config, max_cache_len=8) for _ in range(2))
     for part in (ids[:, :4], ids[:, 4:]):
@@ -129,7 +138,8 @@ class Mode(enum.Enum):
 
 class Part:
     def __init__(self, value):
-        self.value, self.count = value, 1
+        self.value = value
+        self.count = 1
 
     def grow(self, x):
         self.count += 1
@@ -141,7 +151,10 @@ class Memory:
 
     def __init__(self, value):
         self.parts = [Part(value), Part(value * 2)]
-        self.first, self.owner, self.mode, self.dtype = self.parts[0], self, Mode.ADD, torch.float32
+        self.first = self.parts[0]
+        self.owner = self
+        self.mode = Mode.ADD
+        self.dtype = torch.float32
         self.table = {"z": value, "a": 1}
 
 
@@ -201,7 +214,8 @@ class Space(types.SimpleNamespace):
 
 
 def made(x):
-    named, ordered = Named({"y": x, "n": 2}), Ordered(b=x, a=x * 2)
+    named = Named({"y": x, "n": 2})
+    ordered = Ordered(b=x, a=x * 2)
     ordered.move_to_end("b")
     ordered.note = "kept"
     return {

@@ -20,7 +20,8 @@ from bridge.tensor.tensor import Region
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.up, self.down = nn.Linear(4, 64), nn.Linear(64, 4)
+        self.up = nn.Linear(4, 64)
+        self.down = nn.Linear(64, 4)
         self.dropout = nn.Dropout(0.3)
 
     def forward(self, x):
@@ -178,7 +179,8 @@ class Checkpointed(Function):
 
     @staticmethod
     def forward(ctx, run, *args):
-        ctx.run, ctx.state = run, torch.get_rng_state()
+        ctx.run = run
+        ctx.state = torch.get_rng_state()
         with torch.no_grad():
             outputs = run(*args)
         ctx.save_for_backward(*args)
@@ -188,7 +190,8 @@ class Checkpointed(Function):
     def backward(ctx, *gradients):
         if not torch.autograd._is_checkpoint_valid():
             raise RuntimeError("use .backward()")
-        inputs, before = detached(ctx.saved_tensors), torch.get_rng_state()
+        inputs = detached(ctx.saved_tensors)
+        before = torch.get_rng_state()
         torch.set_rng_state(ctx.state)
         with torch.enable_grad():
             outputs = ctx.run(*inputs)
@@ -208,7 +211,8 @@ class ReversibleBlocks(Function):
                 one, two = x.chunk(2, -1)
                 one = one + f(two)
                 x = torch.cat([one, two + g(one)], -1)
-        ctx.y, ctx.blocks = x.detach(), blocks
+        ctx.y = x.detach()
+        ctx.blocks = blocks
         return x
 
     @staticmethod
@@ -234,7 +238,8 @@ class ReversibleBlocks(Function):
                 x1 = y1 - f_of_two
                 d2 = d2 + x2.grad
                 x2.grad = None
-                y, dy = torch.cat([x1, x2.detach()], -1), torch.cat([d1, d2], -1)
+                y = torch.cat([x1, x2.detach()], -1)
+                dy = torch.cat([d1, d2], -1)
         return dy, None
 
 

@@ -25,7 +25,8 @@ def gated():
 
         def __init__(self):
             super().__init__()
-            self.trunk, self.gate = nn.Linear(3, 3), nn.Parameter(torch.zeros(()))
+            self.trunk = nn.Linear(3, 3)
+            self.gate = nn.Parameter(torch.zeros(()))
             self.scale = nn.Parameter(torch.ones(9, 9) + 1e-5 * torch.eye(9))
 
         def forward(self, x):

@@ -163,7 +163,8 @@ def test_complex_parameters_and_their_gradients():
 
 def test_descent_takes_the_conjugate_of_jax_s_gradient():
     """One step is then PyTorch's, as docs/bridge.md says."""
-    module, x = Spectral(), randn(3, 4)
+    module = Spectral()
+    x = randn(3, 4)
     fn = bridge.export(module)
     gradients = jax.grad(lambda p: (fn(p, fn.buffers, array(x))[0] ** 2).sum())(fn.params)
     stepped = jax.tree.map(lambda p, g: p - 0.1 * jnp.conj(g), fn.params, gradients)

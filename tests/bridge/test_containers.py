@@ -50,7 +50,9 @@ class Cache:
     """A user's own cache."""
 
     def __init__(self, layer):
-        self.layer, self.last, self.lock = layer, None, threading.Lock()
+        self.layer = layer
+        self.last = None
+        self.lock = threading.Lock()
 
     def __call__(self, x):
         self.last = self.layer(x)
@@ -60,7 +62,8 @@ class Cache:
 class Holds(nn.Module):
     def __init__(self):
         super().__init__()
-        self.lin, self.drop = nn.Linear(2, 2), nn.Dropout(0.5)
+        self.lin = nn.Linear(2, 2)
+        self.drop = nn.Dropout(0.5)
         self.kind = Irrep((1, self.lin))
         self.config = Frozen(scale=2.0, part=self.drop)
         self.acts = Makes(tanh=nn.Tanh, relu=nn.ReLU)
@@ -74,7 +77,8 @@ class Holds(nn.Module):
 
 
 def test_a_call_and_verify():
-    module, x = Holds(), torch.randn(3, 2)
+    module = Holds()
+    x = torch.randn(3, 2)
     before = dict(collections.OrderedDict.items(module.acts))
     fn = bridge.export(module)
     out, _ = jax.jit(lambda params, x: fn(params, {}, x, train=False))(fn.params, array(x))
@@ -88,7 +92,8 @@ def test_a_copy_shares_no_tensor_and_what_python_cannot_copy():
     from bridge.module.copying import independent
 
     module = Holds()
-    module.view, module.log = module.lin.weight.detach()[0], [module.lin.weight]
+    module.view = module.lin.weight.detach()[0]
+    module.log = [module.lin.weight]
     module.lin.register_forward_hook(lambda layer, args, out: module.log.append(out))
     twin = independent(module)
     assert twin.log[0] is twin.lin.weight is not module.lin.weight and twin.cache.lock is module.cache.lock

@@ -36,7 +36,8 @@ class Gate(Function):
     @staticmethod
     def forward(ctx, x, weight):
         hidden = x * 3
-        out, index = torch.tanh(x * weight), (x > 0).to(torch.float32)
+        out = torch.tanh(x * weight)
+        index = (x > 0).to(torch.float32)
         ctx.save_for_backward(x, weight, out, hidden)
         ctx.mark_non_differentiable(index)
         return out, index
@@ -82,7 +83,9 @@ class Written(Function):
 
     @staticmethod
     def forward(ctx, x):
-        out, kept, sign = torch.zeros(3, 4), torch.zeros(3, 4), torch.zeros(3, 4)
+        out = torch.zeros(3, 4)
+        kept = torch.zeros(3, 4)
+        sign = torch.zeros(3, 4)
         out.copy_(x * x)
         kept.copy_(x.exp())
         torch.sign(x, out=sign)
@@ -220,7 +223,8 @@ BROADCAST = differentiated(
 
 def enclosing(x, w):
     """The backward encloses a tensor of the call, one in a tuple, and one that is written before."""
-    factor, pair = x.detach().exp(), (w.detach() * 2, 3.0)
+    factor = x.detach().exp()
+    pair = (w.detach() * 2, 3.0)
     with torch.no_grad():
         factor += 1
     made = differentiated(lambda ctx, t: t * factor, lambda ctx, g: g * factor * pair[0] + pair[1])
@@ -394,7 +398,8 @@ def test_what_is_computed_of_constants_and_buffers_alone_needs_no_gradient():
     )
     compare(module, [torch.ones(3, 3)])
     assert set(seen) == {(False, False, False, True, True)}
-    fn, calls = bridge.export(module), len(seen)
+    fn = bridge.export(module)
+    calls = len(seen)
     jax.grad(lambda buffers: fn(fn.params, buffers, jnp.ones((3, 3)))[0].sum())(fn.buffers)
     assert seen[calls:] == [(False, True, True, True, True)] * 2  # JAX was asked for the gradients of buffers
 

@@ -16,13 +16,15 @@ from torch import nn
 
 import bridge
 
-X, ONES = torch.ones(2, 3), jnp.ones((2, 3))
+X = torch.ones(2, 3)
+ONES = jnp.ones((2, 3))
 KEY = jax.random.key(0)
 READ_LATER = "the call changes {}.*a later call would read it"
 
 
 class Box:
-    n, last = 0, None
+    n = 0
+    last = None
 
 
 class Counts(dict):
@@ -32,7 +34,8 @@ class Counts(dict):
 class Helper(nn.Module):
     def __init__(self, *children):
         super().__init__()
-        self.n, self.inner = 0, nn.ModuleList(children)
+        self.n = 0
+        self.inner = nn.ModuleList(children)
 
     def forward(self, x):
         for module in self.inner:
@@ -310,7 +313,8 @@ LOST = {
 def test_state_that_nobody_reads_is_one_warning(name):
     make, message = LOST[name]
     module = make()
-    fn, before = bridge.export(module), snapshot(module)
+    fn = bridge.export(module)
+    before = snapshot(module)
     with pytest.warns(bridge.BridgeWarning, match=message) as seen:
         out, _ = fn(fn.params, fn.buffers, ONES)
         fn(fn.params, fn.buffers, ONES)
@@ -334,7 +338,8 @@ def memo(m, x):
 def grown_from_a_buffer(m, x):
     """Many rotary embeddings do this."""
     if m.n < len(x):
-        m.table, m.n = torch.outer(torch.arange(len(x)), m.steps).cos(), len(x)
+        m.table = torch.outer(torch.arange(len(x)), m.steps).cos()
+        m.n = len(x)
     return x @ m.w * m.table[: len(x)]
 
 
@@ -437,7 +442,8 @@ def test_the_weight_that_a_hook_computes_is_silent():
 
 def test_a_written_parameter_needs_run():
     module = nn.Embedding(4, 3, max_norm=0.1)
-    fn, ids = bridge.export(module), jnp.array([0, 2])
+    fn = bridge.export(module)
+    ids = jnp.array([0, 2])
     with pytest.raises(bridge.BridgeError, match=r"writes the parameter weight.*fn\.run"):
         fn(fn.params, fn.buffers, ids)
     result = fn.run(fn.params, fn.buffers, ids)
@@ -628,7 +634,8 @@ RUNS = []
 
 def noting(m, x):
     RUNS.append(1)
-    m.seen, m.last = tuple(x.shape), x.detach()
+    m.seen = tuple(x.shape)
+    m.last = x.detach()
     return x @ m.w
 
 

@@ -33,8 +33,10 @@ assert not [name for name, module in sys.modules.items() if name.startswith("tor
 class Images(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8)
-        self.group, self.head = nn.GroupNorm(2, 8), nn.Linear(8, 5)
+        self.conv = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.group = nn.GroupNorm(2, 8)
+        self.head = nn.Linear(8, 5)
 
     def forward(self, x):
         x = nn.functional.max_pool2d(self.group(self.norm(self.conv(x)).relu()), 2)
@@ -64,7 +66,8 @@ INPUTS = {
 @pytest.mark.parametrize("kind", INPUTS, ids=lambda kind: kind.__name__)
 def test_a_symbolic_batch(tmp_path, kind):
     torch.manual_seed(0)
-    module, inputs = kind().eval(), INPUTS[kind]
+    module = kind().eval()
+    inputs = INPUTS[kind]
     fn = bridge.export(module)
 
     def row(params, buffers, x):

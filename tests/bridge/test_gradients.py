@@ -87,12 +87,14 @@ CUTS = {
 @pytest.mark.parametrize("name", CUTS)
 def test_two_calls_inside_one_gradient(name):
     """Truncated backpropagation: the second call reads what the first one wrote into a buffer."""
-    module, fn = recurrent(CUTS[name]), bridge.export(recurrent(CUTS[name]))
+    module = recurrent(CUTS[name])
+    fn = bridge.export(recurrent(CUTS[name]))
     sum((module(X + i) ** 2).sum() for i in range(2)).backward()
     expected = module.w.grad.numpy()
 
     def loss(params):
-        buffers, total = fn.buffers, 0.0
+        buffers = fn.buffers
+        total = 0.0
         for i in range(2):
             out, buffers = fn(params, buffers, X.numpy() + i, rng=jax.random.key(i))
             total = total + (out**2).sum()
@@ -225,7 +227,8 @@ def required_inside(x):
 
 def test_an_input_made_to_require_grad_inside():
     """The caller then finds its `grad` in PyTorch."""
-    x, fn = randn(3, 4), bridge.export(Call(required_inside))
+    x = randn(3, 4)
+    fn = bridge.export(Call(required_inside))
     out, slope = jax.jit(jax.value_and_grad(lambda x: fn({}, {}, x)[0].sum()))(array(x))
     expected = required_inside(x).sum()
     expected.backward()
@@ -241,7 +244,8 @@ def test_the_gradient_of_an_input_goes_through_a_custom_function():
 
 # ---- Functions that PyTorch does not differentiate: no gradient where it has none, an error where it raises one
 
-POSITIVE, Y = randn(3), randn(3, seed=2).abs() + 0.5
+POSITIVE = randn(3)
+Y = randn(3, seed=2).abs() + 0.5
 PLACES = torch.tensor([0, 1, 2])
 
 REFUSED = {
@@ -348,7 +352,8 @@ CASES = {
 class Normalised(nn.Module):
     def __init__(self, function):
         super().__init__()
-        self.norm, self.function = nn.GroupNorm(3, 6), function
+        self.norm = nn.GroupNorm(3, 6)
+        self.function = function
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             self.norm.weight.uniform_(0.5, 1.5, generator=generator)
@@ -404,7 +409,8 @@ def test_batch_norm_in_eval_and_then_in_train_mode_has_the_derivative_of_its_res
     x = randn(6, 3, seed=0) * 3
     fn = bridge.export(Call(eval_then_train, nn.BatchNorm1d(3)))
     slope = jax.jit(jax.grad(lambda x: fn(fn.params, fn.buffers, x, train=True)[0]))(array(x))
-    step, wide = torch.zeros(6, 3, dtype=torch.float64), x.double()
+    step = torch.zeros(6, 3, dtype=torch.float64)
+    wide = x.double()
     step[0, 0] = 1e-6
     with torch.no_grad():
         high, low = (eval_then_train(nn.BatchNorm1d(3).double(), wide + sign * step) for sign in (1, -1))

@@ -26,7 +26,8 @@ class Potential(nn.Module):
 
     def __init__(self, width=8):
         super().__init__()
-        self.embedding, self.message = nn.Embedding(2, width), nn.Linear(width + 4, width)
+        self.embedding = nn.Embedding(2, width)
+        self.message = nn.Linear(width + 4, width)
         self.energy = nn.Linear(width, 1)
 
     def forward(self, positions, kinds, batch, edges, shifts, graphs):

@@ -103,7 +103,8 @@ def test_products_of_unknown_numbers_are_announced_once(name):
 
 
 def of_known_numbers(m, ids):
-    x, y = ids % 7 - 3, ids % 5 + 1
+    x = ids % 7 - 3
+    y = ids % 5 + 1
     return (
         *(-y, x >> 1, x.abs(), 2 - x, x - y, x.sub(y, alpha=3), x // y, y // x.clamp(1, 2), x.remainder(-y), x & 5),
         *(torch.minimum(x, y), torch.maximum(x, y), torch.max(x, y), x.min(), x.amax(0), x.cumprod(1), x.prod(), y**2),

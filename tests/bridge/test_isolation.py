@@ -134,7 +134,8 @@ def shared_list():
 @pytest.mark.parametrize("make", [kept_elsewhere, collects, shared_list])
 def test_a_submodule_or_a_container_is_one_wherever_it_hangs(make):
     """The copy shares like the original; only then does nothing reach the original."""
-    module, x = make(), randn(2, 3)
+    module = make()
+    x = randn(2, 3)
     before = contents(module)
     fn = bridge.export(module)
     jax.make_jaxpr(lambda p, b, x: fn(p, b, x))(fn.params, fn.buffers, jnp.asarray(x.numpy()))
@@ -154,7 +155,8 @@ def test_an_error_leaves_nothing_either():
             return torch.special.airy_ai(x)
 
     module = Calls(fails, child=counter())
-    before, state = contents(module), global_state()
+    before = contents(module)
+    state = global_state()
     raises("airy_ai", module, jnp.ones(3))
     assert contents(module) == before and global_state() == state and not tracers()
 
@@ -211,7 +213,8 @@ def test_global_state_is_as_it_was(name):
 def test_the_callers_modes_are_kept_and_decide():
     """A call inside the caller's own `no_grad` has no gradients, as in PyTorch, and the mode is there after it."""
     module = ROWS["Detach"].build()
-    fn, x = bridge.export(module), jnp.ones((3, 4))
+    fn = bridge.export(module)
+    x = jnp.ones((3, 4))
     gradient = jax.grad(lambda p: fn(p, {}, x)[0].sum())
     with torch.no_grad():
         silent = gradient(fn.params)
@@ -253,19 +256,24 @@ def training(steps, between=lambda: None):
 
 def bridged(module):
     """Runs one traced call with gradients of a module that uses every mode, draws and writes."""
-    fn, x = bridge.export(module), jnp.ones((8, 4))
+    fn = bridge.export(module)
+    x = jnp.ones((8, 4))
     jax.make_jaxpr(jax.grad(lambda p: fn(p, fn.buffers, x, rng=jax.random.key(0), train=True)[0].sum()))(fn.params)
 
 
 def test_work_before_between_and_after_calls_is_the_same():
-    alone, module = training(4), Classifier()
+    alone = training(4)
+    module = Classifier()
     assert torch.equal(training(4, between=lambda: bridged(module)), alone)
     assert torch.equal(training(4), alone)
 
 
 def test_a_second_thread_is_not_disturbed():
     """The second thread trains in PyTorch, with the global generator, until this one has traced call after call."""
-    alone, module, trainings, done = training(10), Classifier(), [], threading.Event()
+    alone = training(10)
+    module = Classifier()
+    trainings = []
+    done = threading.Event()
 
     def work():
         while not trainings or not done.is_set():
@@ -357,7 +365,7 @@ def test_importing_and_exporting_change_nothing():
     """A fresh process looks at the objects before it imports the bridge. Importing claims no devices, either:
     `jax.distributed.initialize` must come before that."""
     names = sorted((r.owner.__name__, r.name) for r in TABLE)
-    assert len(names) == 12
+    assert len(names) == 13
     code = """
 import torch, torch.utils.checkpoint, torch.utils._python_dispatch
 import torch.utils.flop_counter, torch.fx.experimental.proxy_tensor
@@ -371,7 +379,7 @@ PLACES = [
     (torch.utils.flop_counter.FlopCounterMode, "__enter__"), (torch, "compile"),
     (torch.distributions.Distribution, "_validate_args"), (torch.random, "default_generator"),
     (torch.nn.AdaptiveLogSoftmaxWithLoss, "forward"), (torch._C, "_any_requires_grad"),
-    (torch.jit.ScriptFunction, "__call__"),
+    (torch.jit.ScriptFunction, "__call__"), (torch, "from_numpy"),
 ]
 
 def objects():
@@ -393,7 +401,9 @@ assert all(a is b for a, b in zip(before, objects()))
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_call_restores_them(fails):
-    before, during = now(), queue.SimpleQueue()  # whose contents are not seen as state
+    # whose contents are not seen as state
+    before = now()
+    during = queue.SimpleQueue()
 
     def call(module, x):
         during.put(now())
@@ -428,7 +438,8 @@ def of_plain_tensors():
 
 def test_another_thread_sees_pytorch_s_own():
     """The thread is started in the middle of a call; two calls at once are two calls."""
-    expected, seen = of_plain_tensors(), queue.SimpleQueue()
+    expected = of_plain_tensors()
+    seen = queue.SimpleQueue()
 
     def look():
         modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), len(_get_current_dispatch_mode_stack())

@@ -18,7 +18,9 @@ import bridge
 
 # ---- Losses with weights
 
-X, TARGET, WEIGHT = randn(4, 3), randn(4, 3, seed=2), randn(4, 3, seed=3).abs()
+X = randn(4, 3)
+TARGET = randn(4, 3, seed=2)
+WEIGHT = randn(4, 3, seed=3).abs()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -45,7 +47,8 @@ def test_other_losses_with_weights(name):
 
 # ---- Cross-entropy of classes: picked by a mask, so that no array of log-probabilities or of their gradient is needed
 
-LOGITS, IMAGE = randn(6, 5, seed=0), randn(2, 5, 3, 4, seed=1)
+LOGITS = randn(6, 5, seed=0)
+IMAGE = randn(2, 5, 3, 4, seed=1)
 LABELS = torch.tensor([0, 4, -100, 2, 1, 3])
 MAP = torch.arange(24).view(2, 3, 4) % 5
 MAP[0, 0] = -100
@@ -144,7 +147,8 @@ def test_values_that_are_known_are_checked_where_the_code_says_so():
 
 
 def test_calls_that_overlap_in_two_threads_restore_the_default():
-    inside, both = threading.Event(), threading.Event()
+    inside = threading.Event()
+    both = threading.Event()
 
     def wait(x):
         inside.set()

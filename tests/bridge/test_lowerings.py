@@ -311,7 +311,9 @@ def test_another_layer_is_not_traced_again(monkeypatch):
     counts = []
     for count in (2, 6):
         runs.clear()
-        fn, x = bridge.export(Layers(count)), np.ones((count, 3, 8), np.float32)  # a shape of its own
+        # a shape of its own
+        fn = bridge.export(Layers(count))
+        x = np.ones((count, 3, 8), np.float32)
         jax.make_jaxpr(jax.grad(lambda params, fn=fn, x=x: fn(params, fn.buffers, x)[0].sum()))(fn.params)
         counts.append(len(runs))
     assert counts[0] == counts[1] > 5

@@ -78,7 +78,8 @@ def test_written_parameters_come_back():
 def test_parameters_may_be_given_narrower_than_the_module_has_them(dtype, tolerance):
     """float32 masters, cast for the call: PyTorch's `functional_call` with the same cast, gradients of the masters."""
     torch.manual_seed(0)
-    module, x = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 2)), torch.randn(5, 4)
+    module = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 2))
+    x = torch.randn(5, 4)
     masters = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()}
     narrow = {n: p.to(getattr(torch, dtype)) for n, p in masters.items()}
     expected = torch.func.functional_call(module, narrow, x.to(getattr(torch, dtype)))

@@ -106,8 +106,10 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_memory(name):
     """Two calls agree; `deepcopy` keeps shared memory, but not the tie to memory kept outside of parameters."""
-    fn, reference = bridge.export(MODULES[name]()), MODULES[name]()
-    params, buffers = fn.params, fn.buffers
+    fn = bridge.export(MODULES[name]())
+    reference = MODULES[name]()
+    params = fn.params
+    buffers = fn.buffers
 
     @jax.jit
     def gradient(params, buffers):
@@ -122,7 +124,8 @@ def test_memory(name):
         out = reference(X)
         (out * out).sum().backward()
         gradients, result = gradient(params, buffers)
-        params, buffers = result.params, result.buffers
+        params = result.params
+        buffers = result.buffers
         close(result.outputs, out.detach(), 2e-5)
         for n, p in reference.named_parameters():
             close(gradients[n], torch.zeros_like(p) if p.grad is None else p.grad, 2e-5)
@@ -140,7 +143,8 @@ def test_parameters_that_overlap_are_refused():
 
 def test_a_buffer_given_apart_from_the_one_it_views():
     """Both names are one memory: the value given for the view is written into it, as `load_state_dict` does."""
-    fn, reference = bridge.export(buffer_of_buffer()), buffer_of_buffer()
+    fn = bridge.export(buffer_of_buffer())
+    reference = buffer_of_buffer()
     other = fn.buffers | {"row": fn.buffers["row"] + 1}
     out, _ = fn(fn.params, other, X.numpy())
     with torch.no_grad():
@@ -163,7 +167,8 @@ def one_of_several(x):
 
 
 def cleared(x):
-    y, z = x * 2, x * 3
+    y = x * 2
+    z = x * 3
     y[0].zero_()
     z.zero_()
     return y + z
@@ -350,7 +355,8 @@ def attributes(memory, x):
 
 
 def shallow(memory, x):
-    weight, code = copy.copy(memory.w), copy.copy(memory.code)
+    weight = copy.copy(memory.w)
+    code = copy.copy(memory.code)
     factor = 2.0 if isinstance(weight, nn.Parameter) and weight.requires_grad else 0.0
     rows = memory.rows.clone()
     copy.copy(rows).add_(1)
@@ -410,7 +416,8 @@ def writes_one(m, a, b):
 def test_one_array_given_twice_is_one_tensor(twice):
     module = Calls(writes_one)
     fn = bridge.export(module)
-    x, y = randn(2, 3), randn(2, 3, seed=2)
+    x = randn(2, 3)
+    y = randn(2, 3, seed=2)
 
     def value(x, y):
         return fn(fn.params, {}, x, x if twice else y)[0].sum()

@@ -88,7 +88,8 @@ def test_a_sum_is_computed_in_the_dtype_it_is_asked_for(name):
 
 @pytest.mark.slow
 def test_the_gradient_of_a_sum_in_a_wider_dtype():
-    weights, x = jnp.array([2.0, 3.0]), jnp.asarray(HALVES.numpy())
+    weights = jnp.array([2.0, 3.0])
+    x = jnp.asarray(HALVES.numpy())
     slopes = jax.grad(lambda a: (in_jax(lambda x: x.sum(0, dtype=torch.float32), a) * weights).sum())(x)
     assert slopes.dtype == jnp.float16 and slopes.tolist() == [[2, 3], [2, 3]]
 
@@ -155,7 +156,8 @@ def weights(shape):
 @pytest.mark.parametrize("name", slow_unless({"scatter_reduce, mean", "gather", "add", "linear"}.__contains__, MANY))
 def test_many_terms_are_added_in_float32(name, dtype):
     """Rounded once, against float64: ones that were added one by one stop at 256 or 2048."""
-    function, x = MANY[name], (torch.arange(N) % 3 + 1)[:, None].to(dtype)
+    function = MANY[name]
+    x = (torch.arange(N) % 3 + 1)[:, None].to(dtype)
 
     def in_pytorch(x):
         x = x.clone().requires_grad_()
@@ -182,7 +184,8 @@ def test_what_is_picked_in_float32_gains_no_operations(name):
 
 @pytest.mark.slow
 def test_what_is_picked_in_bfloat16_has_derivatives_in_both_directions():
-    first, second = torch.tensor([[0, 0, 1]]), torch.tensor([1, 2])
+    first = torch.tensor([[0, 0, 1]])
+    second = torch.tensor([1, 2])
 
     def call(x):
         return in_jax(lambda x: (x * x).gather(1, first).index_select(1, second), x)
@@ -208,7 +211,8 @@ class Products(nn.Module):
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
-        self.linear, self.conv = nn.Linear(8, 8, dtype=dtype), nn.Conv1d(4, 4, 3, padding=1, dtype=dtype)
+        self.linear = nn.Linear(8, 8, dtype=dtype)
+        self.conv = nn.Conv1d(4, 4, 3, padding=1, dtype=dtype)
 
     def forward(self, x):
         h = self.conv(self.linear(x))

@@ -15,7 +15,8 @@ from torch import nn
 
 from campaigns import op_columns, op_survey
 
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
+NAN = float("nan")
 STEPS = [-3.0, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 25.0]
 TIES = [[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0], [-1.0, -1.0, -2.0, -2.0]]
 ZEROS = [[0.0, 0.0, 0.0], [3.0, 0.0, 4.0], [1.0, 2.0, 2.0]]

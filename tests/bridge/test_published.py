@@ -63,7 +63,8 @@ def batch():
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_as_published(name, train, monkeypatch):
     monkeypatch.syspath_prepend(PUBLISHED)
-    module, wide = published(name, torch.float32), published(name, torch.float64).double()
+    module = published(name, torch.float32)
+    wide = published(name, torch.float64).double()
     wide.load_state_dict(module.state_dict())
     torch.manual_seed(2)
     report = bridge.verify(
@@ -82,5 +83,6 @@ def test_as_published(name, train, monkeypatch):
     assert report.ok, f"\n{report}"
     for step in range(3):
         scales = {row.name: row.scale for row in report.rows if row.kind == "gradient" and row.step == step}
-        rows, largest = scales["model.inner.puzzle_emb.local_weights"], max(scales.values())
+        rows = scales["model.inner.puzzle_emb.local_weights"]
+        largest = max(scales.values())
         assert (rows > 0.01 * largest) == train, "puzzle rows have a gradient in training, and only there"

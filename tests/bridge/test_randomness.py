@@ -53,7 +53,8 @@ def test_distributions_are_pytorchs():
     expected = distributions(torch.zeros(count))
     found = in_jax(distributions, jnp.zeros(count), jit=True, rng=jax.random.key(0))
     for name, theirs in expected.items():
-        ours, theirs = np.sort(np.asarray(found[name], np.float64)), np.sort(theirs.double().numpy())
+        ours = np.sort(np.asarray(found[name], np.float64))
+        theirs = np.sort(theirs.double().numpy())
         places = np.concatenate([ours, theirs])
         gaps = np.searchsorted(ours, places, "right") - np.searchsorted(theirs, places, "right")
         assert np.abs(gaps).max() / count < 0.02, name
@@ -95,9 +96,12 @@ def test_every_draw_of_a_call_is_its_own(monkeypatch):
 def test_every_draw_has_pytorchs_shape_and_dtype():
     """Another key gives other numbers: nothing is drawn while tracing and kept."""
     module, (args, _) = ROWS["EveryDraw"].build(), ROWS["EveryDraw"].example()
-    fn, arrays = bridge.export(module), [array(a) for a in args]
+    fn = bridge.export(module)
+    arrays = [array(a) for a in args]
     call = jax.jit(lambda key: fn(fn.params, fn.buffers, *arrays, rng=key, train=True)[0])
-    expected, one, other = module(*args), call(jax.random.key(0)), call(jax.random.key(1))
+    expected = module(*args)
+    one = call(jax.random.key(0))
+    other = call(jax.random.key(1))
     assert (one.shape, str(one.dtype)) == (tuple(expected.shape), "float32")
     assert different(one, other)
 
@@ -135,7 +139,8 @@ def test_the_gradient_has_the_mask_of_the_values(transform):
 
 
 def test_draws_belong_to_rows_not_to_replicas():
-    key, x = jax.random.key(0), jnp.linspace(-9, 0, 16).reshape(8, 2)
+    key = jax.random.key(0)
+    x = jnp.linspace(-9, 0, 16).reshape(8, 2)
     whole, own, *others = in_jax(Noise(), x, rng=bridge.ShardedKey(key, 0, 1, 8))
     parts = [in_jax(Noise(), x[4 * i :][:4], rng=bridge.ShardedKey(key, i, 2, 4)) for i in range(2)]
     for i, rows in ((0, whole), (2, others[0]), (3, others[1])):

@@ -100,7 +100,8 @@ def test_a_call_keeps_the_order_of_dicts():
     def call(x, first, second):
         return fn({}, {}, x, {"c": first, "b": {"z": second, "y": first}}, b=first, a=second)[0]
 
-    fn, given = bridge.export(InTurn()), (jnp.zeros(2), jnp.ones(2), jnp.full(2, 10.0))
+    fn = bridge.export(InTurn())
+    given = (jnp.zeros(2), jnp.ones(2), jnp.full(2, 10.0))
     x, first, second = (torch.tensor(a.tolist()) for a in given)
     expected = in_turn(x, {"c": first, "b": {"z": second, "y": first}}, b=first, a=second)
     ours = call(*given)
@@ -116,7 +117,8 @@ ROWS = np.ones((2, 3), np.float32)
 
 def test_it_is_hashable_and_equal_to_itself_alone():
     module = nn.Linear(3, 3)
-    fn, other = bridge.export(module), bridge.export(module)
+    fn = bridge.export(module)
+    other = bridge.export(module)
     assert fn == fn and fn != other and fn in {fn} and other not in {fn: 1}
 
 

@@ -90,7 +90,8 @@ WITH_ZEROS = torch.tensor([[0.0, 1.0, 2.0, 0.0], [3.0, 0.0, 0.0, -1.0]]), torch.
 )
 def test_second_derivative(name, inside):
     """`inside`: the first derivative is taken by the module."""
-    function, x = (NORMS | AT_ZERO)[name], WITH_ZEROS[name in AT_ZERO].clone().requires_grad_()
+    function = (NORMS | AT_ZERO)[name]
+    x = WITH_ZEROS[name in AT_ZERO].clone().requires_grad_()
     first = slope(function, x)
     (wanted,) = torch.autograd.grad((first.square() + first).sum(), x)
     second = second_in_jax(function, lambda g: g**2 + g)
@@ -157,7 +158,8 @@ def test_mixed_second_derivative_of_polar():
 
 # ---- Transformations of `torch.func` inside `forward`: their levels wrap tensors of the bridge and mean what they mean
 
-X, RUNNING = randn(3, 4), randn(3).abs()
+X = randn(3, 4)
+RUNNING = randn(3).abs()
 
 
 def saved(ctx, inputs, output):

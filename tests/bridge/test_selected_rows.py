@@ -10,7 +10,10 @@ from eager import Call, array, compare, in_jax, raises, randn
 
 import bridge
 
-X, Y, WEIGHT, CUBE = randn(3, 4), randn(3, 4, seed=5), randn(5, 4, seed=7), randn(2, 3, 4, seed=6)
+X = randn(3, 4)
+Y = randn(3, 4, seed=5)
+WEIGHT = randn(5, 4, seed=7)
+CUBE = randn(2, 3, 4, seed=6)
 LABELS = torch.tensor([[1, 0, 3], [1, 2, 0]])
 
 
@@ -77,7 +80,7 @@ REFUSED = {
     "a mean of integers": lambda x, m: x[m].long().mean(0),
     "a median": lambda x, m: x[m].median(0),
     "a deviation": lambda x, m: x[m].std(0),
-    "a softmax": lambda x, m: x[m].softmax(-1).sum(),
+    "a sort": lambda x, m: x[m].sort(0).values.sum(),
     "a layer": lambda x, m: F.batch_norm(x[m], None, None, training=True),
     "probabilities of classes": lambda x, m: F.cross_entropy(x[m], x[m]),
     "weights of all rows": lambda x, m: F.binary_cross_entropy_with_logits(x[m], x[m], weight=x),
@@ -123,10 +126,11 @@ EDGES = torch.tensor([[0, 1, 1, 2], [1, 1, 2, 0]])
 
 @pytest.mark.parametrize("kind", [lambda e: e, lambda e: e.numpy(), lambda e: array(e)])
 def test_a_known_mask(kind):
-    fn, edges = bridge.export(Call(graph)), kind(EDGES)
+    fn = bridge.export(Call(graph))
+    edges = kind(EDGES)
     ours = jax.jit(lambda x: fn({}, {}, x, edges)[0])(X.numpy())
     np.testing.assert_allclose(ours, graph(X, EDGES), rtol=1e-6)
-    raises("depends on data", graph, X, EDGES)
+    compare(graph, [X, EDGES])  # not known, either
 
 
 def over_degrees(x, edges):
@@ -144,7 +148,8 @@ def test_a_write_of_known_numbers_leaves_them_known():
 
 
 def test_a_known_mask_of_many_elements_is_part_of_the_program():
-    fn, places = bridge.export(Call(lambda x, i: torch.where(i[:, None] < i, x, 0).sum(0))), np.arange(512)
+    fn = bridge.export(Call(lambda x, i: torch.where(i[:, None] < i, x, 0).sum(0)))
+    places = np.arange(512)
     text = jax.jit(lambda x: fn({}, {}, x, places)[0]).lower(jnp.ones(512)).as_text()
     assert "512x512xi1" in text and len(text) < 2**16
 
@@ -170,7 +175,8 @@ def test_grouped_product(name):
 
 
 def test_rows_of_no_group_are_zero_and_offsets_may_be_an_input():
-    x, w = randn(6, 4), randn(2, 4, 6, seed=2)
+    x = randn(6, 4)
+    w = randn(2, 4, 6, seed=2)
     out = in_jax(lambda x, w, ends: F.grouped_mm(x, w[..., :4], offs=ends), x, w[..., :4].clone(), torch.tensor([2, 5]))
     expected = F.grouped_mm(x, w[..., :4].contiguous(), offs=torch.tensor([2, 5]).int())
     np.testing.assert_allclose(out[:5], expected[:5], rtol=1e-5)
@@ -208,7 +214,8 @@ def by_positions(x, y, m):
 
 def assigned_at_positions(x, y, m):
     """Assigns at positions of one dimension, so that none occurs twice."""
-    t, result = torch.where(m[:, 0])[0], x.clone()
+    t = torch.where(m[:, 0])[0]
+    result = x.clone()
     result[t] = y[t].exp()
     result[t, 1:] *= 2
     result[torch.where(m[:, 1])] = 0.5
@@ -242,19 +249,20 @@ def test_positions_of_a_mask(name):
         (lambda x, t, j: x.index_add(0, torch.where(x > 1)[0], x[t]), "rows at their positions"),
         (lambda x, t, j: x[t, torch.where(x > 1)[1]], "an index beside others"),
         (lambda x, t, j: x[t, [0, 1]], "an index beside others"),
-        (lambda x, t, j: x.clone().__setitem__(t, 0.0), "index_add_"),
-        (lambda x, t, j: x.clone().__setitem__(t, x[t]), "index_add_"),
+        (lambda x, t, j: x.clone().__setitem__(t, x), "a tensor with rows of its own"),
+        (lambda x, t, j: x.clone().__setitem__(t, x[x > 1]), "of rows by another mask"),
+        (lambda x, t, j: x.clone().__setitem__((slice(None), t), 0.0), "at places beside others"),
         (lambda x, t, j: F.layer_norm(x[t], (3, 4)), "`layer_norm`"),
         (lambda x, t, j: F.linear(j.float(), x[0]), "`linear`"),
-        (lambda x, t, j: x[t].unsqueeze(0), "`unsqueeze` before the rows"),
         (lambda x, t, j: x[0] if t.numel() == 0 else x[1], "asks for the value"),
         (
             lambda x, t, j: (x > 0).nonzero(),
-            "a result, or a check of its type, needs; it was made in the module itself",
+            "a result needs; it was made in the module itself",
         ),
         (lambda x, t, j: x[t].chunk(2), "`chunk` along the rows"),
-        (lambda x, t, j: x[t].reshape(3, -1), "`reshape` but of what is behind the rows"),
-        (lambda x, t, j: x[t].view(-1, 2), "`reshape` but of what is behind the rows"),
+        (lambda x, t, j: x[t].reshape(3, -1), "`reshape` but of what is before the rows"),
+        (lambda x, t, j: x[t].reshape(6, 2), "not one alone is the number of rows"),
+        (lambda x, t, j: x[t].view(-1, 3), "`reshape` but of what is before the rows"),
     ],
 )
 def test_what_positions_of_a_mask_do_not_reach(function, what):
@@ -269,7 +277,8 @@ def experts(x, w):
     with torch.no_grad():
         mask = F.one_hot(x[:, :3].topk(2).indices, 5).permute(2, 1, 0)
         hit = (mask.sum((-1, -2)) > 0).nonzero(as_tuple=False)
-    out, turns = torch.zeros_like(x), torch.zeros(())
+    out = torch.zeros_like(x)
+    turns = torch.zeros(())
     for e in hit:
         e = e[0]
         if e == 4:
@@ -283,7 +292,8 @@ def experts(x, w):
 
 
 def named_experts(x, w):
-    one_hot, out = F.one_hot(x.argmax(-1), 4), torch.zeros_like(x)
+    one_hot = F.one_hot(x.argmax(-1), 4)
+    out = torch.zeros_like(x)
     for e in one_hot.sum(0).nonzero():
         out.index_add_(0, *rows_by_name(x, w, one_hot, e))
     return out
@@ -305,7 +315,9 @@ def test_a_loop_in_a_loop():
 
 
 def products(x, w):
-    out, outer, inner = torch.zeros(4), w[x[:, 0] > 0], x[x[:, 1] > 0]
+    out = torch.zeros(4)
+    outer = w[x[:, 0] > 0]
+    inner = x[x[:, 1] > 0]
     for row in outer:
         for other in inner:
             out.add_(row * other)

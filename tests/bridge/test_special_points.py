@@ -15,7 +15,8 @@ from torch import nn
 
 import bridge
 
-inf, nan = math.inf, math.nan
+inf = math.inf
+nan = math.nan
 SIZES = (0.5, 1.0, 2.0, 3.0, 6.0, 20.0, 87.0, 100.0, 1e30, inf)
 POINTS = torch.tensor([0.0, -0.0, *SIZES, *(-s for s in SIZES), nan])
 PAIRS = torch.tensor([*itertools.product(POINTS.tolist(), repeat=2)]).T
@@ -28,7 +29,8 @@ class Table(nn.Module):
 
     def __init__(self, functions, rest):
         super().__init__()
-        self.functions, self.rest = functions, rest
+        self.functions = functions
+        self.rest = rest
 
     def forward(self, *inputs):
         return [f(*(x[i] for x in inputs), *self.rest) for i, f in enumerate(self.functions)]
@@ -110,7 +112,8 @@ def in_the_bridge(table):
 
 def differences(ours, expected, point_of, what, name):
     """Returns a line for each point at which two results are not close."""
-    ours, expected = np.asarray(ours, np.float64), np.asarray(expected, np.float64)
+    ours = np.asarray(ours, np.float64)
+    expected = np.asarray(expected, np.float64)
     same = (ours == expected) | (np.isnan(ours) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
         near = np.isfinite(ours) & np.isfinite(expected) & (abs(ours - expected) <= 2e-5 * (1 + abs(expected)))

@@ -38,7 +38,9 @@ class Rates(dict):
 class Holds(nn.Module):
     def __init__(self, call, holder):
         super().__init__()
-        self.l, self.b, self.drop = nn.Linear(3, 3), nn.Buffer(torch.ones(3)), nn.Dropout(0.5)
+        self.l = nn.Linear(3, 3)
+        self.b = nn.Buffer(torch.ones(3))
+        self.drop = nn.Dropout(0.5)
         self.call = call
         self.held = holder(self)
 
@@ -103,8 +105,10 @@ HELD = {
 def test_objects_hold_the_parameters_of_the_call(holder, call):
     torch.manual_seed(0)
     module = Holds(call, holder)
-    fn, x = bridge.export(module), jnp.ones((1, 3))
-    before, buffers = [type(p) for p in module.parameters()], fn.buffers
+    fn = bridge.export(module)
+    x = jnp.ones((1, 3))
+    before = [type(p) for p in module.parameters()]
+    buffers = fn.buffers
     gradient = jax.grad(lambda p: fn(p, fn.buffers, x, train=False)[0].sum())(fn.params)
     module.eval()
     for _ in range(2):
@@ -274,7 +278,8 @@ def test_a_parameter_that_the_call_replaces_is_handed_back():
         m.w = nn.Parameter(m.w.detach() * 2)
         return out + x @ m.w
 
-    module, x = Calls(forward), torch.ones(2, 3)
+    module = Calls(forward)
+    x = torch.ones(2, 3)
     fn = bridge.export(module)
     params = fn.params
     for _ in range(2):
@@ -311,7 +316,8 @@ class Distilled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.student, self.teacher = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.student = nn.Linear(3, 3)
+        self.teacher = nn.Linear(3, 3)
         self.tied = self.teacher
 
     def named_parameters(self, prefix="", recurse=True):
@@ -322,7 +328,8 @@ class Distilled(nn.Module):
 
 
 def test_parameters_that_a_module_hides_are_buffers():
-    module, x = Distilled(), torch.ones(2, 3)
+    module = Distilled()
+    x = torch.ones(2, 3)
     fn = bridge.export(module)
     assert set(fn.params) == {"student.weight", "student.bias"} and set(fn.buffers) == {
         "teacher.weight",
@@ -406,7 +413,8 @@ def over(make):
 @pytest.mark.parametrize("make", [nn.Buffer, lambda memory: nn.Parameter(memory, requires_grad=False)])
 def test_what_lies_in_the_memory_of_a_parameter_follows_it(make):
     """An optimizer updates the parameter in place, and so what shows its memory; so does `load_state_dict`."""
-    module, loaded = over(make), over(make)
+    module = over(make)
+    loaded = over(make)
     fn = bridge.export(module)
     params = {name: value + 1.0 for name, value in fn.params.items()}
     out, buffers = fn(params, fn.buffers, jnp.ones((2, 3)))

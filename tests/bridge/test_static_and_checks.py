@@ -1,5 +1,6 @@
 """`export(static=…)`: buffers that are constants; checks of values, which are not made."""
 
+import copy
 import json
 import re
 from typing import Any
@@ -16,6 +17,7 @@ from eager import Call, Calls, raises, randn, verified
 from torch import nn
 
 import bridge
+from bridge.tensor import pytrees
 
 X = randn(4, 3)
 
@@ -89,7 +91,8 @@ def test_integer_inputs_that_stay_the_same_may_be_known():
         edges = edges[:, edges[0] != edges[1]]
         return torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]]) * int(edges.max())
 
-    module, edges = Call(messages), torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]])
+    module = Call(messages)
+    edges = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]])
     assert bridge.verify(module, X, edges, known_inputs="1|edges").ok
     fn = bridge.export(module)
     ours = jax.jit(lambda x: fn({}, {}, x, edges.numpy())[0])(jnp.asarray(X))
@@ -100,19 +103,23 @@ def test_integer_inputs_that_stay_the_same_may_be_known():
 
 class Batch:
     def __init__(self, x, edges, ids):
-        self.x, self.parts, self.scale = x, {"edges": edges, "ids": [ids]}, 2
+        self.x = x
+        self.parts = {"edges": edges, "ids": [ids]}
+        self.scale = 2
 
 
 class OfBatch(Calls):
     def forward(self, batch, *, more=None, scale=None):
         if isinstance(batch, Batch):
-            more, batch = batch.parts, {"x": batch.x}
+            more = batch.parts
+            batch = {"x": batch.x}
         more = batch if more is None else more
         batch["y"] = batch["x"] @ self.w  # a module may write into a dict
-        return batch["y"] * (int(more["edges"].max()) + more["ids"][0].tolist()[-1])
+        return batch["y"] * (len([0] * int(more["edges"].max())) + len([0] * more["ids"][0].tolist()[-1]))
 
 
-EDGES, IDS = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]]), torch.tensor([0, 2])
+EDGES = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 1]])
+IDS = torch.tensor([0, 2])
 PLACES = {
     "0.edges 0.ids.0": (({"x": X, "edges": EDGES, "ids": [IDS], "scale": 2},), {}),
     "more.edges more.ids.0": (({"x": X},), {"more": {"edges": EDGES, "ids": [IDS]}, "scale": torch.ones(3)}),
@@ -121,18 +128,50 @@ PLACES = {
 
 
 @pytest.mark.parametrize("names", PLACES)
-def test_the_remedy_names_the_inputs_that_python_reads(names):
-    module, (args, kwargs) = OfBatch(None), PLACES[names]
-    known = []
+def test_the_remedy_is_the_expression_that_verify_export_and_the_function_take(names):
+    """Each next one has the inputs of those before."""
+    module, (args, kwargs) = OfBatch(lambda: None), PLACES[names]
+    known = ""
     for name in names.split():
         with pytest.raises(bridge.BridgeError) as caught:
-            bridge.verify(module, *args, **kwargs, known_inputs="|".join(known))
-        known += re.findall(r'`bridge\.verify\(…, known_inputs="(.*?)"\)`', str(caught.value))
+            bridge.verify(module, *args, **kwargs, known_inputs=known)
         assert f"the input {name}, if it stays the same" in str(caught.value)
-    assert known == names.split() and bridge.verify(module, *args, **kwargs, known_inputs="|".join(known)).ok
+        (known,) = re.findall(r'`known_inputs=r"(.*?)"` of `bridge.export` and `bridge.verify`', str(caught.value))
+    assert known == names.replace(" ", "|").replace(".", r"\.")
+    assert bridge.verify(module, *args, **kwargs, known_inputs=known).ok
+    fn = bridge.export(module, known_inputs=known)
+    given, others = as_arrays(copy.deepcopy(args)), as_arrays(kwargs)
+    ours = jax.jit(lambda p: fn(p, {}, *given, **others)[0])(fn.params)
+    np.testing.assert_allclose(ours, module(*copy.deepcopy(args), **kwargs).detach(), rtol=1e-6)
+    with pytest.raises(bridge.BridgeError, match=r"the input .* is traced, and known_inputs .* names it"):
+        jax.jit(lambda p, given, others: fn(p, {}, *given, **others))(fn.params, given, others)
     said = rf"known_inputs .edges. matches no input; inputs here are .*{names.split()[0]}, "
     with pytest.raises(bridge.BridgeError, match=said):
         bridge.verify(module, *args, **kwargs, known_inputs="edges")
+
+
+def as_arrays(tree):
+    return pytrees.convert(tree, lambda v: jnp.asarray(v.numpy()) if torch.is_tensor(v) else v, objects=True)
+
+
+KNOWN = {
+    "a shape": lambda x, n: torch.zeros(int(n.max()), 3) + x[0],
+    "a loop": lambda x, n: sum(x * i for i in range(n[0].item() + 2)),
+    "a list": lambda x, n: x * [1, 2, 3][n.tolist()[0]],
+    "repeated": lambda x, n: x.repeat(int(n.max()), 1),
+    "a place": lambda x, n: x[n[0].item() : n[0].item() + 2],
+    "rows": lambda x, n: x[n > 0].cumsum(0),
+    "an operation": lambda x, n: torch.addcmul(x, x, x, value=n.max().item()),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_refusal_about_an_input_has_the_remedy(name):
+    module, lengths = Call(KNOWN[name]), torch.tensor([1, 2, 2, 0])
+    with pytest.raises(bridge.BridgeError) as caught:
+        bridge.verify(module, X, lengths)
+    (known,) = re.findall(r'`known_inputs=r"(.*?)"`', str(caught.value))
+    assert bridge.verify(module, X, lengths, known_inputs=known).ok
 
 
 def test_known_inputs_stay_known_where_effects_are_judged():
@@ -189,14 +228,15 @@ def test_names():
 class Checks(nn.Module):
     def __init__(self, check):
         super().__init__()
-        self.inner, self.linear = Call(check), nn.Linear(3, 3)
+        self.inner = Call(check)
+        self.linear = nn.Linear(3, 3)
 
     def forward(self, x):
         self.inner(x)
         return self.linear(x)
 
 
-@pytest.mark.parametrize("check", [compared, all_of, raising])
+@pytest.mark.parametrize("check", [compared, all_of, raising, used_otherwise])
 def test_a_check_is_not_made_and_that_is_said(check):
     with pytest.warns(
         bridge.BridgeWarning, match=r"a check of traced values is not made in inner \(Call\), at .*:\d+: "
@@ -208,8 +248,8 @@ def test_a_check_is_not_made_and_that_is_said(check):
 
 NO_CHECKS = {
     "a branch": lambda x: x if x.max() < 99 else -x,
-    "a value that is used": used_otherwise,
-    "a value that a function gets": lambda x: x * max(x.max().item(), 1.0),
+    "a value that is a size": lambda x: torch.zeros(int(x.max())),
+    "a value that a function gets": lambda x: x * sorted([x.max().item(), 1.0])[0],
 }
 
 
@@ -277,7 +317,8 @@ def ctc(scores, labels):
 
 
 def test_selected_labels():
-    scores, labels = randn(9, 2, 5).log_softmax(-1), torch.tensor([[1, 3, -100, 4], [2, -100, -100, 2]])
+    scores = randn(9, 2, 5).log_softmax(-1)
+    labels = torch.tensor([[1, 3, -100, 4], [2, -100, -100, 2]])
     fn = bridge.export(Call(ctc))
     ours, slope = jax.jit(jax.value_and_grad(lambda s, y: fn({}, {}, s, y)[0]))(scores.numpy(), labels.numpy())
     leaf = scores.clone().requires_grad_()

@@ -67,7 +67,9 @@ Dirty = differentiated(clamped, lambda ctx, gradient: gradient)
 
 def versions_of_dirty_tensors(module, x):
     """`mark_dirty` counts as a write, whether there is a gradient or not."""
-    y, z, places = module(x), module(x).detach(), torch.arange(3) * x.argmax()
+    y = module(x)
+    z = module(x).detach()
+    places = torch.arange(3) * x.argmax()
     Dirty.apply(y)
     with torch.no_grad():
         Dirty.apply(z)
@@ -119,7 +121,8 @@ def owners(m, x):
     said = [state._base is m.buf, state._is_view(), m.row._base is m.buf, m.row._is_view()]
     said += [m.w[0]._base is m.w, m.w.detach()._base is None, (x * 2)._is_view(), x._base is None]
     made = torch.zeros(3, 4)
-    before, other = made[1], made.view(-1)[2:6].view(2, 2)
+    before = made[1]
+    other = made.view(-1)[2:6].view(2, 2)
     said += [before._base is made, before._is_view()]
     other[0] += x[:2]
     said += [view._base is made for view in (before, other, made[2])]

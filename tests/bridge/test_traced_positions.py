@@ -10,8 +10,11 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 import bridge
 
-TABLE, MATRIX = randn(4, 6, seed=5), randn(4, 4, seed=5)
-QUERY, KEY, VALUE = randn(1, 4, 2, 8, seed=6), randn(1, 2, 7, 8, seed=7), randn(1, 2, 7, 8, seed=8)
+TABLE = randn(4, 6, seed=5)
+MATRIX = randn(4, 4, seed=5)
+QUERY = randn(1, 4, 2, 8, seed=6)
+KEY = randn(1, 2, 7, 8, seed=7)
+VALUE = randn(1, 2, 7, 8, seed=8)
 
 
 def read(x, i):
@@ -21,7 +24,8 @@ def read(x, i):
 
 
 def written_through(x, i):
-    x, i = x * 1, i.clamp(1, 3)
+    x = x * 1
+    i = i.clamp(1, 3)
     x[:, i : i + 2] = x[:, i - 1 : i + 1] * 3
     x[1:, i : i + 3] += 1
     x[i, i : i + 1] = 7.0
@@ -32,7 +36,8 @@ def written_through(x, i):
 
 
 def without_gradient(x, i):
-    i, held = i.clamp(0, 4), x * 1
+    i = i.clamp(0, 4)
+    held = x * 1
     with torch.no_grad():
         window = x[:, i : i + 2]
         held[:, i : i + 2] = 5.0
@@ -40,7 +45,8 @@ def without_gradient(x, i):
 
 
 def of_tables(x, i):
-    i, made = i.clamp(0, 4), torch.arange(24.0).view(4, 6)
+    i = i.clamp(0, 4)
+    made = torch.arange(24.0).view(4, 6)
     made[:, i : i + 2] += x[:, i : i + 2]
     return made, TABLE[:, i : i + 2] * x[:, :2]
 
@@ -97,8 +103,10 @@ def test_values_and_gradients_are_pytorch_s(case):
 
 def attended(query, key, value, n):
     n = n.clamp(2, 7)
-    keys, values = key[:, :, :n], value[..., :n, :]
-    queries, size = query.shape[2], keys.shape[2]
+    keys = key[:, :, :n]
+    values = value[..., :n, :]
+    queries = query.shape[2]
+    size = keys.shape[2]
     mask = torch.ones(queries, size, dtype=torch.bool) if queries < 9 and size >= 2 else None
     return (
         attention(query, keys, values, enable_gqa=True),
@@ -109,7 +117,8 @@ def attended(query, key, value, n):
 
 def masked(query, key, value, n):
     n = n.clamp(1, 6)
-    keys, values = key[0, :, : n + 1], value[0, :, : n + 1]
+    keys = key[0, :, : n + 1]
+    values = value[0, :, : n + 1]
     rows = torch.tensor([[True], [False]])
     return (
         attention(query[0, :2], keys, values, attn_mask=rows),
@@ -146,7 +155,8 @@ def test_what_lies_beyond_the_length_is_in_no_result_and_no_gradient():
     query, key, value = (jnp.asarray(x) for x in (QUERY[:, :2], KEY.clone(), VALUE.clone()))
     rotten = [x.at[:, :, 3:].set(jnp.nan) for x in (key, value)]
     slopes = jax.grad(lambda q, k, v, n: in_jax(attended, q, k, v, jnp.asarray(n)).sum(), argnums=(0, 1, 2))
-    gradients, expected = jax.jit(slopes)(query, *rotten, 3), slopes(query, key[:, :, :3], value[:, :, :3], 3)
+    gradients = jax.jit(slopes)(query, *rotten, 3)
+    expected = slopes(query, key[:, :, :3], value[:, :, :3], 3)
     assert jnp.allclose(gradients[0], expected[0], atol=1e-6)
     for gradient, cut in zip(gradients[1:], expected[1:], strict=True):
         assert jnp.allclose(gradient[:, :, :3], cut, atol=1e-6) and not gradient[:, :, 3:].any()
@@ -186,7 +196,7 @@ REFUSED = {
     ),
     "a window that may lie outside": (
         lambda x, i: x[i.clamp(0, 3) : i.clamp(0, 3) + 2],
-        r"may be from 0 to 3 .* Remedy: i.clamp\(0, 2\)",
+        r"may be from 0 to 3 .* Remedy: .*i.clamp\(0, 2\)",
     ),
     "a write that may lie outside": (lambda x, i: x.mul(1)[:, i : i + 1].zero_(), "has a traced i that may be"),
     "a length that is not known": (lambda x, i: x[:i], r"`x\[:n\]` of 4 elements has a traced n that may be from"),
@@ -200,9 +210,9 @@ REFUSED = {
     "a write": (lambda x, i: first(x * 1, i).mul_(2), f"{DEPENDS}, which `mul_` needs"),
     "two lengths in a sum": (
         lambda x, i: (first(x, i) + first(x, i, 2)).sum(),
-        f"{DEPENDS}, which `__add__` of rows by two masks",
+        f"{DEPENDS}, which `add` of rows by two masks",
     ),
-    "a result": (first, f"{DEPENDS}, which a result, or a check of its type, needs; it was made in"),
+    "a result": (first, f"{DEPENDS}, which a result needs; it was made in"),
     "keys alone": (lambda x, i: attention(x, first(x, i), x), "which attention in which not keys and values alone"),
     "two lengths": (
         lambda x, i: attention(x, first(x, i), first(x, i, 2)),
@@ -228,7 +238,9 @@ class Filled:
     __slots__ = ("buffer", "name", "position")
 
     def __init__(self, size):
-        self.buffer, self.position, self.name = torch.zeros(2, size), torch.tensor(0), "filled"
+        self.buffer = torch.zeros(2, size)
+        self.position = torch.tensor(0)
+        self.name = "filled"
 
     def append(self, x):
         first = self.position.clamp(0, self.buffer.shape[1] - x.shape[1])
@@ -251,10 +263,12 @@ def test_an_object_that_is_carried_from_call_to_call():
     flatten = lambda filled: ((filled.buffer, filled.position), filled.name)  # noqa: E731
     assert bridge.register(Filled, flatten, _rebuilt) is bridge.register(Filled, flatten, _rebuilt) is Filled
     step = jax.jit(lambda filled, x: in_jax(lambda filled, x: filled.append(x), filled, x))
-    parts, theirs = randn(3, 2, 2), Filled(6)
+    parts = randn(3, 2, 2)
+    theirs = Filled(6)
     ours = jax.tree.map(lambda x: array(x), theirs)
     for part in parts:
-        ours, theirs = step(ours, part.numpy()), theirs.append(part)
+        ours = step(ours, part.numpy())
+        theirs = theirs.append(part)
     assert type(ours) is Filled and ours.name == "filled" and ours.position == 6 and step._cache_size() == 1
     assert jnp.array_equal(ours.buffer, theirs.buffer.numpy())
 
@@ -303,7 +317,8 @@ def test_a_traced_place_in_a_call_that_differentiates():
 
         return function
 
-    x, i = jnp.arange(6.0).reshape(3, 2), jnp.asarray(1)
+    x = jnp.arange(6.0).reshape(3, 2)
+    i = jnp.asarray(1)
     message = r"`x\[i\]` has a traced i in a call that asks .*index_select"
     raises(message, penalised(lambda x, i: x[i]), x, i)
     out = in_jax(penalised(lambda x, i: x.index_select(0, i.view(1))[0]), x, i, jit=True)

@@ -133,13 +133,18 @@ def torch_training(module, config, batches, total_steps):
 
 def jax_training(name, module, config, total_steps):
     """Trains on the example batches with seeds 0, 1, …; yields loss, state and objective of every step."""
-    run, devices = example_run(name, config, optim=OPTIM, steps=total_steps), Devices(1)
-    task, fn = ExamplePuzzles(run), bridge.export(module)
+    run = example_run(name, config, optim=OPTIM, steps=total_steps)
+    devices = Devices(1)
+    task = ExamplePuzzles(run)
+    fn = bridge.export(module)
     objective = Objective(fn, task, sparse_tables(fn))
     training = dataclasses.replace(start(run, task, devices), objective=objective)
-    step, batches, state = training.parallel_step(), training.batches, training.initial_state()
+    step = training.parallel_step()
+    batches = training.batches
+    state = training.initial_state()
     carry = devices.shard(training.initial_carry(state, batches.at(0)))
-    state, key = devices.replicate(state), devices.random_key(0)
+    state = devices.replicate(state)
+    key = devices.random_key(0)
     for number in range(total_steps):
         state, carry, metrics = step(state, carry, batches.at(number), key)
         q = metrics["q_halt_loss"] + metrics.get("q_continue_loss", 0.0)
@@ -147,7 +152,8 @@ def jax_training(name, module, config, total_steps):
 
 
 def assert_close(actual, expected, tolerance, exact=None):
-    actual, expected = np.asarray(actual), np.asarray(expected)
+    actual = np.asarray(actual)
+    expected = np.asarray(expected)
     allowed = tolerance * max(np.abs(expected).max(), 1e-3)
     if exact is not None:
         allowed = max(allowed, 8 * np.abs(expected - np.asarray(exact)).max())

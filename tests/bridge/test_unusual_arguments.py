@@ -17,7 +17,8 @@ X = randn(3, 4, seed=0)
 
 
 def put(x):
-    y, some = x * 2, torch.tensor([-1, 0, 0])
+    y = x * 2
+    some = torch.tensor([-1, 0, 0])
     of_masks = (x > 0).put(torch.tensor([0, 0, 5]), x[0, :3] > -9, accumulate=True)
     return y.put(some, x[0, :3], accumulate=True), y.put(some[:2], x[0, :2]), of_masks
 
@@ -237,8 +238,11 @@ def test_by_nature():
 
 def test_batch_norm_of_one_image_whose_result_is_transposed():
     """PyTorch's gradient of the bias is not the sum of the gradient of the result."""
-    image, weight, norm = randn(1, 16, 4, 4), randn(1, 16, 16, seed=2), nn.BatchNorm2d(16)
-    module, expected = Call(lambda norm, x: norm(x).flatten(2).transpose(1, 2) * weight, norm), weight.sum((0, 1))
+    image = randn(1, 16, 4, 4)
+    weight = randn(1, 16, 16, seed=2)
+    norm = nn.BatchNorm2d(16)
+    module = Call(lambda norm, x: norm(x).flatten(2).transpose(1, 2) * weight, norm)
+    expected = weight.sum((0, 1))
     np.testing.assert_allclose(gradients(module, image)["module.bias"], expected, rtol=1e-5)
     module(image).sum().backward()
     assert norm.bias.grad is not None and (norm.bias.grad - expected).abs().max() > 1
@@ -262,7 +266,8 @@ def test_small_differences_by_nature():
     assert plain == 1000 and np.isinf(compiled)
     outs = in_jax(Call(nested_autocast, nn.Linear(2, 2)), jnp.ones((2, 2)))
     assert [out.dtype for out in outs] == [jnp.bfloat16, jnp.float16]
-    conjugate, z = Call(lambda z: z * torch.tensor(z.conj().is_conj())), torch.tensor([1j])
+    conjugate = Call(lambda z: z * torch.tensor(z.conj().is_conj()))
+    z = torch.tensor([1j])
     assert conjugate(z) == 1j and in_jax(conjugate, z)[0] == 0
 
 

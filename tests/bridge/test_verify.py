@@ -66,7 +66,9 @@ def test_complex_numbers_with_both_parts():
 class Lora(nn.Module):
     def __init__(self):
         super().__init__()
-        self.base, self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False)
+        self.base = nn.Linear(3, 3)
+        self.a = nn.Linear(3, 2, bias=False)
+        self.b = nn.Linear(2, 3, bias=False)
         self.unused = nn.Parameter(torch.ones(2))
         nn.init.zeros_(self.b.weight)
 
@@ -106,14 +108,16 @@ def test_what_is_zero_is_unproved_where_perturbed_parameters_cannot_be_run():
 
 def test_the_table_has_twenty_equal_leaves():
     report = bridge.verify(nn.Sequential(*(nn.Linear(3, 3) for _ in range(8))), X, input_gradients=False)
-    lines, rows = str(report).splitlines(), report.rows
+    lines = str(report).splitlines()
+    rows = report.rows
     assert report.ok and len(rows) > 20 and lines[22:] == [f"… {len(rows) - 20} more, equal", report.summary]
     worse = dataclasses.replace(report, rows=(dataclasses.replace(rows[0], error=1.0), *rows[1:]))
     assert "1 beyond tolerance" in str(worse) and len(str(worse).splitlines()) == len(lines) + 1
 
 
 def test_jitter_is_the_same_for_the_module_in_float64():
-    double, module = Lora().double(), Lora()
+    double = Lora().double()
+    module = Lora()
     double.load_state_dict(module.state_dict())
     report = bridge.verify(module, X, jitter=0.1, double=double, input_gradients=False)
     assert report.ok and all(row.tolerance == 1e-4 for row in report.rows)
@@ -143,7 +147,8 @@ def test_a_buffer_that_views_another_one_goes_on_as_its_view():
         m.whole += x @ m.w
         return m.row * x, m.twin * x
 
-    module, whole = Calls(added), torch.zeros(4, 3)
+    module = Calls(added)
+    whole = torch.zeros(4, 3)
     for name, buffer in {"row": whole[1], "whole": whole, "twin": whole}.items():
         module.register_buffer(name, buffer)
     verified(module, X, steps=3)
@@ -156,7 +161,8 @@ def test_nothing_compared_is_not_ok():
 
 def test_modules_with_a_weight_that_is_a_result():
     """Pruned, and with a `weight_norm` that has been called before."""
-    pruned, normed = nn.Linear(3, 4), nn.Linear(3, 4)
+    pruned = nn.Linear(3, 4)
+    normed = nn.Linear(3, 4)
     prune.l1_unstructured(pruned, "weight", amount=0.5)
     with pytest.warns(FutureWarning):
         weight_norm(normed)
@@ -232,8 +238,10 @@ class Hooked(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.gain = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Parameter(torch.tensor(1.5))
-        self.calls, self.features = nn.Buffer(torch.zeros(())), {}
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+        self.gain = nn.Parameter(torch.tensor(1.5))
+        self.calls = nn.Buffer(torch.zeros(()))
+        self.features = {}
         self.body[0].register_forward_hook(lambda m, i, o: self.features.__setitem__("h", o))
         self.body.register_forward_pre_hook(lambda m, inputs: (inputs[0] * self.gain,))
         self.body.register_forward_hook(lambda m, i, o: (self.calls.add_(1), None)[1])
@@ -424,7 +432,8 @@ def attends(query, keys, mask=None):
 
 @pytest.mark.parametrize("settings", [{}, {"known_inputs": "0", "input_gradients": False}])
 def test_one_tensor_as_several_arguments_stays_one(settings):
-    x, other = torch.rand(3), torch.rand(3)
+    x = torch.rand(3)
+    other = torch.rand(3)
     for keys in ({"key": x, "values": (x,)}, {"key": x, "values": (other,)}, {"key": other, "values": (x,)}):
         report = bridge.verify(Call(attends), x, keys, torch.rand(3), **settings)
         assert report.ok and {row.step for row in report.rows} == {0, 1}, f"\n{report}"
@@ -480,7 +489,8 @@ def quantised(x, codes):
 
 
 def test_a_module_that_asks_an_input_for_requires_grad_is_said():
-    module, x = Applied(quantised, torch.linspace(-1, 2, 5)), torch.rand(4, 3)
+    module = Applied(quantised, torch.linspace(-1, 2, 5))
+    x = torch.rand(4, 3)
     with pytest.warns(bridge.BridgeWarning, match=r"test_verify.py:\d+ asks an input whether it requires grad") as said:
         assert not bridge.verify(module, x).ok
     assert len(said) == 1

@@ -36,7 +36,8 @@ class OffBy2Percent(nn.Module):
 class Autocast(nn.Module):
     def __init__(self, module, dtype=torch.bfloat16):
         super().__init__()
-        self.module, self.dtype = module, dtype
+        self.module = module
+        self.dtype = dtype
 
     def forward(self, *args):
         with torch.autocast("cpu", self.dtype):
@@ -46,8 +47,10 @@ class Autocast(nn.Module):
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encode, self.norm = nn.Linear(2, 64), nn.BatchNorm1d(64)
-        self.hidden, self.head = nn.Linear(64, 64), nn.Linear(64, 2)
+        self.encode = nn.Linear(2, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.hidden = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 2)
 
     def forward(self, x):
         x = torch.relu(self.norm(self.encode(x)))
@@ -59,7 +62,8 @@ class MastersOfFloat32(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.encode, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.encode = nn.Linear(16, 32)
+        self.head = nn.Linear(32, 4)
 
     def forward(self, x):
         x = F.linear(x.bfloat16(), self.encode.weight.bfloat16(), self.encode.bias.to(torch.bfloat16))
@@ -71,7 +75,8 @@ class HalfOfIt(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.encode, self.head = nn.Linear(16, 32), nn.Linear(32, 4).bfloat16()
+        self.encode = nn.Linear(16, 32)
+        self.head = nn.Linear(32, 4).bfloat16()
 
     def forward(self, x):
         return self.head(torch.tanh(self.encode(x)).bfloat16()).float().log_softmax(-1)
@@ -83,7 +88,8 @@ class Adapted(nn.Module):
     def __init__(self):
         super().__init__()
         self.base = nn.Linear(16, 16).bfloat16().requires_grad_(False)
-        self.down, self.head = nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False)
+        self.down = nn.Linear(16, 4, bias=False)
+        self.head = nn.Linear(4, 16, bias=False)
         nn.init.zeros_(self.head.weight)
 
     def forward(self, x):
@@ -93,7 +99,8 @@ class Adapted(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 3)
+        self.layer = nn.LSTM(8, 16, batch_first=True)
+        self.head = nn.Linear(16, 3)
 
     def forward(self, x):
         return self.head(self.layer(x)[0][:, -1])

@@ -14,7 +14,8 @@ import bridge
 class Small(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3, bias=False)
         self.second.weight = self.first.weight
         self.scale = nn.Buffer(torch.randn(3).to(torch.bfloat16))
         self.count = nn.Buffer(torch.tensor(7))
@@ -150,7 +151,8 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, module, monkeypatch)
 
 
 def test_names_and_shapes_are_checked_at_the_call(module):
-    fn, x = bridge.export(module), jnp.ones((2, 3))
+    fn = bridge.export(module)
+    x = jnp.ones((2, 3))
     missing = {name: array for name, array in fn.params.items() if name != "first.bias"}
     for params, message in (
         (missing, r"missing parameters: first.bias; pass exactly the names"),

@@ -74,9 +74,11 @@ def test_heads_that_leave_a_remainder_as_in_the_published_transformer():
 
 
 def trm_reference(inner, carry, input_embeddings, cos_sin) -> Tensor:
-    y, z = carry["z_H"], carry["z_L"]
+    y = carry["z_H"]
+    z = carry["z_L"]
     for _ in range(inner.config.H_cycles):
-        y, z = y.detach(), z.detach()
+        y = y.detach()
+        z = z.detach()
         for _ in range(inner.config.L_cycles):
             z = inner.L_level(z + y + input_embeddings, cos_sin)
         y = inner.L_level(y + z, cos_sin)
@@ -94,9 +96,11 @@ def single_z_reference(inner, carry, input_embeddings, cos_sin) -> Tensor:
 
 
 def six_features_reference(inner, carry, input_embeddings, cos_sin) -> Tensor:
-    y, features = carry["z_H"], [carry[f"z_L{i}"] for i in range(1, 7)]
+    y = carry["z_H"]
+    features = [carry[f"z_L{i}"] for i in range(1, 7)]
     for _ in range(inner.config.H_cycles):
-        y, features = y.detach(), [z.detach() for z in features]
+        y = y.detach()
+        features = [z.detach() for z in features]
         for i in range(inner.config.L_cycles):
             features[i] = inner.L_level(reduce(torch.add, features) + y + input_embeddings, cos_sin)
         y = inner.L_level(y + reduce(torch.add, features), cos_sin)
@@ -104,10 +108,12 @@ def six_features_reference(inner, carry, input_embeddings, cos_sin) -> Tensor:
 
 
 def hrm_reference(inner, carry, input_embeddings, cos_sin) -> Tensor:
-    high, low = carry["z_H"], carry["z_L"]
+    high = carry["z_H"]
+    low = carry["z_L"]
     updates = inner.config.H_cycles * inner.config.L_cycles
     for i in range(updates):
-        high, low = high.detach(), low.detach()
+        high = high.detach()
+        low = low.detach()
         low = inner.L_level(low + high + input_embeddings, cos_sin)
         if (i + 1) % inner.config.L_cycles == 0:
             high = inner.H_level(high + (low if i == updates - 1 else low.detach()), cos_sin)
@@ -147,7 +153,8 @@ def test_one_act_step_equals_the_reference_with_all_gradients(name):
     carry = head.initial_carry(batch)
     random_latents = {key: torch.randn_like(z) for key, z in latents(carry.inner_carry).items()}
     carry.inner_carry = type(carry.inner_carry)(**random_latents)
-    carry.halted, carry.current_data = torch.zeros(4, dtype=torch.bool), batch
+    carry.halted = torch.zeros(4, dtype=torch.bool)
+    carry.current_data = batch
     _, loss, _, outputs, _ = head(carry, batch, ["logits"])
     actual = gradients(head, loss)
 

@@ -53,18 +53,22 @@ def test_verify_in_float32(name, n_kv_head):
 
 @EITHER
 def test_a_logit_depends_on_its_own_and_earlier_tokens_only(name):
-    module, inputs = small_gpt(name), tokens()
+    module = small_gpt(name)
+    inputs = tokens()
     changed = inputs.clone()
     changed[:, 9] = (changed[:, 9] + 1) % 61
-    before, after = module(inputs), module(changed)
+    before = module(inputs)
+    after = module(changed)
     assert torch.equal(before[:, :9], after[:, :9])
     assert ((before[:, 9:] - after[:, 9:]).abs().amax(-1) > 0).all()
 
 
 @EITHER
 def test_loss_is_float32_and_leaves_ignored_targets_out(name):
-    module, targets = small_gpt(name, forward_dtype="bfloat16"), tokens(low=-1)
-    losses, logits = module(tokens(), targets, loss_reduction="none"), module(tokens())
+    module = small_gpt(name, forward_dtype="bfloat16")
+    targets = tokens(low=-1)
+    losses = module(tokens(), targets, loss_reduction="none")
+    logits = module(tokens())
     ignored = targets.flatten() == -1
     assert losses.dtype == torch.float32 and ignored.any()
     assert (losses[ignored] == 0).all() and (losses[~ignored] > 0).all()
@@ -160,7 +164,8 @@ def test_bfloat16_is_no_further_from_float32_than_pytorch_s():
 
     A gradient of one number has one rounding error a batch, so that equal arithmetic differs by up to a factor of two.
     """
-    wide, narrow = model(n_layer=3), model(n_layer=3, forward_dtype="bfloat16")
+    wide = model(n_layer=3)
+    narrow = model(n_layer=3, forward_dtype="bfloat16")
     narrow.load_state_dict(wide.state_dict())
     data = torch.randint(-1, 61, (16, 2, 4, 150), generator=torch.Generator().manual_seed(1))
     data[:, 0].clamp_(min=0)
@@ -220,7 +225,8 @@ def test_published_weights_outputs_and_gradients_bit_for_bit(published, n_kv_hea
     theirs.load_state_dict(ours.state_dict())
     other = small_gpt(seed=3, n_kv_head=n_kv_head, forward_dtype="bfloat16")
     other.load_state_dict(theirs.state_dict())
-    inputs, targets = tokens().long(), tokens(low=-1).long()
+    inputs = tokens().long()
+    targets = tokens(low=-1).long()
     assert torch.equal(ours(inputs), theirs(inputs))
     for mine in (ours, other):
         for module in (mine, theirs):

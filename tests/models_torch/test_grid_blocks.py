@@ -11,7 +11,8 @@ from models_torch.local_attention import LocalAttention
 from models_torch.registry import ARCHITECTURES, build
 from train_jax.puzzles.presets import MAZE_UNIQUE
 
-HIDDEN, HEADS = 12, 3
+HIDDEN = 12
+HEADS = 3
 TINY = ARCHITECTURES["trm"].tiny_config
 
 
@@ -61,13 +62,15 @@ def test_the_window_equals_a_mask(window, side, puzzle_positions):
 
 def by_cells(module, x, window):
     """Returns the reference: each cell adds a product of every cell around it, pair by pair."""
-    first, side = module.puzzle_positions, module.side
+    first = module.puzzle_positions
+    side = module.side
     mean = module.mean_proj(x.mean(1))
     rows = [mean.clone() for _ in range(x.shape[1])]
     for i in range(side**2):
         for j in range(side**2):
             (row, col), (other_row, other_col) = divmod(i, side), divmod(j, side)
-            down, right = other_row - row + window // 2, other_col - col + window // 2
+            down = other_row - row + window // 2
+            right = other_col - col + window // 2
             if 0 <= down < window and 0 <= right < window:
                 rows[first + i] = rows[first + i] + x[:, first + j] @ module.weight[:, :, down, right].T
     return torch.stack(rows, 1)

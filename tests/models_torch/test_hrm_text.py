@@ -49,7 +49,9 @@ def packed(seed=0):
 
 def attends_of(parts):
     """Returns the positions (last axis) that each position of the first row attends to, for a fake FlashAttention."""
-    samples, instruction, place = parts["samples"][0], parts["instruction"][0], torch.arange(12)
+    samples = parts["samples"][0]
+    instruction = parts["instruction"][0]
+    place = torch.arange(12)
     seen = (place[:, None] >= place) | (instruction[:, None] & instruction)
     return seen & (samples[:, None] == samples)
 
@@ -78,7 +80,8 @@ def close(mine, expected, tolerance=1e-5):
 def test_weights_logits_and_gradients_are_those_of_transformers(bp_steps):
     ours = built(bp_steps=bp_steps)
     theirs = of_transformers(ours, prefix_lm=True, L_bp_cycles=[0, bp_steps - 2])
-    state, back = ours.state_dict(), from_transformers(theirs.state_dict())
+    state = ours.state_dict()
+    back = from_transformers(theirs.state_dict())
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype for name in state)
     tokens = torch.randint(37, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -143,7 +146,8 @@ def test_the_published_modules_and_ours_are_the_same_model(published, design, fi
         _, hidden = theirs.model(None, x, position_ids=parts["positions"][0], attends=attends_of(parts), **options)
         return theirs.lm_head(hidden)
 
-    found, expected = ours(tokens, **parts), logits_of(x)
+    found = ours(tokens, **parts)
+    expected = logits_of(x)
     close(found[0], expected)
     direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
     (found[0] * direction).sum().backward()

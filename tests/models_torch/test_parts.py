@@ -82,7 +82,8 @@ def test_loss_is_the_sum_of_per_sequence_means_and_ignores_padding(loss_type):
     batch["labels"][1] = IGNORE_LABEL_ID
     _, loss, metrics, outputs, _ = head(head.initial_carry(batch), batch, ["logits", "q_halt_logits", "preds"])
 
-    lm_loss, sequence_correct = 0.0, []
+    lm_loss = 0.0
+    sequence_correct = []
     for logits, labels, preds in zip(outputs["logits"], batch["labels"], outputs["preds"], strict=True):
         scores = torch.tensor([[score(x.item(), loss_type) for x in row] for row in logits])
         labelled = [i for i, label in enumerate(labels.tolist()) if label != IGNORE_LABEL_ID]
@@ -135,11 +136,22 @@ def test_metrics_count_halted_sequences_that_have_labels():
     assert "cycle_loss" not in metrics, "it has no penalty"
 
 
+@pytest.mark.parametrize("weight", [0.5, 0.05, 0.0])
+def test_the_weight_of_the_halting_loss_is_a_field(weight):
+    head, config = make_head("trm", halt_loss_weight=weight, no_ACT_continue=False)
+    batch = registry.example_batch(config, config.batch_size, seed=0)
+    _, loss, metrics, *_ = head(head.initial_carry(batch), batch)
+    halting = metrics["q_halt_loss"] + metrics["q_continue_loss"]
+    assert halting > 0.1
+    torch.testing.assert_close(loss.detach(), metrics["lm_loss"] + weight * halting)
+
+
 @EVERY_VARIANT
 def test_the_penalty_is_on_the_change_over_the_last_h_cycle(name):
     """The previous answer is the answer with one H-cycle fewer, and has no gradient."""
     head, config = make_head(name, cycle_penalty=0.3)
-    inner, batch = head.model.inner, registry.example_batch(config, config.batch_size, seed=0)
+    inner = head.model.inner
+    batch = registry.example_batch(config, config.batch_size, seed=0)
     carry = head.initial_carry(batch)
     input_embeddings = inner.embed(batch["inputs"], batch["puzzle_identifiers"])
     start = inner.reset_carry(carry.halted, carry.inner_carry)

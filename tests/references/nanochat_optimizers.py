@@ -34,7 +34,8 @@ class Muon2025:
     """A running mean of gradients, Nesterov, Newton-Schulz; the learning rate grows with the root of rows / columns."""
 
     def __init__(self, dtype):
-        self.dtype, self.mean = dtype, {}
+        self.dtype = dtype
+        self.mean = {}
 
     def step(self, name, p, lr, momentum):
         mean = self.mean.setdefault(name, torch.zeros_like(p))
@@ -67,7 +68,9 @@ class Muon2026:
     """Muon2025 with rows of equal norm before, a fixed norm after, NorMuon and cautious decay."""
 
     def __init__(self, dtype):
-        self.dtype, self.mean, self.square = dtype, {}, {}
+        self.dtype = dtype
+        self.mean = {}
+        self.square = {}
 
     def step(self, name, p, lr, momentum, weight_decay):
         mean = self.mean.setdefault(name, torch.zeros_like(p))
@@ -103,9 +106,11 @@ def trajectory(version, start, gradients, *, dtype=torch.float32):
             p.grad = torch.tensor(gradient[name])
         if version == 2025:
             torch.nn.utils.clip_grad_norm_(list(params.values()), 1.0)
-            rate, now = warmdown(step, 0, 0.2, 0.0, steps), momentum(step, 0.85, 30, 0.95, 0.95, 0.2, steps)
+            rate = warmdown(step, 0, 0.2, 0.0, steps)
+            now = momentum(step, 0.85, 30, 0.95, 0.95, 0.2, steps)
         else:
-            rate, now = warmdown(step, 10, 0.65, 0.05, steps), momentum(step, 0.85, 15, 0.97, 0.90, 0.65, steps)
+            rate = warmdown(step, 10, 0.65, 0.05, steps)
+            now = momentum(step, 0.85, 15, 0.97, 0.90, 0.65, steps)
         for group, peak in zip(adamw.param_groups, peaks, strict=True):
             group["lr"] = peak * rate
         adamw.step()

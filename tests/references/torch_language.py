@@ -33,7 +33,8 @@ def train(training, rates, steps):
         eps=1e-10,
         weight_decay=0.0,
     )
-    peaks, losses = [group["lr"] for group in adamw.param_groups], []
+    peaks = [group["lr"] for group in adamw.param_groups]
+    losses = []
     for step in range(steps):
         model.zero_grad()
         loss = model(*on_host(training.task.batch(step, (0, 1))))

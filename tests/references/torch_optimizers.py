@@ -31,11 +31,14 @@ class Lion:
     """arXiv 2302.06675, algorithm 2: the sign of an interpolation of momentum and gradient, then the momentum."""
 
     def __init__(self, params, config):
-        self.params, self.config = params, config
+        self.params = params
+        self.config = config
         self.momentum = [torch.zeros_like(p) for p in params]
 
     def step(self, lr):
-        b1, b2, decay = self.config.beta1, self.config.beta2, self.config.weight_decay
+        b1 = self.config.beta1
+        b2 = self.config.beta2
+        decay = self.config.weight_decay
         for p, m in zip(self.params, self.momentum, strict=True):
             direction = torch.sign(b1 * m + (1 - b1) * p.grad)
             p -= lr * (direction + decay * p)
@@ -46,12 +49,15 @@ class AdamATan2:
     """arXiv 2407.05872: theta -= lr * a * atan2(m_hat, b * sqrt(v_hat)) with a = b = 1, and decoupled decay."""
 
     def __init__(self, params, config):
-        self.params, self.config, self.count = params, config, 0
+        self.params = params
+        self.config = config
+        self.count = 0
         self.mean = [torch.zeros_like(p) for p in params]
         self.square = [torch.zeros_like(p) for p in params]
 
     def step(self, lr):
-        b1, b2 = self.config.beta1, self.config.beta2
+        b1 = self.config.beta1
+        b2 = self.config.beta2
         self.count += 1
         for p, m, v in zip(self.params, self.mean, self.square, strict=True):
             m.mul_(b1).add_((1 - b1) * p.grad)

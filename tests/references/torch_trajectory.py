@@ -29,10 +29,13 @@ def train(config, start, draws, snapshots):
     """Trains; returns the metrics of every step, and parameters, EMA and puzzle table at the steps in `snapshots`."""
     data = load_mixture(config.data_dir, "train")
     module: Any = build_module(config, data.metadata, start)
-    params, optim = dict(module.named_parameters()), config.optim
+    params = dict(module.named_parameters())
+    optim = config.optim
     ema = {name: p.detach().clone() for name, p in params.items()}
     optimizer: Any = torch_optimizers.counterpart(optim, params)
-    table, carry, results = module.model.inner.puzzle_emb, None, {}
+    table = module.model.inner.puzzle_emb
+    carry = None
+    results = {}
 
     def rate(peak):
         return torch_optimizers.rate(step + 1, peak, optim, config.steps)
@@ -95,7 +98,8 @@ def replayed(draws, step):
 def read_config(path):
     """Reads the fields of a `RunConfig` from JSON, because its module imports JAX."""
     fields = json.loads(Path(path).read_text())
-    arch, optim = config_class(fields["model"])(**fields["arch"]), from_fields(fields["optim"])
+    arch = config_class(fields["model"])(**fields["arch"])
+    optim = from_fields(fields["optim"])
     return SimpleNamespace(**(fields | {"arch": arch, "optim": optim}))
 
 

@@ -59,7 +59,9 @@ def copy(predictions: Predictions) -> Predictions:
 
 def noisy(arc: Path, seed: int) -> Predictions:
     """Returns a few answers to each input, including the solution, some with extra tokens; many ranks tie."""
-    predictions, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
+    predictions = copy(perfect(arc))
+    names = read_identifiers(arc)
+    puzzles = read_test_puzzles(arc)
     rng = np.random.default_rng(seed)
     for rows in rows_by_test_input(predictions, names, puzzles).values():
         for row in rows:

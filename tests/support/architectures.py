@@ -42,7 +42,8 @@ def latents(inner_carry) -> dict[str, Tensor]:
 
 def run_steps(head: ACTLossHead, config: ArchitectureConfig, count: int) -> list:
     """Returns the carries after each of `count` ACT steps, with a different example batch in each step."""
-    carry, carries = head.initial_carry(registry.example_batch(config, config.batch_size, seed=0)), []
+    carry = head.initial_carry(registry.example_batch(config, config.batch_size, seed=0))
+    carries = []
     for step in range(count):
         carry, *_ = head(carry, registry.example_batch(config, config.batch_size, seed=step))
         carries.append(carry)

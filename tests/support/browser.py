@@ -23,9 +23,13 @@ class Page:
     """A page of a window of some size; `problems` are errors of the console and requests to other addresses."""
 
     def __init__(self, send, receive, *, width, height):
-        self._send_bytes, self._receive_bytes = send, receive
-        self._rest, self._number, self._session = b"", 0, None
-        self.problems, self.requests = [], []
+        self._send_bytes = send
+        self._receive_bytes = receive
+        self._rest = b""
+        self._number = 0
+        self._session = None
+        self.problems = []
+        self.requests = []
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Runtime", "Log", "Network", "Page", "Accessibility"):

@@ -21,14 +21,25 @@ config = dataclasses.replace(run_of(os.path.basename(path).removesuffix(".py")),
 task = ScriptTask(config)
 torch.manual_seed(config.seed)
 model = task.script.model()
-parallel = torch.nn.parallel.DistributedDataParallel(model)
+several = isinstance(model, (dict, torch.nn.ModuleDict))
+models = dict(model.items()) if several else {"": model}
 optimizer = task.script.optimizer(model)
+schedule = None if task.script.schedule is None else task.script.schedule(optimizer)
+trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+parallels = {
+    name: torch.nn.parallel.DistributedDataParallel(each) if any(id(p) in trained for p in each.parameters()) else each
+    for name, each in models.items()
+}
+parallel = parallels if several else parallels[""]
 for step in range(int(steps)):
     batch = task.train_data.batch(step, int(batch_size), (int(rank), int(ranks)), config.seed)
     optimizer.zero_grad()
     loss = task.script.loss(parallel, batch)
     (loss[0] if isinstance(loss, tuple) else loss).backward()
     optimizer.step()
+    if schedule is not None:
+        schedule.step()
 if rank == "0":
-    torch.save(dict(model.named_parameters()), out)
+    named = {f"{prefix}.{name}".strip("."): p for prefix, each in models.items() for name, p in each.named_parameters()}
+    torch.save(named, out)
 dist.destroy_process_group()

@@ -10,7 +10,9 @@ class Balanced(HTMLParser):
 
     def __init__(self, document: str):
         super().__init__()
-        self.open, self.tags, self.text = [], set(), []
+        self.open = []
+        self.tags = set()
+        self.text = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.feed(document)
         self.close()

@@ -23,7 +23,9 @@ from train_jax.runtime.devices import Devices
 from train_jax.trainer.loop import train
 from train_jax.trainer.start import start
 
-DATA_DIR, FOLDER, DEVICES = sys.argv[1], sys.argv[2], int(sys.argv[3])
+DATA_DIR = sys.argv[1]
+FOLDER = sys.argv[2]
+DEVICES = int(sys.argv[3])
 STEPS = 20
 fields = {"data_dir": DATA_DIR, "run_dir": f"{FOLDER}/run", "steps": 3, "wandb": "disabled", "eval_batch_size": 8}
 fields |= {"H_cycles": 1, "L_cycles": 1, "halt_exploration_prob": 0.5}
@@ -35,7 +37,8 @@ _, config = read_run(f"{FOLDER}/run")
 compute = dataclasses.replace(config.compute, runner="shard_map")
 training = start(dataclasses.replace(config, compute=compute, steps=100), devices=Devices(DEVICES, "shard_map"))
 arrays = dict(np.load(f"{FOLDER}/step/state.npz"))
-devices, batches = training.devices, [training.batches.at(3 + step) for step in range(STEPS)]
+devices = training.devices
+batches = [training.batches.at(3 + step) for step in range(STEPS)]
 state = training.initial_state()
 carry = training.initial_carry(state, batches[0])
 step = start(dataclasses.replace(config, compute=compute), devices=devices).parallel_step()  # has the run's own length

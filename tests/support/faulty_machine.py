@@ -62,7 +62,8 @@ def product():
 
         return lax.fori_loop(0, len(b), add, jnp.zeros((len(a), b.shape[1]), a.dtype)).astype(preferred_element_type)
 
-    rounding, right = mlir.lower_fun(add_up, multiple_results=False), _dot_general_lower
+    rounding = mlir.lower_fun(add_up, multiple_results=False)
+    right = _dot_general_lower
 
     def lower(ctx, a, b, *, dimension_numbers, **options):
         matrices = dimension_numbers == (((1,), (0,)), ((), ())) and all(each.ndim == 2 for each in ctx.avals_in)

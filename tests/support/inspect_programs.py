@@ -26,7 +26,9 @@ from train_jax.run.presets import preset  # noqa: E402
 from train_jax.runtime.devices import Devices  # noqa: E402
 from train_jax.trainer import loop, start  # noqa: E402
 
-texts, fetches, calls = [], [], []
+texts = []
+fetches = []
+calls = []
 inside = False
 main_thread = threading.current_thread()  # other threads compile and prepare batches
 

@@ -46,7 +46,9 @@ def cloud(tmp_path, monkeypatch):
     from train_jax.pods.launch import life, tpu
     from train_jax.pods.launch.record import WORKER_SCRIPT
 
-    repository, binaries, folder = tmp_path / "checkout", tmp_path / "bin", tmp_path / "cloud"
+    repository = tmp_path / "checkout"
+    binaries = tmp_path / "bin"
+    folder = tmp_path / "cloud"
     for path in (repository / "bin", (repository / WORKER_SCRIPT).parent, binaries, folder, tmp_path / "shared"):
         path.mkdir(parents=True)
     shutil.copy(ROOT / WORKER_SCRIPT, repository / WORKER_SCRIPT)
@@ -80,7 +82,8 @@ def launch(cloud, tmp_path, monkeypatch):
     from train_jax.pods.stages import launch as stage
 
     def run(*argv, on=None):
-        lines, waiting = [], dict(on or {})
+        lines = []
+        waiting = dict(on or {})
 
         def show(line):
             lines.append(line)

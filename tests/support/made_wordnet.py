@@ -16,7 +16,8 @@ def make_wordnet(folder):
     """Writes the files, after a licence of one line; a word has an example after its meaning."""
     folder.mkdir(parents=True)
     for part, meanings in MEANINGS.items():
-        index, data = ["  1 This is the licence  "], ["  1 This is the licence  "]
+        index = ["  1 This is the licence  "]
+        data = ["  1 This is the licence  "]
         for number, (word, meaning) in enumerate((meanings | UNCOUNTED.get(part, {})).items(), 1):
             counted = int(word in meanings)
             index.append(f"{word} {part[0]} 2 1 @ 2 {counted} {number:08} 99999999  ")

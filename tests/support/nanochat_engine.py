@@ -25,12 +25,14 @@ class KVCache(StaticCache):
         super().__init__(list(self.k_cache), list(self.v_cache), torch.tensor(0))
 
     def reset(self):
-        self.position, self.prev_embedding = torch.tensor(0), None
+        self.position = torch.tensor(0)
+        self.prev_embedding = None
 
     def prefill(self, other):
         for mine, given in ((self.k_cache, other.k_cache), (self.v_cache, other.v_cache)):
             mine[:, :, : given.shape[2]] = given
-        self.position, self.prev_embedding = other.position, other.prev_embedding
+        self.position = other.position
+        self.prev_embedding = other.prev_embedding
 
 
 class Adapted(nn.Module):
@@ -47,7 +49,8 @@ class Adapted(nn.Module):
 class AdaptedEngine:
     """The published interface: columns of tokens with a mask, or whole rows without the token that ends them."""
 
-    CAPACITY, SLOTS = 128, 16
+    CAPACITY = 128
+    SLOTS = 16
 
     def __init__(self, model, tokenizer):
         module = Adapted(model)

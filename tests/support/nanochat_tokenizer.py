@@ -57,7 +57,8 @@ if __name__ == "__main__":
     tokenizer = train_tokenizer(["hello there, what is this? 12 + 34 = 46. " * 9], 256 + len(SPECIAL_TOKENS) + 20)
     specials = dict(tokenizer.specials)
     enc = tiktoken.Encoding("x", pat_str=SPLIT_PATTERN, mergeable_ranks=tokenizer.ranks, special_tokens=specials)
-    published, ours = RustBPETokenizer(enc, "<|bos|>"), Adapted(tokenizer)
+    published = RustBPETokenizer(enc, "<|bos|>")
+    ours = Adapted(tokenizer)
     records = made_conversations(2000)
     completed = 0
     for record in records:

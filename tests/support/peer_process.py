@@ -11,7 +11,9 @@ import time
 import types
 from pathlib import Path
 
-folder, index, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+folder = Path(sys.argv[1])
+index = int(sys.argv[2])
+count = int(sys.argv[3])
 
 
 def publish(name, value):
@@ -31,7 +33,9 @@ sys.modules[coordination.__name__] = coordination
 
 from train_jax.runtime import exits, peers  # noqa: E402
 
-peers.SILENCE_SECONDS, peers.BEAT_SECONDS, peers.GRACE_SECONDS = float(sys.argv[4]), 0.2, 1.0
+peers.SILENCE_SECONDS = float(sys.argv[4])
+peers.BEAT_SECONDS = 0.2
+peers.GRACE_SECONDS = 1.0
 exits.LAST_SECONDS = 0.3
 
 

@@ -67,7 +67,8 @@ class Disk:
                     os.close(handle)
 
     def _synced(self, handle: int) -> None:
-        status, path = os.fstat(handle), f"/proc/self/fd/{handle}"
+        status = os.fstat(handle)
+        path = f"/proc/self/fd/{handle}"
         self._handles.append(os.dup(handle))
         if stat.S_ISDIR(status.st_mode):
             entries = list(os.scandir(path))
@@ -92,7 +93,8 @@ class Disk:
         tree: Tree = {}
         for path in sorted(self.root.rglob("*")):
             with contextlib.suppress(FileNotFoundError):  # TensorStore removes its locks meanwhile
-                name, synced = str(path.relative_to(self.root)), self._content.get(path.stat().st_ino, b"")
+                name = str(path.relative_to(self.root))
+                synced = self._content.get(path.stat().st_ino, b"")
                 is_appended = path.is_file() and path.read_bytes().startswith(synced)
                 tree[name] = None if path.is_dir() else synced if is_appended else b""  # one that is written anew
         return tree

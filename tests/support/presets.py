@@ -17,7 +17,8 @@ PARTS = ("arch", "compute", "optim", "task_config")
 
 def with_fields(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
     """Returns the same run with other values of its fields and of nested fields, whose names are unique."""
-    rest, changes = dict(fields), {}
+    rest = dict(fields)
+    changes = {}
     for part in PARTS:
         values = getattr(config, part)
         own = {name: rest.pop(name) for name in list(rest) if hasattr(values, name)}

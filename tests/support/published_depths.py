@@ -68,7 +68,8 @@ def derive(script, depth):
     with torch.device("meta"):
         for node in filter(wanted, ast.parse(script.read_text()).body):
             exec(compile(ast.Module([node], []), str(script), "exec"), space)
-    model, config = space["model"], space["model"].config
+    model = space["model"]
+    config = space["model"].config
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     rates = {}
     for group in groups:

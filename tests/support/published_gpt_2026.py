@@ -28,7 +28,8 @@ def check_initialization():
     theirs = published()
     theirs.init_weights()
     torch.manual_seed(5)
-    ours, state = GPT2026(theirs.config).state_dict(), theirs.state_dict()
+    ours = GPT2026(theirs.config).state_dict()
+    state = theirs.state_dict()
     assert list(ours) == list(state)
     assert all(torch.equal(ours[name].to(tensor.dtype), tensor) for name, tensor in state.items())
 

@@ -23,7 +23,10 @@ from train_jax.core.optim.chain import dense_optimizer
 from train_jax.language.presets import optimizer_2026, scaling_parameters
 
 SIZES = {"vocab_size": 61, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32}
-ROWS, SEQ, WARMUP, MOMENTUM_WARMUP = 4, 140, 3, 5
+ROWS = 4
+SEQ = 140
+WARMUP = 3
+MOMENTUM_WARMUP = 5
 ARCH = GPT2026Config(seq_len=SEQ, forward_dtype="float32", **SIZES)
 
 
@@ -83,7 +86,8 @@ if __name__ == "__main__":
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
-    differences, worst = {}, ""
+    differences = {}
+    worst = ""
     for gradients, expected in published_steps(weights, steps, scaling_parameters(reference_arch)):
         params, state = step(params, state, gradients)
         differences = {name: float(np.abs(params[name] - array).max()) for name, array in expected.items()}

@@ -51,8 +51,11 @@ def run(data_dir, out, devices):
     module = small_gpt(**SIZES, vocab_size=training.task.tokenizer.vocab_size)
     params = {name: value.detach().numpy() for name, value in module.named_parameters()}
     state = new_state(jax.tree.map(jnp.array, params), training.objective.buffers, training.optimizer)
-    placed, program, key = training.placement.place(state), training.parallel_step(), devices.random_key(0)
-    compiled, saved = [], {}
+    placed = training.placement.place(state)
+    program = training.parallel_step()
+    key = devices.random_key(0)
+    compiled = []
+    saved = {}
     for step in range(3):
         if step == 1:  # steps after the first one compile nothing
             jax.monitoring.register_event_duration_secs_listener(
@@ -74,7 +77,8 @@ def run(data_dir, out, devices):
 if __name__ == "__main__":
     join_processes()
     Arithmetic.is_right = lambda self, index, text: len(text) % 2 == 0  # an untrained model is never right
-    data_dir, out_dir = sys.argv[1], Path(sys.argv[2])
+    data_dir = sys.argv[1]
+    out_dir = Path(sys.argv[2])
     if jax.process_count() > 1:
         run(data_dir, out_dir / f"process {jax.process_index()}.npz", Devices())
     else:

@@ -17,7 +17,8 @@ def script(name: str, *arguments: object) -> list[str]:
 
 def run_script(name: str, *arguments: object) -> str:
     """Runs `support.{name}` and returns its standard output; a failure shows its standard error."""
-    command, environment = script(name, *arguments), os.environ | ENVIRONMENT
+    command = script(name, *arguments)
+    environment = os.environ | ENVIRONMENT
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -21,7 +21,8 @@ FORBIDDEN = (
     "subprocess.", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.system", "pty.", "shutil.", "tempfile.",
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
 )  # fmt: skip
-TEXTS, PUZZLES = ("/v1/chat/completions", "/v1/completions"), ("/v1/puzzles/solve", "/v1/puzzles/examples")
+TEXTS = ("/v1/chat/completions", "/v1/completions")
+PUZZLES = ("/v1/puzzles/solve", "/v1/puzzles/examples")
 HELLO = [{"role": "user", "content": "hi"}]
 ODD = (
     None, True, -1, 2**70, 1.5, "", "../../etc/passwd", "\0", "\ud800", "file:///etc/passwd", "$(touch x)", "a" * 5000,
@@ -73,7 +74,8 @@ def send(port, method, path, body):
 
 def main(run_dirs):
     config = Serve(run_dirs=tuple(run_dirs), slots=2, context_tokens=64, requests_per_minute=10**6)
-    gate, touched = Gate(config), []
+    gate = Gate(config)
+    touched = []
     services = open_services(config, gate)
 
     def watch(event, arguments):
@@ -85,7 +87,8 @@ def main(run_dirs):
         right = [send(port, *each) for each in right_requests(*run_dirs)]
         wrong = Counter(send(port, *each) for each in wrong_requests(random.Random(0)))
         right += [send(port, *each) for each in right_requests(*run_dirs)]
-        seen, touched = touched, []
+        seen = touched
+        touched = []
     print(json.dumps({"right": right, "wrong": wrong, "touched": seen}))
 
 

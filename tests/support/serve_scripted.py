@@ -8,11 +8,13 @@ from train_jax.serve.gate import Gate
 from train_jax.serve.language import TextService
 from train_jax.serve.limits import Limits
 
-QUEUE, CAPACITY = 24, 2048
+QUEUE = 24
+CAPACITY = 2048
 
 if __name__ == "__main__":
     limits = Limits(requests_per_minute=10**6, queue=QUEUE)
-    model, gate = model_of(capacity=CAPACITY, limits=limits), Gate(limits)
+    model = model_of(capacity=CAPACITY, limits=limits)
+    gate = Gate(limits)
     model.thread.engine.warm_up(range(1, model.thread.engine.capacity + 1))
     with listening(create_app(gate, [TextService(gate, [model])])) as port:
         print(port, flush=True)

@@ -16,7 +16,8 @@ from train_jax.serve.connection import server_of
 from train_jax.serve.language import Model
 from train_jax.serve.limits import Limits
 
-SLOTS, CAPACITY = 4, 96
+SLOTS = 4
+CAPACITY = 96
 LIMITS = Limits(requests_per_minute=10**6, prompt_tokens=80)
 
 

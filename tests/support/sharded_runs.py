@@ -26,7 +26,8 @@ FIELDS = {
     "groups": (ParameterGroup("model.(embed|head).*", optimizer="adamw", lr=3e-3),),
     "eval_batch_size": 16, "eval_every_steps": 5, "checkpoint_every_steps": 5, "log_every_steps": 5,
 }  # fmt: skip
-REPLICATED, SHARDED = {"shard_optimizer": False}, {"shard_optimizer": True}
+REPLICATED = {"shard_optimizer": False}
+SHARDED = {"shard_optimizer": True}
 IN_PARTS = SHARDED | {"runner": "shard_map", "accumulation_steps": 2, "steps_per_dispatch": 5}
 RUNS = {
     "replicated": [(8, REPLICATED)],

@@ -37,7 +37,8 @@ def prompts_of(lengths, vocab_size=VOCAB_SIZE):
 
 
 def engine_of(module, devices, *, slots, capacity, **options):
-    engine, fn = Engine(module, devices, slots=slots, capacity=capacity, **options), bridge.export(module)
+    engine = Engine(module, devices, slots=slots, capacity=capacity, **options)
+    fn = bridge.export(module)
     engine.load(fn.params, fn.buffers)
     return engine
 

@@ -28,7 +28,10 @@ class Both:
     """A program of the host; it is compiled for TPUs when it is called or lowered for arguments of new shapes."""
 
     def __init__(self, name, program, for_tpus):
-        self.name, self.program, self.for_tpus, self.known = name, program, for_tpus, set()
+        self.name = name
+        self.program = program
+        self.for_tpus = for_tpus
+        self.known = set()
 
     def __call__(self, *args):
         self.compile(args)

@@ -39,7 +39,8 @@ def stop_at(stop, config, devices):
 
 
 def train_and_save(config, devices, run_dir, out, *stops_at):
-    config, devices = dataclasses.replace(config, run_dir=run_dir), Devices(int(devices))
+    config = dataclasses.replace(config, run_dir=run_dir)
+    devices = Devices(int(devices))
     for step in stops_at:
         stop_at(int(step), config, devices)
     save_last_state(config, train(config, devices), out)

@@ -30,9 +30,11 @@ def _read_upload(handler, query):
     if not (handler.headers.get("Content-Type") or "").startswith("multipart/related"):
         return _read_data(handler, query)
     raw = service._decode_raw_data(service._read_raw_data(handler), handler)
-    first, end_of_line = raw.split(b"\n", 1)[0], b"\n"
+    first = raw.split(b"\n", 1)[0]
+    end_of_line = b"\n"
     if first.endswith(b"\r"):
-        first, end_of_line = first[:-1], b"\r\n"
+        first = first[:-1]
+        end_of_line = b"\r\n"
     parts = raw.removeprefix(first).split(end_of_line + first)
     headers, content = parts[1].split(2 * end_of_line, 1)
     meta = parts[0].split(2 * end_of_line, 1)[1]

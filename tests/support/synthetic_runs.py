@@ -25,6 +25,7 @@ def write_run(job: Job, final: float | None, *, curve=(), parameters: int = 1000
     records += [{"step": step, "eval/exact_accuracy": value} for step, value in curve]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records) + '{"step": 9, "ev')
     if final is not None:
-        figures = {"train_steps": job.steps, "train_seconds": 60.0, "exact_accuracy": final, "summary": "done"}
+        figures = {"train_steps": job.steps, "train_seconds": 60.0, "exact_accuracy": final}
+        figures |= {"steps": act_steps, "summary": "done"}
         (folder / "FINISHED").write_text(json.dumps(figures))
     return folder

@@ -17,7 +17,11 @@ from models_torch.sparse_embedding import SparseEmbedding
 from tests.references.torch_optimizers import SHAPES
 from train_jax.core.optim.config import OptimConfig, ParameterGroup
 
-DEVICES, BATCH, ROWS, WIDTH, STEPS = 8, 16, 12, 4, 50
+DEVICES = 8
+BATCH = 16
+ROWS = 12
+WIDTH = 4
+STEPS = 50
 BAD = 20
 ALL_GOOD = "frozen"
 """The only case in which no batch with a NaN precedes step BAD."""
@@ -136,7 +140,8 @@ def main(out, *cases):
     devices = Devices(DEVICES)
     fn = bridge.export(Toy(BATCH // DEVICES))
     objective = Objective(fn, ToyTask(), sparse_tables(fn))
-    results, compiled = {}, []
+    results = {}
+    compiled = []
     note = lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(note)
     for case in cases:

@@ -7,7 +7,9 @@ import os
 import sys
 from typing import get_args
 
-count, batch_size, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+count = int(sys.argv[1])
+batch_size = int(sys.argv[2])
+out = sys.argv[3]
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 

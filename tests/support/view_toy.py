@@ -18,7 +18,8 @@ from train_jax.puzzles.trajectories import TrajectoryEvaluation, TrajectoryEvalu
 from train_jax.puzzles.views import symmetries_of_views
 from train_jax.runtime.devices import Devices
 
-CELLS, VOCAB = 16, 6
+CELLS = 16
+VOCAB = 6
 RIGHT_STEPS = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 1, 0], [1, 1, 1, 0], [0, 1, 0, 0], [0] * 4])
 """By a hash of what the model sees and by ACT step: True if the answer is right."""
 CODE = np.arange(1, CELLS + 1) ** 2
@@ -77,7 +78,9 @@ def evaluate(
     devices: Devices | None = None,
 ) -> PuzzleEvaluation | TrajectoryEvaluation:
     """Evaluates the toy, with early halting if there is a threshold."""
-    devices, data, objective = devices or Devices(1), puzzles(), ViewToy()
+    devices = devices or Devices(1)
+    data = puzzles()
+    objective = ViewToy()
     if threshold is None:
         return TrajectoryEvaluator(objective, data, devices, options, batch_size=batch_size)(state)  # pyright: ignore
     return Evaluator(
@@ -98,10 +101,12 @@ def expected(options: TrajectoryOptions, limit: float) -> dict[str, np.ndarray]:
     symmetries = symmetries_of_views(data.metadata, first=0, count=COUNT, views=options.views, seed=options.seed)
     found: dict[str, list] = {name: [] for name in ("preds", "steps", "solves", "agreed")}
     for number, tokens in enumerate(data.parts[0].inputs):
-        tried, steps = [], 0
+        tried = []
+        steps = 0
         for trajectory in range(options.trajectories):
             view = options.view_of(trajectory)
-            cells, names = symmetries.cells[number, view], symmetries.tokens[number, view]
+            cells = symmetries.cells[number, view]
+            names = symmetries.tokens[number, view]
             image = names[tokens[cells]].astype(int)
             seen = (image @ CODE + options.run_of(trajectory)) % len(HALT)
             halts = HALT[seen][: options.depth] > limit

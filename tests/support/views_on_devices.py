@@ -6,7 +6,8 @@ python -m support.views_on_devices DEVICES OUT
 import os
 import sys
 
-count, out = int(sys.argv[1]), sys.argv[2]
+count = int(sys.argv[1])
+out = sys.argv[2]
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 

@@ -76,7 +76,8 @@ def write_puzzles(folder):
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory):
     """The storage service of this session; this process and those that it starts reach it as `gs://tests`."""
-    emulator, patch = Emulator(), pytest.MonkeyPatch()
+    emulator = Emulator()
+    patch = pytest.MonkeyPatch()
     cache = {"TRM_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     for name, value in (emulator.environment | cache).items():
         patch.setenv(name, value)
@@ -119,7 +120,8 @@ def data_at(place, tmp_path, data_dir):
 def forgotten(monkeypatch):
     """Forgets the plugins that a test adds."""
     known = plugin._Known()
-    known.plugins, known.script = [*plugin.own_plugins()], plugin._known.script
+    known.plugins = [*plugin.own_plugins()]
+    known.script = plugin._known.script
     monkeypatch.setattr(plugin, "_known", known)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the folder of a file is appended
     modules = set(sys.modules)

@@ -1,6 +1,7 @@
 """`trm analyze` on runs with known answers, and on folders that are missing, half-finished, damaged or foreign."""
 
 import csv
+import dataclasses
 import hashlib
 import json
 import math
@@ -8,7 +9,7 @@ import math
 import pytest
 from support.synthetic_runs import plan, write_run
 
-from models_torch.flops import language_flops_per_token
+from models_torch.flops import evaluation_flops_per_example, language_flops_per_token
 from train_jax.__main__ import main
 from train_jax.research import answers as statistics
 from train_jax.research.answers import answer
@@ -79,7 +80,8 @@ def test_without_seeds_there_is_no_test_and_without_runs_no_answer(tmp_path):
     jobs = plan(tmp_path, "exp02b", "exp08")
     for job, accuracy in zip(jobs, (0.1, 0.5, 0.3, 0.2, 0.2, 0.9), strict=False):
         write_run(job, accuracy)
-    cycles, averages = answer_of(tmp_path, "exp02b"), answer_of(tmp_path, "exp08")
+    cycles = answer_of(tmp_path, "exp02b")
+    averages = answer_of(tmp_path, "exp08")
     best = "exp02b_02 (H-cycles 2, inside the grid) is best with 50.00% (1 seed)"
     assert cycles.sentence == f"{best}; exp02b_03 follows with 30.00% (1 seed)."
     assert cycles.notes[1] == "Without two seeds of each, nothing says whether they differ by chance."
@@ -133,6 +135,9 @@ def test_the_flops_of_a_finished_run_are_those_that_were_planned(tmp_path):
     flops = {run.experiment: run.train_flops for run in read_study(str(tmp_path)).runs}
     assert flops == {job.name.split("/")[1]: cost_of(job)[1] for job in jobs}
     assert flops["contrib01_curriculum"] < flops["contrib01_baseline"] == flops["exp08a"]
+    evaluated = {run.evaluation_flops for run in read_study(str(tmp_path)).runs}
+    arch = dataclasses.replace(jobs[0].config.arch, seq_len=36, vocab_size=8)
+    assert evaluated == {4 * evaluation_flops_per_example("trm", arch)}, "four ACT steps"
 
 
 def test_the_report_and_the_tables_have_every_run(tmp_path, capsys):
@@ -150,9 +155,11 @@ def test_the_report_and_the_tables_have_every_run(tmp_path, capsys):
             0.5 + 0.01 * int(row["seed"]) + 0.02 * int(row["arch.H_cycles"])
         )
         assert float(row["train_flops"]) > 0
+        assert 0 < float(row["evaluation_flops"]) < float(row["train_flops"])
     assert {"optim.optimizer", "optim.beta2", "arch.H_cycles"} <= set(rows[0])
     assert len(list(csv.DictReader((folder / "curves.csv").open()))) == 40
-    page, text = (folder / "index.html").read_text(), (folder / "analysis.md").read_text()
+    page = (folder / "index.html").read_text()
+    text = (folder / "analysis.md").read_text()
     assert page.count("<svg") == 2 and "http" not in page.replace("http://www.w3.org", "")
     assert "| exp02b_05 | 2 | 60.50% |" in text
     assert "exp02b_05 (H-cycles 5, at the edge of the grid) is best" in text and text in text.replace("\r", "")

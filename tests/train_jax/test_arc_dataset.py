@@ -38,9 +38,12 @@ def test_without_augmentations_the_arrays_are_the_published_ones(tmp_path, sourc
 @pytest.mark.parametrize("seed", [42, 7])
 @pytest.mark.parametrize("edition", ["", "2"])
 def test_the_published_builder_writes_the_same(tmp_path, source, edition, seed):
-    files, subsets, tested = source, ALL, TESTED
+    files = source
+    subsets = ALL
+    tested = TESTED
     if OFFICIAL is not None:
-        files, tested = Path(OFFICIAL), (f"evaluation{edition}",)
+        files = Path(OFFICIAL)
+        tested = (f"evaluation{edition}",)
         subsets = (f"training{edition}", *tested, "concept")
     ours = build(tmp_path / "ours", files, subsets=subsets, test_subsets=tested, seed=seed)
     published.run(str(PUBLISHED), "arc", files / "arc-agi", tmp_path / "theirs", ",".join(subsets), tested[0], 0, seed)
@@ -66,7 +69,8 @@ def test_every_augmentation_maps_back_to_its_original_and_none_repeats(tmp_path,
             for puzzle in read_subset(source, subset).puzzles:
                 kept = puzzle.examples if subset not in TESTED else puzzle.sections[split]
                 assert facts[puzzle.name] == [(e.input.tolist(), e.output.tolist()) for e in kept]
-    test, train = load_split(directory, "test"), load_split(directory, "train")
+    test = load_split(directory, "test")
+    train = load_split(directory, "train")
     assert (test.inputs == in_corner(test.inputs)).all() and (train.inputs != in_corner(train.inputs)).any()
     corner = np.concatenate([in_corner(train.inputs), in_corner(train.labels)], axis=1)
     for start, end in zip(train.group_indices[:-1], train.group_indices[1:], strict=True):
@@ -147,7 +151,8 @@ def test_one_file_for_each_task_is_the_same_data_set(tmp_path, source):
         for name, puzzle in challenges.items():
             test = [{**one, "output": grid} for one, grid in zip(puzzle["test"], solutions[name], strict=True)]
             (tmp_path / "data" / subset / f"{name}.json").write_text(json.dumps(puzzle | {"test": test}))
-    ours, official = build(tmp_path / "ours", tmp_path / "data"), build(tmp_path / "official", source)
+    ours = build(tmp_path / "ours", tmp_path / "data")
+    official = build(tmp_path / "official", source)
     for split in ("train", "test"):
         for array in ("inputs", "labels"):
             name = f"{split}/all__{array}.npy"

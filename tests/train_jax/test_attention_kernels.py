@@ -26,7 +26,8 @@ def arrays(batch, positions, hidden, head_dim, rotary, scale=1.5):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(batch, positions, hidden)), jnp.float32)
     scales = np.repeat([scale, scale, 1], hidden)[:, None] * hidden**-0.5
-    qkv, output = rng.normal(size=(3 * hidden, hidden)) * scales, rng.normal(size=(hidden, hidden)) * hidden**-0.5
+    qkv = rng.normal(size=(3 * hidden, hidden)) * scales
+    output = rng.normal(size=(hidden, hidden)) * hidden**-0.5
     tables = [jnp.asarray(each.numpy()) for each in RotaryEmbedding(head_dim, positions, 10_000.0)()]
     return x, jnp.asarray(qkv, jnp.float32), jnp.asarray(output, jnp.float32), *(tables if rotary else (None, None))
 
@@ -99,7 +100,8 @@ def test_other_shapes_have_no_kernels():
 def test_only_a_tpu_has_them_and_shared_keys_are_as_written():
     for platform in ("cpu", "gpu"):
         assert kernels(ComputeConfig(attention="fused"), platform) == {"lowerings": {}, "functions": {}}
-    module, x = Attention(128, 32, 4, 2), torch.randn(2, 5, 128)
+    module = Attention(128, 32, 4, 2)
+    x = torch.randn(2, 5, 128)
     replacement = kernels(ComputeConfig(attention="fused"), "tpu")["functions"]["models_torch.blocks:mix_by_attention"]
     torch.testing.assert_close(replacement(x, module, None), mix_by_attention(x, module, None), rtol=0, atol=0)
 

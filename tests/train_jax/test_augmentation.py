@@ -57,7 +57,8 @@ def test_every_symmetry_of_a_4x4_puzzle_comes_equally_often_and_no_other():
 def test_a_larger_sudoku_stays_itself_with_its_own_solution(size, num_empty):
     geometry = GEOMETRIES[size]
     originals = generate(60, num_empty, geometry, np.random.default_rng(2), progress=lambda *_: None)
-    data, pair = metadata_of(geometry.cells, geometry.vocab_size), map(tokens_of, originals)
+    data = metadata_of(geometry.cells, geometry.vocab_size)
+    pair = map(tokens_of, originals)
     transformed, labels = map(grids_of, transformed_and_labels(data, *pair, 200, 2))
     assert is_solution(labels, geometry).all() and ((transformed == 0) | (transformed == labels)).all()
     assert (fingerprints(transformed, geometry) == fingerprints(originals.puzzles, geometry).repeat(200)).all()
@@ -138,7 +139,8 @@ def test_the_same_examples_are_drawn_as_without_and_shards_join_to_the_whole_bat
 
 
 def test_each_step_and_each_data_set_has_symmetries_of_its_own(mixture):
-    sudokus, ends = mixture.parts[0], np.array([0, 1])
+    sudokus = mixture.parts[0]
+    ends = np.array([0, 1])
     one = {"inputs": sudokus.inputs[:1], "labels": sudokus.labels[:1], "puzzle_identifiers": ends[:1]}
     one_sudoku = replace(sudokus, **one, puzzle_indices=ends, group_indices=ends)
     seen = [train_batch(one_sudoku, seed=0, step=step, batch_size=50, augment=True)["inputs"] for step in range(20)]

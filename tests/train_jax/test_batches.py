@@ -219,7 +219,8 @@ def test_a_batch_holds_every_part_with_identifiers_of_its_own_and_one_length(par
     assert (metadata.total_groups, metadata.total_puzzles, metadata.mean_puzzle_examples) == (15, 15, 20 / 15)
     batch = mixture_of(parts, [1, 2]).train_batch(seed=0, step=0, batch_size=9)
     assert batch["inputs"].shape == batch["labels"].shape == (9, 5)
-    first, second = batch["puzzle_identifiers"][:3], batch["puzzle_identifiers"][3:]
+    first = batch["puzzle_identifiers"][:3]
+    second = batch["puzzle_identifiers"][3:]
     assert (first == batch["inputs"][:3, 0]).all() and first.max() < 50  # one example a puzzle, numbered alike
     assert (second == 50 + (batch["inputs"][3:, 0] + 1) // 2).all()
     assert (batch["inputs"][:3, 2:] == 0).all() and (batch["labels"][:3, 2:] == IGNORED_LABEL).all()

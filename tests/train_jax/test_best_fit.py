@@ -28,7 +28,8 @@ from train_jax.language.text_building import TextData
 from train_jax.language.text_set import TextSet, TokenStream, shard_name
 
 BOS = 299
-ROWS, SEQ_LEN = 4, 32
+ROWS = 4
+SEQ_LEN = 32
 published = pytest.mark.skipif(
     not (Path(os.environ.get("NANOCHAT_DIR", "")) / "nanochat" / "optim.py").is_file(),
     reason="set NANOCHAT_DIR to a checkout of nanochat at 92d63d4",
@@ -70,7 +71,9 @@ def packed(documents, rows):
         while True:
             yield from (documents[first : first + 128] for first in range(0, len(documents), 128))
 
-    source, waiting, result = batches(), [], []
+    source = batches()
+    waiting = []
+    result = []
     for _ in range(rows):
         row = []
         while len(row) <= SEQ_LEN:
@@ -181,7 +184,8 @@ def test_an_epoch_uses_every_token_once(numbers):
     batches = [StreamRows(numbers, 6, 4).batch(step=step, rows=4, shard=(0, 1)) for step in range(9)]
     used = []
     for batch in batches[:8]:
-        inputs, targets = batch["inputs"].ravel(), batch["targets"].ravel()
+        inputs = batch["inputs"].ravel()
+        targets = batch["targets"].ravel()
         np.testing.assert_array_equal(targets, inputs + 1)
         used += [*inputs, targets[-1]]
     assert used == list(range(LENGTH)) and tokens_per_step(4, 6) == 25
@@ -213,7 +217,8 @@ MAKERS = {
 @pytest.mark.parametrize("name", MAKERS)
 def test_shards_are_parts_of_the_batch_of_a_step(stream, name):
     """The steps may be asked for in any order; step 2 has the end of an epoch."""
-    whole, parts = MAKERS[name](stream), MAKERS[name](stream)
+    whole = MAKERS[name](stream)
+    parts = MAKERS[name](stream)
     batches = [whole.batch(step=step, rows=4, shard=(0, 1)) for step in range(12)]
     for step in (11, 2, 2, 0):
         for count in (2, 4):

@@ -31,7 +31,8 @@ from train_jax.trainer.hooks.nan_debugging import check_debugging
 from train_jax.trainer.loop import train
 
 STEPS = 18
-TRAIN, EVAL = "train", "eval"
+TRAIN = "train"
+EVAL = "eval"
 RECORDS = [(2, TRAIN), (4, EVAL), (4, TRAIN), (6, TRAIN), (8, EVAL), (8, TRAIN), (10, TRAIN), (12, EVAL), (12, TRAIN),
            (14, TRAIN), (16, EVAL), (16, TRAIN), (18, TRAIN), (18, EVAL)]  # fmt: skip
 """Log lines every 2 steps, evaluations every 4. A window is fetched one step late, or before a checkpoint."""
@@ -106,7 +107,8 @@ def test_a_run_writes_its_events_and_its_log_and_is_not_touched_when_it_is_finis
 
 
 def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp_path):
-    stopped, calls = dataclasses.replace(config, run_dir=str(tmp_path / "run")), []
+    stopped = dataclasses.replace(config, run_dir=str(tmp_path / "run"))
+    calls = []
     figures = ToyLanguage.figures
 
     def with_a_notice(task, *args):
@@ -129,7 +131,8 @@ def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp
         file.write(json.dumps({"step": step + 1, "train/loss": 0.0}) + "\n")  # the step is computed again
 
     again = train(stopped)
-    records, expected = read_metrics(folder), read_metrics(RunFolder(Path(config.run_dir)))
+    records = read_metrics(folder)
+    expected = read_metrics(RunFolder(Path(config.run_dir)))
     assert sorted(map(kind, records)) == sorted({*RECORDS, (step, TRAIN)})
     cut = {step, step + 1}  # windows that end elsewhere
     ours, theirs = ({k: v for k, v in losses(r).items() if k[0] not in cut} for r in (records, expected))
@@ -144,7 +147,8 @@ def test_a_run_that_was_stopped_records_the_same(config, whole, monkeypatch, tmp
 @pytest.mark.parametrize(("owner", "method"), [(ToyLanguage, "figures"), (Evaluating, "end")])
 def test_a_run_whose_folder_is_replaced_writes_nothing_into_the_new_one(config, monkeypatch, tmp_path, owner, method):
     """Before a save, and after the last one: `FINISHED` would be that of another run."""
-    run, before = tmp_path / "run", getattr(owner, method)
+    run = tmp_path / "run"
+    before = getattr(owner, method)
 
     def then_replaced(*args):
         result = before(*args)
@@ -161,7 +165,8 @@ def test_a_run_whose_folder_is_replaced_writes_nothing_into_the_new_one(config, 
 
 def test_a_folder_that_is_replaced_during_a_save_is_lost(config, monkeypatch, tmp_path):
     """The save fails because its folder is gone, which is no fault of the disk."""
-    run, other = tmp_path / "run", tmp_path / "run/checkpoints/2.orbax-checkpoint-tmp"
+    run = tmp_path / "run"
+    other = tmp_path / "run/checkpoints/2.orbax-checkpoint-tmp"
 
     def replaced(_manager):
         run.rename(tmp_path / "moved")

@@ -244,8 +244,10 @@ def detour(row: str) -> str:
     return changed(row, 2, lambda text: text[:cell] + "o" + text[cell + 1 :])
 
 
-NO_DIGIT, UNSOLVED = "the question contains a character that is neither", "the answer is not a solved Sudoku"
-NO_MAZE, OTHER_MAZE = "the question does not consist of", "the answer is not the question with some"
+NO_DIGIT = "the question contains a character that is neither"
+UNSOLVED = "the answer is not a solved Sudoku"
+NO_MAZE = "the question does not consist of"
+OTHER_MAZE = "the answer is not the question with some"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +355,8 @@ def test_the_published_builder_writes_the_same_arrays_and_its_loader_reads_ours(
         ours, theirs = (load_split(tmp_path / name, split) for name in ("set-ours", "set"))
         assert ours.metadata == theirs.metadata
         for field in FIELDS:
-            one, other = getattr(ours, field), getattr(theirs, field)
+            one = getattr(ours, field)
+            other = getattr(theirs, field)
             assert one.dtype == other.dtype and (one == other).all()
 
 

@@ -48,7 +48,8 @@ def say(monkeypatch, capsys):
 class ScriptedModel:
     """Stands for a `TextModel`, with the model that answers by a call of the calculator; it has one engine."""
 
-    tokenizer, positions = BYTES, 64
+    tokenizer = BYTES
+    positions = 64
 
     def __init__(self):
         self.engine = engine_of(Scripted(), Devices(1), slots=1, capacity=self.positions, tokens_per_dispatch=2)
@@ -81,7 +82,8 @@ def test_calls_are_shown_and_a_turn_computes_only_what_is_new(model):
     assert "".join(session.answer("hi")) == "[6*7][= 42]OK."
     with pytest.raises(UserError, match="begin another by /clear"):
         next(session.answer("a" * 50))
-    before, length = model.engine.counts.prefilled, len(session.tokens)
+    before = model.engine.counts.prefilled
+    length = len(session.tokens)
     assert "".join(session.answer("more")) == "[6*7][= 42]OK."
     assert model.engine.counts.prefilled == before and len(session.tokens) > length
     session.clear()
@@ -99,8 +101,10 @@ def test_a_terminal_gets_no_control_characters(model, capsys, monkeypatch):
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(model, capsys, monkeypatch):
-    session, before = Session(model, Chat("run", temperature=0.0)), signal.getsignal(signal.SIGINT)
-    step, steps = model.engine.step, []
+    session = Session(model, Chat("run", temperature=0.0))
+    before = signal.getsignal(signal.SIGINT)
+    step = model.engine.step
+    steps = []
 
     def interrupted():
         steps.append(1)

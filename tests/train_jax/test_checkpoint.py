@@ -39,7 +39,8 @@ from train_jax.storage.storage import is_remote, path_of
 from train_jax.trainer.hooks import saving as saving_hook
 from train_jax.trainer.hooks.saving import Saving
 
-ROWS, SLOW_SEEDS = 24, range(12, 140, 9)
+ROWS = 24
+SLOW_SEEDS = range(12, 140, 9)
 
 
 def made(step: int) -> tuple[TrainState, dict]:

@@ -34,7 +34,8 @@ def test_every_chooser_equals_a_search():
     shape = (5, 6, 40)
     marks = rng.integers(0, 4, shape).astype(np.uint64) << np.uint64(61)
     facts = Facts(rng.normal(size=shape).astype(np.float32), marks, marks == 0)
-    counts, depths = trajectories.milestones(5), trajectories.milestones(6)
+    counts = trajectories.milestones(5)
+    depths = trajectories.milestones(6)
     assert (counts, depths) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6])
     solved = solved_at(facts, counts, depths)
     for chooser in trajectories.CHOOSERS:
@@ -54,7 +55,8 @@ def test_every_chooser_equals_a_search():
 
 def test_early_halting_equals_a_search():
     rng = np.random.default_rng(1)
-    logits, exact = rng.normal(size=(3, 4, 50)).astype(np.float32), rng.random((3, 4, 50)) < 0.5
+    logits = rng.normal(size=(3, 4, 50)).astype(np.float32)
+    exact = rng.random((3, 4, 50)) < 0.5
     facts = Facts(logits, np.zeros(logits.shape, np.uint64), exact)
     limits = (-math.inf, 0.0, 1.5, math.inf)
     stopped = stopped_at(facts, [1, 3], [2, 4], limits)

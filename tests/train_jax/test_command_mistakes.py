@@ -24,7 +24,8 @@ from train_jax.trainer.start import _check_keep_best
 TRAIN = "train tiny --data-dir PUZZLES --run-dir run --wandb disabled --model"
 SHARDED = f"{TRAIN} trm --compute.shard-optimizer"
 CHAT = "build-data chat --output-dir chat --tokenizer TEXT"
-CELL_NET, THINKER = "support.outside_models:CellNet", "support.outside_models:Thinker"
+CELL_NET = "support.outside_models:CellNet"
+THINKER = "support.outside_models:Thinker"
 LAUNCH = "launch --zone us-central2-b --dry-run --tpu "
 MISTAKES = {
     # arguments
@@ -45,6 +46,8 @@ MISTAKES = {
     "sweep tiny --over model=gpt --data-root . --dry-run": "--model gpt is not for task puzzles",
     "train chat-tiny --data-dir TEXT --run-dir run --model trm": "--model trm is not for task language",
     f"{TRAIN} nowhere:Net": "'nowhere' cannot be imported (ModuleNotFoundError",
+    f"{TRAIN} nets/mine.py:Net": "has a file in place of a module; use --model nets.mine:Net",
+    f"{TRAIN} {CELL_NET} --arch.hidden-size 8": """give it as --arch.options '{"hidden_size": …}'""",
     f"{TRAIN} {THINKER}": "support.outside_models:Thinker cannot be constructed with {'batch_size': 16, ",
     f"{TRAIN} {CELL_NET} --arch.halt-max-steps 2": "has no initial_carry for further steps",
     f"""{TRAIN} {CELL_NET} --arch.options '{{"depth": 1}}'""": "takes no depth; use its arguments",
@@ -52,7 +55,9 @@ MISTAKES = {
     f"{TRAIN} trm --compute.load step": "--compute.load step needs --compute.runner shard_map",
     f"{TRAIN} trm --compute.load step --compute.runner shard_map": "step cannot be read (No such file or directory)",
     f"{SHARDED} --optim.optimizer optax:adam": "shard_optimizer cannot be used with the optimizer optax:adam",
+    "train chat-tiny --data-dir PUZZLES --run-dir run": "give a --data-dir with text, or build one with",
     # runs
+    "evaluate RUNS": "is a folder of runs; give one of them, such as",
     **{f"{stage} none": "no run at" for stage in ("evaluate", "export", "solve", "report", "summary", "status")},
     "evaluate RUN --step 7": "has no checkpoint of step 7; use one of 50, 60, newest, best",
     "evaluate RUN --step 50 --weights x.pt": "--weights and --step 50 both select weights",
@@ -65,6 +70,7 @@ MISTAKES = {
     f"{LAUNCH}one --type v4-63 -- train tiny": "a v4 slice has 8, 16, 32, 64 or a multiple of 128 cores; use v4-64",
     f"{LAUNCH}one -- train tiny": "is in no git checkout; start trm launch in one of this project",
     # experiments
+    "sweep tiny --over optim.lrr=1 --data-root . --dry-run": "with model trm and task puzzles; perhaps optim.lr; `trm",
     "analyze nowhere": "nowhere is not a folder",
     "sweep list exp99": "unknown group 'exp99'; use one of baseline, exp01",
     # language models
@@ -105,7 +111,13 @@ def given(tmp_path, data_dir, finished_run, language_run, monkeypatch):
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("COLUMNS", "40")
     text = language_run.removesuffix("run") + "set"
-    folders = {"PUZZLES": data_dir, "RUN": finished_run, "LANGUAGE_RUN": language_run, "TEXT": text}
+    folders = {
+        "PUZZLES": data_dir,
+        "RUN": finished_run,
+        "RUNS": finished_run.parent,
+        "LANGUAGE_RUN": language_run,
+        "TEXT": text,
+    }
     return folders | {name: tmp_path / f"{name.lower()}.jsonl" for name in files}
 
 

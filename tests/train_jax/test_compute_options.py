@@ -78,7 +78,8 @@ def test_killed_and_continued_is_the_same_run_bit_for_bit(tmp_path, finished_run
     continued = RunFolder(tmp_path / "killed")
     assert not continued.finished.exists()
     assert "continuing at step" in run_script("train_tiny", *words)
-    expected, arrays = dict(np.load(f"{finished_run}.npz")), dict(np.load(tmp_path / "killed.npz"))
+    expected = dict(np.load(f"{finished_run}.npz"))
+    arrays = dict(np.load(tmp_path / "killed.npz"))
     for name in expected:
         np.testing.assert_array_equal(arrays[name], expected[name], err_msg=name)
     records = [[json.loads(x) for x in folder.metrics.open()] for folder in (RunFolder(finished_run), continued)]

@@ -174,7 +174,8 @@ def build(output_dir, tokenizer, **fields):
 def documents(data, split):
     """Returns the texts of each document, and those of weight 1."""
     stream = data.stream(split)
-    tokens, weights = stream.take(0, len(stream)), stream.weights.take(0, len(stream))
+    tokens = stream.take(0, len(stream))
+    weights = stream.weights.take(0, len(stream))
     starts = np.flatnonzero(tokens == data.tokenizer().bos)
     parts = zip(np.split(tokens, starts)[1:], np.split(weights, starts)[1:], strict=True)
     return [(text_of(part), text_of(part[mask == 1])) for part, mask in parts]

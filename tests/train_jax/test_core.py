@@ -142,7 +142,8 @@ def test_examples_come_first_and_never_repeat_the_question():
 
 def test_long_prompts_lose_their_beginning():
     item = {"query": "a long question", "choices": ["yes", "no"], "gold": 0}
-    whole, cut = asked("multiple_choice", item), asked("multiple_choice", item, limit=8)
+    whole = asked("multiple_choice", item)
+    cut = asked("multiple_choice", item, limit=8)
     assert deciding(cut) == deciding(whole) == ["yes", "no"] and [len(row) for row in cut.rows] == [8, 8]
     with pytest.raises(UserError, match="an answer is longer than the 2 positions of the model"):
         asked("multiple_choice", item, limit=2)
@@ -212,9 +213,11 @@ def test_verdicts_on_three_hundred_items_equal_the_published_ones(kind, model):
     from nanochat import core_eval as published
 
     module, scorer = model
-    items, delimiter = made_items(kind, 300), " "
+    items = made_items(kind, 300)
+    delimiter = " "
     if kind == "language_modeling":  # otherwise no answer of a model with random weights is right
-        items, delimiter = answerable(module, items), ""
+        items = answerable(module, items)
+        delimiter = ""
     task = CoreTask(kind, kind, FEWSHOT[kind], delimiter, 0.0, tuple(items))
     meta = {"task_type": kind, "num_fewshot": FEWSHOT[kind], "continuation_delimiter": delimiter}
     arguments = module, ByteTokenizer(), items, "cpu", meta

@@ -29,10 +29,12 @@ from train_jax.storage.files import append_text, check_output, local_copy, whole
 from train_jax.storage.lines import LineFile
 from train_jax.storage.untrusted import DamagedError, map_array, read_arrays
 
-NO_TEXT, NESTED = b"\xff{", b"[" * 100_000
+NO_TEXT = b"\xff{"
+NESTED = b"[" * 100_000
 FIGURES = {"train_steps": 60, "train_seconds": 1.0, "summary": "done", "count": 8.0}
 BEAT = {"session": 1, "time": 1.0, "kind": "steps", "step": 1, "step_time": 1.0, "seconds": {}}
-WHOLE, NO_NUMBER = "expected a whole number from 0", "expected a number"
+WHOLE = "expected a whole number from 0"
+NO_NUMBER = "expected a number"
 REFUSED = [
     # file, content, command, reason
     ("FINISHED", b"", "summary", "Expecting value"),
@@ -135,7 +137,9 @@ def test_a_wrong_path_is_one_line(tmp_path, capsys, monkeypatch):
 
 
 def test_outputs_go_through_links_and_into_pipes(tmp_path):
-    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target = tmp_path / "target"
+    link = tmp_path / "link"
+    pipe = tmp_path / "pipe"
     target.write_text("old")
     link.symlink_to(target)
     write_text(link, "new")

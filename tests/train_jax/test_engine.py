@@ -166,7 +166,8 @@ def test_other_weights_are_a_fresh_engine_and_compile_nothing(engine, compiled):
         module = small_gpt(seed=seed)
         fn = bridge.export(module)
         engine.load(fn.params, fn.buffers)
-        swapped, begun = list(engine.complete(requests)), compiled()
+        swapped = list(engine.complete(requests))
+        begun = compiled()
     assert not begun, "the programs of other tests serve"
     fresh = list(engine_of(module, Devices(1), slots=2, capacity=40, tokens_per_dispatch=4).complete(requests))
     assert compiled() == 2
@@ -239,7 +240,8 @@ def language_model(name, sizes):
     ],
 )
 def test_many_prompts_of_many_lengths_are_pytorch_s(name, sizes, lengths, new, capsys):
-    module, vocab_size = language_model(name, sizes), sizes.get("vocab_size", VOCAB_SIZE)
+    module = language_model(name, sizes)
+    vocab_size = sizes.get("vocab_size", VOCAB_SIZE)
     prompts = prompts_of(lengths, vocab_size)
     engine = engine_of(module, Devices(1), slots=min(len(prompts) - 1, 16), capacity=max(lengths) + new)
     completions = tokens_of(engine, requests_of(prompts, new, sampling=GREEDY))
@@ -250,7 +252,8 @@ def test_many_prompts_of_many_lengths_are_pytorch_s(name, sizes, lengths, new, c
 
 
 def log_probs_by_jax(module, seed):
-    fn, prompts = bridge.export(module), prompts_of([1 + number % 30 for number in range(80)], vocab_size=256)
+    fn = bridge.export(module)
+    prompts = prompts_of([1 + number % 30 for number in range(80)], vocab_size=256)
     engine = engine_of(module, Devices(1), slots=16, capacity=160)
     sampling = Sampling(temperature=0.9, top_k=40)
     rows = list(engine.complete(requests_of(prompts, 128, sampling=sampling, seed=seed)))
@@ -346,8 +349,10 @@ def drawn(sampling, forced=-1):
 @pytest.mark.parametrize("name", KEPT)
 def test_draws_have_the_probabilities_within_the_limits(name):
     sampling, weights = KEPT[name]
-    choice, shares = drawn(sampling), np.array(weights) / sum(weights)
-    counts, expected = np.bincount(choice.token, minlength=4), DRAWS * shares
+    choice = drawn(sampling)
+    shares = np.array(weights) / sum(weights)
+    counts = np.bincount(choice.token, minlength=4)
+    expected = DRAWS * shares
     assert (np.abs(counts - expected) <= 4.5 * np.sqrt(expected)).all(), counts
     assert not counts[expected == 0].any()
     np.testing.assert_allclose(choice.sampling_log_prob, np.log(shares[choice.token]), atol=1e-5)

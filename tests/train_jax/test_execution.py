@@ -253,13 +253,16 @@ def outcome(content, audit, number, command=0):
             at += if_true if holds else if_false
 
 
-ALLOWED, UNKNOWN, KILLED = 0x7FFF0000, 0x00050000 | 38, 0x80000000
+ALLOWED = 0x7FFF0000
+UNKNOWN = 0x00050000 | 38
+KILLED = 0x80000000
 
 
 @pytest.mark.parametrize("machine", seccomp.AUDIT)
 @pytest.mark.parametrize("preparing", [True, False])
 def test_the_filter_allows_what_is_in_the_list_and_nothing_else(machine, preparing):
-    content, audit = seccomp.compile_filter(machine, preparing=preparing), seccomp.AUDIT[machine]
+    content = seccomp.compile_filter(machine, preparing=preparing)
+    audit = seccomp.AUDIT[machine]
     names = {number: name for name, number in seccomp.calls(machine, preparing=preparing).items()}
     for number in range(1000):
         allowed = number in names and names[number] not in seccomp.COMMANDS

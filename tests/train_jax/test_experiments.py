@@ -15,7 +15,8 @@ from train_jax.runtime.batch_size import epochs_to_steps
 
 @pytest.mark.parametrize("experiment_id", EXPERIMENTS)
 def test_every_id_is_a_run_that_changes_only_what_its_row_says(experiment_id):
-    row, baseline = EXPERIMENTS[experiment_id], experiment_run("baseline")
+    row = EXPERIMENTS[experiment_id]
+    baseline = experiment_run("baseline")
     changed = {name for name in differences(experiment_run(experiment_id), baseline) if name != "run_dir"}
     assert changed - {"data_dir"} <= {*row.changes, *(["init_from"] if row.starts_from else [])}
     usual = (row.puzzles, row.augmentations, row.data) == (1000, 1000, ("sudoku",))

@@ -21,7 +21,8 @@ from train_jax.errors import LostProcessError
 @pytest.mark.campaign
 def test_a_run_that_is_killed_in_each_phase_ends_as_one_that_is_not(tmp_path, data_dir):
     """The run is killed at random moments, and continues from the checkpoints that are left."""
-    whole, folder = tmp_path / "whole", tmp_path / "run"
+    whole = tmp_path / "whole"
+    folder = tmp_path / "run"
     Run(whole, data_dir, 1).finish()
     Run(whole, data_dir, 1, export=True).finish()
     run = Run(folder, data_dir, 1)
@@ -52,12 +53,14 @@ def test_campaign(part):
 
 @pytest.mark.campaign
 def test_two_processes_with_restarts_join_again_after_one_was_killed(tmp_path, data_dir):
-    folder, count = tmp_path / "run", 2
+    folder = tmp_path / "run"
+    count = 2
     words = ["--data-dir", str(data_dir), "--run-dir", str(folder), "--wandb", "disabled", "--restarts", "2"]
     words += [word for name, value in FIELDS.items() for word in (f"--{name}", str(value))]
     variables = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": str(count)}
     variables |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    command, output = [sys.executable, "-m", "train_jax", "train", "tiny", *words], subprocess.PIPE
+    command = [sys.executable, "-m", "train_jax", "train", "tiny", *words]
+    output = subprocess.PIPE
     everything = [os.environ | ENVIRONMENT | variables | {"JAX_PROCESS_ID": str(index)} for index in range(count)]
     supervisors = [
         subprocess.Popen(command, env=each, stdout=output, stderr=output, text=True, cwd=ROOT) for each in everything

@@ -146,7 +146,8 @@ def test_a_fingerprint_is_that_of_the_files_whatever_the_recipe_states(data_set)
 
 def test_the_hash_of_large_files_is_computed_again_only_where_they_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("TRM_CACHE_DIR", str(tmp_path / "cache"))
-    folder, computed = tmp_path / "set", []
+    folder = tmp_path / "set"
+    computed = []
     folder.mkdir()
     files = [folder / "one", folder / "two"]
 
@@ -220,7 +221,8 @@ writing.write_dataset({place!r}, splits(), ["<blank>"], {{"maker": "killed"}}, o
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_killed_or_failing_build_leaves_no_half_data_set(tmp_path, overwrite):
-    place, broken = tmp_path / "set", splits()
+    place = tmp_path / "set"
+    broken = splits()
     del broken["test"][1]["labels"]
     with pytest.raises(KeyError):
         write_dataset(place, broken, [], RECIPE)
@@ -301,7 +303,8 @@ def test_a_whole_set_is_counted_and_nothing_is_wrong_with_it(whole_sets):
 
 def test_repeated_and_leaked_examples_are_counted(sets):
     sudoku = sets["sudoku"]
-    train, test = load_split(sudoku, "train"), load_split(sudoku, "test")
+    train = load_split(sudoku, "train")
+    test = load_split(sudoku, "test")
     put(sudoku, "train", "inputs", 5, train.inputs[4])
     put(sudoku, "train", "labels", 5, train.labels[4])
     put(sudoku, "test", "inputs", 0, train.inputs[0])

@@ -35,7 +35,8 @@ def text_of(value: object) -> str:
 def differing_lines(config: object, prefix: str = "") -> Iterator[str]:
     """Yields `name: value` for the values that are not the defaults of their class; names of nested ones have dots."""
     for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        value = getattr(config, field.name)
+        name = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(value):
             yield f"{name}: {type(value).__name__}"
             yield from differing_lines(value, f"{name}.")
@@ -85,7 +86,8 @@ def test_every_preset_is_that_of_its_file():
     expected = {path.name: path.read_text() for path in FOLDER.iterdir()}
     differences = []
     for name in sorted(found.keys() | expected.keys()):
-        before, after = expected.get(name, ""), found.get(name, "")
+        before = expected.get(name, "")
+        after = found.get(name, "")
         lines = difflib.unified_diff(
             before.splitlines(), after.splitlines(), f"file {name}", f"preset {name}", n=0, lineterm=""
         )

@@ -246,7 +246,9 @@ def test_queues_keep_the_order_and_share_the_examples_between_devices():
 
 def test_the_command_gives_the_answers_of_early_halting(capsys, finished_run, tmp_path):
     run = RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
-    figures, answers, file = [], [], tmp_path / "answers.npz"
+    figures = []
+    answers = []
+    file = tmp_path / "answers.npz"
     line = ["evaluate", str(run.path), "--halt-threshold", "0.001", "--batch-size", "3", "--predictions", str(file)]
     for options in ([], ["--refill"]):
         assert main([*line, *options]) == 0
@@ -319,7 +321,9 @@ def test_noise_depends_on_the_seed_the_puzzle_and_the_trajectory_alone():
 def test_the_noise_has_the_standard_deviation_and_is_added_after_each_step():
     """The logit of step s, with all logits 0, is the sum of the noise on five latents after s - 1 steps."""
     state = STATE._replace(ema={name: 0 * table for name, table in STATE.ema.items()})
-    devices, puzzles, objective = Devices(1), mixture_of([make_puzzles([0] * 4000)]), cast(Any, LatentToy())
+    devices = Devices(1)
+    puzzles = mixture_of([make_puzzles([0] * 4000)])
+    objective = cast(Any, LatentToy())
     evaluator = TrajectoryEvaluator(objective, puzzles, devices, TrajectoryOptions(1, 0.5, 4), batch_size=4000)
     batch, valid = next(puzzles.eval_batches(batch_size=4000))
     rows = {"is_example": valid, "number": np.arange(4000, dtype=np.int32), "trajectory": np.zeros(4000, np.int32)}
@@ -350,7 +354,8 @@ def test_one_device_and_eight_give_the_same(tmp_path):
 
 def test_what_cannot_be_evaluated_is_refused():
     objective: Any = ToyObjective()  # without latents, and its rows do not halt
-    puzzles, devices = make_puzzles(ALL), Devices(1)
+    puzzles = make_puzzles(ALL)
+    devices = Devices(1)
     noisy = TrajectoryEvaluator(objective, mixture_of([puzzles]), devices, TrajectoryOptions(2, 0.1, 3), batch_size=7)
     with pytest.raises(UserError, match=r"inner_carry of the carry.*use --noise 0"):
         noisy(STATE)

@@ -71,7 +71,8 @@ def test_costs_are_summed_by_kind_pass_module_and_class():
 
 def test_every_kernel_of_a_gpu_counts_with_its_operands_results_and_workspace():
     sums = yardsticks(Program(GPU_PROGRAM), counts=lambda each: each.launches)
-    rows, weight = 96 * 512 * 2, 512 * 512 * 2
+    rows = 96 * 512 * 2
+    weight = 512 * 512 * 2
     kinds = {
         "matrix products": (3, 3 * (2 * rows + weight)),
         "fused attention of cuDNN": (1, 4 * rows + 1000),
@@ -94,7 +95,8 @@ def test_flops_count_products_in_loops_branches_gradients_and_convolutions():
     assert products(jax.make_jaxpr(function)(*shapes)).total == 7 * one
     gradient = jax.make_jaxpr(jax.grad(lambda x, w: jnp.tanh(x @ w).sum(), argnums=(0, 1)))
     assert products(gradient(*shapes)).total == 3 * one
-    images, kernel = jax.ShapeDtypeStruct((2, 6, 8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 3, 3, 3), jnp.float32)
+    images = jax.ShapeDtypeStruct((2, 6, 8, 8), jnp.float32)
+    kernel = jax.ShapeDtypeStruct((4, 3, 3, 3), jnp.float32)
     convolution = functools.partial(jax.lax.conv_general_dilated, window_strides=(1, 1), padding="SAME")
     grouped = jax.make_jaxpr(functools.partial(convolution, feature_group_count=2))(images, kernel)
     assert products(grouped).total == 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
@@ -135,7 +137,10 @@ def test_a_loop_runs_as_often_as_its_condition_holds():
     assert cycles(text.replace("direction=LT", "direction=NE")) == 1010
 
 
-BATCH, CELLS, PUZZLE_POSITIONS, HIDDEN = 4, 81, 16, 32
+BATCH = 4
+CELLS = 81
+PUZZLE_POSITIONS = 16
+HIDDEN = 32
 """The baseline's shapes, but its width of 512."""
 POSITIONS = CELLS + PUZZLE_POSITIONS
 
@@ -191,7 +196,8 @@ def test_flops_of_a_language_model():
     analytic = 2 * 16 * language_flops_per_token(arch)
     assert model_flops(training.config, training.task, training.devices.count) == analytic
     assert counted.of_model == analytic
-    blocks, attention = 2 * 12 * 48 * 48, 4 * 48 * 16
+    blocks = 2 * 12 * 48 * 48
+    attention = 4 * 48 * 16
     # A block is computed again up to its last product, whose result is not needed.
     last = 2 * 48 * 4 * 48
     assert counted.recomputed == 2 * 16 * (2 * blocks + 2 * attention - 2 * last)
@@ -199,7 +205,8 @@ def test_flops_of_a_language_model():
     assert by_pass["update"].product_flops == counted.outside
     assert by_pass["backward"].product_flops == counted.recomputed + 2 * by_pass["forward"].product_flops
     # Newton-Schulz iterates five times with three products; more rows than columns are transposed.
-    square, wide = 4 * (3 * 2 * 48**3), 2 * (2 * 2 * 48 * 48 * 192 + 2 * 48**3)
+    square = 4 * (3 * 2 * 48**3)
+    wide = 2 * (2 * 2 * 48 * 48 * 192 + 2 * 48**3)
     assert counted.outside == 2 * 5 * (square + wide)
 
 
@@ -217,14 +224,19 @@ PRODUCTS = {
 class Slice:
     """Stands for a `Topology`: four devices of 1 GiB and 100 TFLOP/s."""
 
-    name, devices, hosts, is_gpu = "v4:2x2x1", range(4), 1, False
-    hbm_bytes, peak_flops = 2**30, 1e14
+    name = "v4:2x2x1"
+    devices = range(4)
+    hosts = 1
+    is_gpu = False
+    hbm_bytes = 2**30
+    peak_flops = 1e14
 
 
 def test_the_figures_of_a_step_add_up_and_name_what_does_not_fit():
     compute = SimpleNamespace(runner="pmap", remat="", attention="plain", accumulation_steps=1)
     config = SimpleNamespace(global_batch_size=16, eval_batch_size=32, model="trm", compute=compute)
-    training, topology = cast(Any, SimpleNamespace(config=config)), cast(Any, Slice())
+    training = cast(Any, SimpleNamespace(config=config))
+    topology = cast(Any, Slice())
     memory = Memory(arguments=2**28, temporaries=2**30, outputs=0, code=0)
     compiled = Compiled(None, None, Program(PROGRAM), memory, 3e9, Products(PRODUCTS), 1.5, 60.25)
     figures = figures_of("tiny", "evaluate", training, topology, compiled)
@@ -235,8 +247,9 @@ def test_the_figures_of_a_step_add_up_and_name_what_does_not_fit():
     lines = [" ".join(line.split()) for line in lines_of(figures)]
     assert lines[0] == "tiny, evaluate step: trm, 32 examples (8 on a device)"
     assert "memory 1.25 of 1.00 GiB: DOES NOT FIT (arguments 0.25, temporaries 1.00, code 0.00)" in lines
-    assert "0.001 100.0% 0.001 60.0% layers.0.mlp" in lines
-    assert "0.000 0.0% 0.000 15.0% layers.0" in lines, "a product of a fusion that is counted elsewhere"
+    assert "HBM kB share GFLOP share by module" in lines and "FLOPs 2.000 G in matrix products;" in " ".join(lines)
+    assert "638.976 100.0% 1.200 60.0% layers.0.mlp" in lines
+    assert "0.000 0.0% 0.300 15.0% layers.0" in lines, "a product of a fusion that is counted elsewhere"
     assert not any("bundles" in line or "cycles" in line for line in lines), "no unit beside another one"
 
 
@@ -264,8 +277,8 @@ def test_bundles_and_bytes_are_the_figures_of_a_tpu_v4_and_no_time_is_below_the_
     at = lines.index("at peak FLOP/s 33.20 ms, a bound and not an estimate")
     assert lines[at + 1] == "x 4069 steps: 2.3 minutes at the peak, 11 at 20 % of it", "two steps in a dispatch"
     assert sum(" ms" in line for line in lines) == 1
-    assert "Mbundles share HBM GB share TFLOP share by kind" in lines
-    assert "6.000 100.0% 0.001 100.0% 0.000 0.0% layers.0.mlp" in lines
+    assert "Mbundles share HBM kB share TFLOP share by kind" in lines
+    assert "6.000 100.0% 638.976 100.0% 0.000 0.0% layers.0.mlp" in lines
 
 
 def test_a_gpu_has_kernels_and_bytes():
@@ -276,6 +289,6 @@ def test_a_gpu_has_kernels_and_bytes():
     compiled = Compiled(None, None, Program(GPU_PROGRAM), memory, 0.0, Products({}), 1.5, 60.25)
     figures = figures_of("tiny", "evaluate", training, cast(Any, card), compiled)
     lines = [" ".join(line.split()) for line in lines_of(figures)]
-    assert "kernels 5" in lines and "HBM bytes 0.00 GB" in lines
-    assert "kernels share HBM GB share TFLOP share by kind" in lines
-    assert "FLOPs 0.000 T in matrix products" in lines, "XLA has no count for a GPU"
+    assert "kernels 5" in lines and "HBM bytes 2.56 MB" in lines
+    assert "kernels share HBM MB share FLOP share by kind" in lines
+    assert "FLOPs 0 in matrix products" in lines, "XLA has no count for a GPU"

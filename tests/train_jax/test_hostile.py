@@ -28,7 +28,8 @@ from train_jax.storage.untrusted import DamagedError, read_whole
 
 GOOD = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
 ODD_NAMES = ("../../etc/passwd", "..", "", "<blank>", "a\nb", "a\n", "a|||t0|||0123456789", "x" * 65)
-NOT_A, SOLVED = "puzzle a: expected an object with train and test, found", {"a": GOOD}
+NOT_A = "puzzle a: expected an object with train and test, found"
+SOLVED = {"a": GOOD}
 FILES = [
     ('{"a": 1', None, "is not valid JSON"), ("[" * 100_000, None, "is not valid JSON (maximum recursion depth"),
     ('{"a": %s}' % ("9" * 5000), None, "is not valid JSON (Exceeds the limit"), ({}, None, "contains no puzzles"),
@@ -186,7 +187,8 @@ def test_links_to_what_has_no_end_are_not_read(data_set, tmp_path, target):
 SUDOKU = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
 ROWS = {"sudoku": f"made,{'.' * 40}{SUDOKU[40:]},{SUDOKU},3", "maze": f",S G{'#' * 22},SoG{'#' * 22},2"}
 HEADER = b"source,question,answer,rating\n"
-NO_HEADER, NO_PUZZLE = "line 1: expected the header", "line 2: the question "
+NO_HEADER = "line 1: expected the header"
+NO_PUZZLE = "line 2: the question "
 TABLES = {
     "binary": (bytes(range(256)) * 9, NO_HEADER), "no rows": (HEADER, "has no rows"),
     "other columns": (b"question,answer\n1,2\n", f"{NO_HEADER} source,question,answer,rating; use"),

@@ -61,7 +61,8 @@ def write_set(folder, count):
     """Writes samples of random tokens in the published layout."""
     rng = np.random.default_rng(0)
     asked, answered = rng.integers(1, 12, size=(2, count))
-    starts, total = np.concatenate([[0], np.cumsum(asked + answered)[:-1]]), int((asked + answered).sum())
+    starts = np.concatenate([[0], np.cumsum(asked + answered)[:-1]])
+    total = int((asked + answered).sum())
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "tokens.npy", rng.integers(VOCAB, size=total, dtype=np.int32))
     columns = {"inst_start": starts, "inst_len": asked, "resp_start": starts + asked, "resp_len": answered}
@@ -77,7 +78,8 @@ def write_set(folder, count):
 
 def assigned(count, rows, capacity, seed):
     lengths = np.random.default_rng(seed).geometric(0.02, size=40_000).clip(1, capacity)
-    first, steps = 0, []
+    first = 0
+    steps = []
     for _ in range(count):
         fitting = count_fitting(lengths[first : first + rows * capacity], rows, capacity)
         steps.append([[first + n for n in row] for row in assign(lengths[first : first + fitting], rows)])
@@ -114,11 +116,13 @@ def test_two_hundred_steps_are_those_of_the_published_sampler(monkeypatch):
 def test_rows_have_the_samples_with_their_positions_and_targets(tmp_path):
     data = InstructionSet(str(write_set(tmp_path, 60)))
     steps = PackedSteps(data, 4, 32)
-    batch, seen = steps.batch(0, (0, 1)), 0
+    batch = steps.batch(0, (0, 1))
+    seen = 0
     for row in range(4):
         for number in range(batch["samples"][row].max() + 1):
             own = batch["samples"][row] == number
-            size, asked = own.sum(), (batch["instruction"][row] & own).sum()
+            size = own.sum()
+            asked = (batch["instruction"][row] & own).sum()
             assert batch["positions"][row][own].tolist() == list(range(size))
             targets = batch["targets"][row][own]
             assert (targets[: asked - 1] == IGNORED_TARGET).all() and (targets[asked - 1 :] >= 0).all()
@@ -148,9 +152,12 @@ def test_data_that_changed_in_place_are_other_data_and_a_run_of_an_earlier_versi
 
 def test_every_held_out_sample_is_evaluated_once(tmp_path):
     data = InstructionSet(str(write_set(tmp_path, 33)))
-    steps, done, number = PackedSteps(data, 4, 32, drop_last=False), 0, 0
+    steps = PackedSteps(data, 4, 32, drop_last=False)
+    done = 0
+    number = 0
     while (step := steps.at(number)).epoch == 0:
-        done, number = done + int((steps.batch(number, (0, 1))["samples"].max(axis=1) + 1).sum()), number + 1
+        done = done + int((steps.batch(number, (0, 1))["samples"].max(axis=1) + 1).sum())
+        number = number + 1
         assert step.first + step.count == done
     assert done == 33
 
@@ -191,7 +198,8 @@ def test_samples_of_a_file_are_built_into_the_published_layout(tmp_path, capsys)
     options = ["--source", str(tmp_path / "sums.jsonl"), "--test-share", "0.2", "--tokenizer", str(tmp_path / "text")]
     build = ["build-data", "instructions", *options, "--output-dir", str(tmp_path / "set")]
     assert trm(build) == 0 and "built in" in capsys.readouterr().out
-    train, test = InstructionSet(str(tmp_path / "set")), InstructionSet(str(tmp_path / "set/test"))
+    train = InstructionSet(str(tmp_path / "set"))
+    test = InstructionSet(str(tmp_path / "set/test"))
     assert train.epochs == 4 and len(train.epoch(0).inst_len) + len(test.epoch(0).inst_len) == 41
     assert sorted(train.epoch(0).inst_start) == sorted(train.epoch(3).inst_start)
 
@@ -206,7 +214,8 @@ def published_adam(parameters, config):
             if p.grad is None:
                 continue
             count, mu, nu = state[name]
-            count, mu = count + 1, torch.lerp(mu, p.grad, 1 - config.beta1)
+            count = count + 1
+            mu = torch.lerp(mu, p.grad, 1 - config.beta1)
             nu = config.beta2 * nu + (1 - config.beta2) * p.grad**2
             p.mul_(1 - lr * config.weight_decay)
             quotient = torch.atan2(mu, nu.sqrt() / (1 - config.beta2**count) ** 0.5)
@@ -222,7 +231,8 @@ def test_a_hundred_steps_are_those_of_pytorch_across_the_changes_of_gradients(tm
         seq_len=32, vocab_size=256, n_layers=2, hidden_size=16, num_heads=2, mlp_multiple_of=16, forward_dtype="float64"
     )
     steps = PackedSteps(InstructionSet(str(write_set(tmp_path, 400))), 2, 32)
-    optim, total = dataclasses.replace(_optimizer(3e-3, 10), ema_decay=0.99), 100
+    optim = dataclasses.replace(_optimizer(3e-3, 10), ema_decay=0.99)
+    total = 100
     schedule = BackpropSchedule(2, 5, 0.2 * total)
     torch.manual_seed(0)
     modules = {n: HRMText(dataclasses.replace(arch, bp_steps=n)).double() for n in (2, 3, 4, 5)}
@@ -235,9 +245,11 @@ def test_a_hundred_steps_are_those_of_pytorch_across_the_changes_of_gradients(tm
     parts = ("positions", "samples", "instruction")
     with jax.enable_x64(True):
         fns = {n: bridge.export(module) for n, module in modules.items()}
-        params, buffers = fns[5].params, fns[5].buffers
+        params = fns[5].params
+        buffers = fns[5].buffers
         optimizer = dense_optimizer(optim, total)
-        opt_state, gradients = optimizer.init(params), {}
+        opt_state = optimizer.init(params)
+        gradients = {}
         for n, fn in fns.items():
 
             def loss(params, batch, fn=fn):
@@ -252,7 +264,8 @@ def test_a_hundred_steps_are_those_of_pytorch_across_the_changes_of_gradients(tm
         theirs = dict(modules[5].named_parameters())
         torch_step = published_adam(theirs, optim)
         for number in range(total):
-            batch, stage = steps.batch(number, (0, 1)), schedule.at(number)
+            batch = steps.batch(number, (0, 1))
+            stage = schedule.at(number)
             updates, opt_state = apply(gradients[stage](params, batch), opt_state, params)
             params = optax.apply_updates(params, updates)
             tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
@@ -312,7 +325,8 @@ def model(run):
 
 def greedy(module, prompt):
     """The most probable tokens after an instruction and their log-probabilities, by passes over the whole row."""
-    row, log_probs = list(prompt), []
+    row = list(prompt)
+    log_probs = []
     for _ in range(TOKENS):
         instruction = (torch.arange(len(row)) < len(prompt))[None]
         with torch.no_grad():
@@ -336,7 +350,8 @@ CALLS = {"hrm": 2 * 2 * (3 + 1), "trm": 4 * 2 * (3 + 1), "ut": 4 * 3, "rins": 2 
 def test_every_application_of_a_layer_has_a_slot(design):
     config = HRMTextConfig(**SIZES | {"n_layers": 4}, vocab_size=37, design=design, forward_dtype="float32")
     torch.manual_seed(0)
-    module, tokens = HRMText(config).eval(), torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(1))
+    module = HRMText(config).eval()
+    tokens = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(1))
     asked = torch.arange(9).expand(2, -1) < 6
     cached = CachedModel(module)
     logits, buffers = cached.prefill(tokens[:, :6], tokens[:, 5:6], 16, asked[:, :6])
@@ -411,7 +426,8 @@ def test_letters_are_scored_after_an_instruction_that_is_read_both_ways(run, mod
     letters = [*b"ABCD"]
     options = {"positions": 48, "tokens_at_once": 96, "outputs": logits_of(letters)}
     scorer = DeviceScorer(run.objective, run.state, Devices(1), **options, both_ways=True)
-    module, differences = module_of(run), []
+    module = module_of(run)
+    differences = []
     for prompt, (logits,) in zip(prompts, scorer(prompts), strict=True):
         row = torch.tensor([prompt])
         with torch.no_grad():
@@ -429,13 +445,16 @@ def text_of(stream, tokens):
 
 @pytest.mark.slow
 def test_all_commands_answer_an_instruction_alike(run_dir, run, model, capsys, monkeypatch, tmp_path):
-    module, tokenizer, texts = module_of(run), model.tokenizer, [f"{n} + 1 =" for n in range(32)]
+    module = module_of(run)
+    tokenizer = model.tokenizer
+    texts = [f"{n} + 1 =" for n in range(32)]
     shown_as = {number: _SHOWN_AS.get(name, "") for name, number in tokenizer.specials.items()}
     expected = []
     for request in asked_of(model, texts):
         tokens, _ = greedy(module, request.prompt)
         expected.append(tokens[: tokens.index(tokenizer.stop)] if tokenizer.stop in tokens else tokens)
-    options, prompts = ["--temperature", "0", "--max-tokens", str(TOKENS)], [f"--prompt={text}" for text in texts]
+    options = ["--temperature", "0", "--max-tokens", str(TOKENS)]
+    prompts = [f"--prompt={text}" for text in texts]
     capsys.readouterr()
     assert trm(["generate", run_dir, *prompts, "--json", *options]) == 0
     assert [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines()] == expected

@@ -15,7 +15,8 @@ from train_jax.core.kernels.normed_mlp import fused_normed_mlp, normed_mlp
 
 EPSILON = 1e-5
 INTERPRETED = functools.partial(fused_normed_mlp, interpret=True)
-HIDDEN, WIDTH = 128, 256
+HIDDEN = 128
+WIDTH = 256
 
 
 def arrays(batch, positions, dtype=jnp.bfloat16, hidden=HIDDEN, width=WIDTH):

@@ -66,7 +66,8 @@ def test_a_kind_is_rebuilt_from_its_key_or_else_recognised_by_its_sizes(kind):
     ],
 )
 def test_a_model_is_scored_on_the_kind_of_puzzle_that_it_was_trained_on(given, trained, refused):
-    given, trained = metadata_of(*given), metadata_of(*trained)
+    given = metadata_of(*given)
+    trained = metadata_of(*trained)
     if not refused:
         return check_same_puzzles(given, trained)
     with pytest.raises(UserError) as error:
@@ -162,13 +163,16 @@ def test_a_kind_of_the_user_is_named_by_the_run_and_has_only_what_differs_from_t
     kinds.add_kind("toy_kind:Reversed")
     assert type(kind_of(metadata_of(4, 6, "reversed"))).__name__ == "Reversed"
     assert write_dataset(tmp_path / "set", splits(), ["<blank>", "a", "b"], RECIPE)
-    facts, test = inspect(tmp_path / "set", lambda *_: None), load_split(tmp_path / "set", "test")
+    facts = inspect(tmp_path / "set", lambda *_: None)
+    test = load_split(tmp_path / "set", "test")
     assert facts["data set"]["kind"] == "reversed words" and test.metadata.kind == "reversed"
     assert facts["between train and test"]["test examples that are a symmetry of a train example"] == "4 of 4"
     assert "1 2 3 4" not in (shown := "\n".join(samples(tmp_path / "set", 1, 80, styled=False))) and "? a b c" in shown
-    kind, solution = test.kind, test.labels[0]
+    kind = test.kind
+    solution = test.labels[0]
     assert kind is not None
-    answers, logits = np.array([test.inputs[0], solution]), np.zeros(2, np.float32)
+    answers = np.array([test.inputs[0], solution])
+    logits = np.zeros(2, np.float32)
     trace = trace_of(kind, test.inputs[0], answers, logits, solution)
     assert verdict(trace).startswith("solved: every cell equals the solution, since ACT step 2")
     assert trace.mistakes(1) == ["4 of 4 cells wrong"]

@@ -42,7 +42,8 @@ def tiny(data_dir, **fields):
 
 def test_sums_leave_out_ignored_targets_and_special_tokens():
     """Tokens 0 and 1 have 1 and 3 bytes, token 2 is special."""
-    targets, losses = jnp.array([[0, 1, -1], [2, 1, 0]]), jnp.array([1.0, 2.0, 100.0, 10.0, 4.0, 8.0])
+    targets = jnp.array([[0, 1, -1], [2, 1, 0]])
+    losses = jnp.array([1.0, 2.0, 100.0, 10.0, 4.0, 8.0])
     sums = token_sums(losses, targets, np.array([1, 3, 0], np.int32))
     assert {name: float(value) for name, value in sums.items()} == {"loss": 25, "tokens": 5, "nats": 15, "bytes": 8}
     figures = figures_of(sums)
@@ -55,7 +56,8 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(data_dir):
     training = start(tiny(data_dir), task, Devices(1))
     assert training.objective.params["transformer.wte.weight"].shape == (290, 32), "the vocabulary is that of the data"
     assert set(training.groups) == {"transformer", "lm_head"}
-    evaluator, state = task.evaluator(training.objective, Devices(1)), training.initial_state()
+    evaluator = task.evaluator(training.objective, Devices(1))
+    state = training.initial_state()
     evaluation = evaluator(state)
     assert "gzip -9" in evaluation.summary
     assert evaluation.metrics["loss"] == pytest.approx(math.log(290), rel=1e-5)
@@ -143,7 +145,9 @@ def test_weights_have_published_names_and_give_the_loss_in_pytorch(trained):
     run = restore(str(folder))
     module = GPT(dataclasses.replace(run.config.arch, **run.task.sizes))
     module.load_state_dict(run.state_dict(), strict=True)
-    stream, total, count = run.task.test_stream, 0.0, 0
+    stream = run.task.test_stream
+    total = 0.0
+    count = 0
     tokens = torch.tensor(stream.take(0, len(stream)))
     for first in range(0, len(tokens) - 1, 24):
         row = tokens[first : first + 25][None]
@@ -161,7 +165,8 @@ WIDTH = (384 / 768) ** -0.5
 @pytest.fixture(scope="module")
 def alphabet_run(made_once):
     def make(folder):
-        rng, letters = np.random.default_rng(0), np.array(list(string.ascii_letters))
+        rng = np.random.default_rng(0)
+        letters = np.array(list(string.ascii_letters))
         share = 1 / np.arange(1, len(letters) + 1)
         # Muon would orthogonalize the rounding errors of gradients of lower rank.
         text_set(folder, ("".join(rng.choice(letters, size=2000, p=share / share.sum())) for _ in range(80)))
@@ -174,10 +179,14 @@ def alphabet_run(made_once):
 
 
 def losses_in_jax(training):
-    devices, program = training.devices, training.parallel_step()
-    state, batches = training.initial_state(), training.batches
+    devices = training.devices
+    program = training.parallel_step()
+    state = training.initial_state()
+    batches = training.batches
     carry = training.initial_carry(state, batches.at(0, state))
-    state, key, losses = devices.replicate(state), devices.random_key(0), []
+    state = devices.replicate(state)
+    key = devices.random_key(0)
+    losses = []
     for step in range(STEPS):
         state, carry, metrics = program(state, carry, devices.shard(batches.from_step(step)), key)
         sums = devices.to_host(metrics)

@@ -125,7 +125,8 @@ def test_prompts_are_continued_as_json_lines_as_text_and_in_python(language_run,
     options = ["--max-tokens", "5", "--seed", "7", "--top-k", "200"]
     files = ["--prompts-file", str(tmp_path / "prompts.txt")]
     assert trm(["generate", language_run, "--prompt", "", *files, "--num-samples", "2", "--json", *options]) == 0
-    records, prompts = [json.loads(line) for line in capsys.readouterr().out.splitlines()], ["", "1 + 1 =", "9 + ü"]
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    prompts = ["", "1 + 1 =", "9 + ü"]
     assert [(r["prompt"], r["sample"]) for r in records] == [(p, n) for p in prompts for n in (0, 1)]
     assert all(len(r["tokens"]) == 5 and r["finish"] == "length" for r in records)
     assert len({tuple(r["tokens"]) for r in records}) == 6

@@ -15,7 +15,7 @@ from train_jax.__main__ import main
 from train_jax.errors import UserError
 from train_jax.pods.launch import tpu
 from train_jax.pods.launch.accelerators import check_type, worker_count
-from train_jax.pods.launch.gcloud import QUEUED, Gcloud, GcloudError, create
+from train_jax.pods.launch.gcloud import QUEUED, DryRun, Gcloud, GcloudError, create, ssh
 from train_jax.pods.launch.record import Record, read_record, state_folder, watching, write_record
 from train_jax.pods.launch.tpu import Tpu
 
@@ -30,14 +30,16 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_run_on_a_node_that_is_created_and_deleted(cloud, launch, monkeypatch, tmp_path):
     """Every host gets the compiled programs, with the code or as the name of their folder in storage."""
-    trm, folder = Path("bin/trm"), tmp_path / "programs"
+    trm = Path("bin/trm")
+    folder = tmp_path / "programs"
     shown = 'cat "$JAX_COMPILATION_CACHE_DIR/jit_step-1-cache" 2>/dev/null || echo "$JAX_COMPILATION_CACHE_DIR"'
     trm.write_text(TRM.replace("\n", f"\n{shown}\n", 1))
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
     folder.mkdir()
     (folder / "jit_step-1-cache").write_text("a program\n")
     (folder / "shipped.json").write_text("{}")
-    over, delete = [], Tpu.delete
+    over = []
+    delete = Tpu.delete
     monkeypatch.setattr(Tpu, "delete", lambda node: (over.append(read_record("mine").over), delete(node)))
     status, lines = launch(*NEW, launch.shared, "--env=STEPS=3", "--compiled", folder, "--", *TRAIN)
     assert status == 0 and cloud.node("mine") is None
@@ -177,7 +179,8 @@ class Cloud(Gcloud):
     """
 
     def __init__(self, *states):
-        self.states, self.verbs = list(states), []
+        self.states = list(states)
+        self.verbs = []
 
     def run(self, argv):
         self.verbs.append(argv[4])
@@ -263,7 +266,8 @@ NASTY = "a b'\"$(touch pwned)`touch pwned`;touch pwned|&*?[x]\\ #~\n-x é"
 @pytest.mark.slow
 def test_no_character_has_a_meaning_and_the_run_folder_of_one_host_is_collected(cloud, launch, tmp_path):
     (cloud.folder / "hosts").write_text("1")
-    name, trm = f"runs/{NASTY}", Path("bin/trm")
+    name = f"runs/{NASTY}"
+    trm = Path("bin/trm")
     reports = 'printf "%s\\0" "$@" "$NASTY" > "$SHARED/arguments"; mkdir -p "$4"; echo done > "$4/FINISHED"\n'
     trm.write_text(TRM.replace('exit "${LAST:-0}"\n', "") + reports)
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qam", "x"], check=True)
@@ -361,3 +365,16 @@ def test_secrets_reach_the_run_and_no_command_line(cloud, launch, tmp_path):
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and "se cret" in path.read_text(errors="replace")]
     assert kept == [secrets]
     assert said(lines)[0].endswith("-dirty")
+
+
+def test_a_dry_run_shows_the_commands_of_one_worker():
+    """Those of eight hosts were sixty lines that differ by a number."""
+    shown = []
+    dry = DryRun(shown.append, "v4-64")
+    record = Record(tpu="mine", zone="z", type="v4-64", command=("train", "tiny"))
+    for worker in range(8):
+        assert dry.run(ssh(record, worker, ["true"])) == "ended 0"
+        dry.stream(ssh(record, worker, ["follow"]), lambda line: True)
+    dry.json(["gcloud", "compute", "tpus", "tpu-vm", "describe", "mine"])
+    assert shown[0] == "# commands on worker 0 are shown; those on workers 1 to 7 are the same"
+    assert ["--worker=0" in each for each in shown[1:]] == [True, True, False]

@@ -45,7 +45,9 @@ def walked(maze: np.ndarray) -> tuple[int, int]:
     """Steps and number of the shortest paths, by a queue and a dict of cells, sharing nothing with what is tested."""
     size = int(len(maze) ** 0.5)
     start, goal = (divmod(int(np.flatnonzero(maze == token)[0]), size) for token in (START, GOAL))
-    distance, ways, queue = {start: 0}, {start: 1}, deque([start])
+    distance = {start: 0}
+    ways = {start: 1}
+    queue = deque([start])
     while queue:
         row, col = cell = queue.popleft()
         for other in ((row - 1, col), (row + 1, col), (row, col - 1), (row, col + 1)):
@@ -158,7 +160,8 @@ def test_turns_are_the_published_ones():
 
 def with_cells(maze: np.ndarray, **cells: str) -> np.ndarray:
     """`r2c4="o"`: that cell is a path cell."""
-    changed, size = maze.copy(), int(len(maze) ** 0.5)
+    changed = maze.copy()
+    size = int(len(maze) ** 0.5)
     for place, character in cells.items():
         row, col = place[1:].split("c")
         changed[int(row) * size + int(col)] = tokens_of(character)[0]

@@ -111,7 +111,8 @@ def config_of(text, *names, fields=None, **task_config):
 def test_documents_and_weights_come_back(text, tmp_path):
     tokenizer = Tokenizer.load(text / "plain")
     expected = conversations(tokenizer, 0)[:30]
-    small, data = write(tmp_path / "small", tokenizer, shard_tokens=50), TextSet(text / "weighted")
+    small = write(tmp_path / "small", tokenizer, shard_tokens=50)
+    data = TextSet(text / "weighted")
     tokens = np.load(shard := tmp_path / "small" / "train" / shard_name(1))
     before = small.fingerprint
     np.save(shard, tokens[::-1])
@@ -147,7 +148,8 @@ def test_documents_that_no_packing_could_read_are_refused(text, tmp_path, ids, m
 def test_damaged_weights_are_one_line(text, tmp_path):
     data = write(tmp_path / "set", Tokenizer.load(text / "plain"))
     _check_hashes(data.folder)
-    path, size = data.folder / "train" / shard_name(0, "weights"), data.splits["train"].tokens
+    path = data.folder / "train" / shard_name(0, "weights")
+    size = data.splits["train"].tokens
     np.save(path, np.full(size, 7, "u1"))
     with pytest.raises(UserError, match="contains the weight 7, expected less than 2"):
         data.stream("train").weights.take(0, 5)
@@ -158,7 +160,8 @@ def test_damaged_weights_are_one_line(text, tmp_path):
 
 def test_a_token_of_weight_0_is_no_target_in_any_packing(text):
     data = TextSet(text / "weighted")
-    stream, bos = data.stream("train"), data.tokenizer().bos
+    stream = data.stream("train")
+    bos = data.tokenizer().bos
     plain = TokenStream(data.folder / "train", data.splits["train"].shards, data.vocab_size)
     for make in (
         lambda stream: StreamRows(stream, SEQ_LEN, 4),
@@ -247,7 +250,8 @@ def weighted_run(text):
 def test_the_loss_is_the_weighted_sum_over_the_divisor(weighted_run):
     """The reference is the module's losses, one by one; a part may have no target."""
     training = weighted_run
-    batch, objective = training.task.batch(0, (0, 1)), training.objective
+    batch = training.task.batch(0, (0, 1))
+    objective = training.objective
     state = training.initial_state()
     weights = np.where(batch["targets"] == -1, 0, batch["weights"])
 
@@ -272,11 +276,15 @@ def test_the_loss_is_the_weighted_sum_over_the_divisor(weighted_run):
 
 def test_a_step_without_targets_changes_no_bit_and_is_counted(weighted_run):
     """The state and the next step are as if the step had not been."""
-    devices, step = Devices(1), weighted_run.parallel_step()
+    devices = Devices(1)
+    step = weighted_run.parallel_step()
     key = devices.random_key(0)
 
     def run(numbers):
-        state, carry, states, logged = devices.replicate(weighted_run.initial_state()), devices.shard(()), [], []
+        state = devices.replicate(weighted_run.initial_state())
+        carry = devices.shard(())
+        states = []
+        logged = []
         for number in numbers:
             state, carry, metrics = step(state, carry, weighted_run.batches.at(number), key)
             states.append(jax.tree.map(np.array, state))
@@ -294,7 +302,8 @@ def test_a_step_without_targets_changes_no_bit_and_is_counted(weighted_run):
 
 @pytest.mark.campaign
 def test_a_run_on_two_data_sets_by_command(text, tmp_path, capsys):
-    run, names = str(tmp_path / "run"), ",".join(str(text / name) for name in ("plain", "weighted"))
+    run = str(tmp_path / "run")
+    names = ",".join(str(text / name) for name in ("plain", "weighted"))
     small = "--arch.seq-len 24 --arch.n-layer 2 --arch.n-embd 32 --global-batch-size 8 --steps 3 --wandb disabled"
     command = ["train", "chat-tiny", "--data-dir", names, "--run-dir", run, "--packing", "bestfit-pad", *small.split()]
     assert main([*command, "--data-weights", "3,1"]) == 0

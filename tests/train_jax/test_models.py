@@ -67,7 +67,8 @@ def test_a_plain_module_stopped_and_continued_is_the_same_run(tmp_path, data_dir
     assert train("CellNet", data_dir, tmp_path / "stopped") == 0
     assert "continuing at step 3" in capsys.readouterr().out
     assert main(["export", str(tmp_path / "stopped")]) == 0
-    whole, stopped = restore(str(tmp_path / "whole")).state_dict(), load_file(tmp_path / "stopped/weights.safetensors")
+    whole = restore(str(tmp_path / "whole")).state_dict()
+    stopped = load_file(tmp_path / "stopped/weights.safetensors")
     assert whole.keys() == stopped.keys()
     for key, value in whole.items():
         assert torch.equal(value, stopped[key]), key
@@ -145,7 +146,8 @@ def test_every_architecture_round_trips_through_json_and_takes_the_sizes_of_the_
 
 def test_fields_that_a_preset_sets_are_carried_over_and_the_rest_are_the_architectures_own(parsed_run):
     config = parsed_run("sudoku6", "--model=hrm", "--arch.H-layers", "2")
-    arch, before = dataclasses.asdict(config.arch), dataclasses.asdict(preset("sudoku6").arch)
+    arch = dataclasses.asdict(config.arch)
+    before = dataclasses.asdict(preset("sudoku6").arch)
     for name in ("hidden_size", "mlp_t", "L_layers", "H_cycles", "puzzle_emb_len", "loss_type", "forward_dtype"):
         assert arch[name] == before[name], name
     # Fields that the preset does not set have HRM's published values, not TRM's.

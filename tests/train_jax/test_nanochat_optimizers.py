@@ -97,7 +97,8 @@ def test_bfloat16_is_as_near_to_float32_as_in_pytorch(version):
     def distance(rounded, exact):
         return math.sqrt(sum(np.square(rounded[name] - exact[name]).sum() for name in reference.MATRICES))
 
-    gradients, config = GRADIENTS[:4], CONFIGS[version]
+    gradients = GRADIENTS[:4]
+    config = CONFIGS[version]
     exact, ours = (
         list(trajectory(dataclasses.replace(config, newton_schulz_dtype=dtype), gradients=gradients))
         for dtype in ("float32", "bfloat16")

@@ -125,14 +125,16 @@ def test_an_answer_goes_on_after_a_reload(page, slow):
 
 def test_two_tabs_keep_both_conversations(page, served):
     ask(page, "one")
-    first, page._session = page._session, None
+    first = page._session
+    page._session = None
     target = page.send("Target.createTarget", url="about:blank")["targetId"]
     page._session = page.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     page.send("Runtime.enable")
     page.open(served[0])
     assert questions(page) == [], "a new tab begins a conversation"
     ask(page, "two")
-    second, page._session = page._session, first
+    second = page._session
+    page._session = first
     ask(page, "three")
     page.reload()
     assert questions(page) == ["one", "three"]

@@ -66,7 +66,8 @@ def phase(base, name, *more):
 
 @pytest.mark.parametrize(("name", "rate", "share"), [("mid", 1.0, 0.2), ("sft", 0.8, 0.5), ("rl", 0.05, 1.0)])
 def test_a_phase_inherits_sizes_batch_and_rates(base, name, rate, share):
-    config, run = phase(base, name), restore(f"{base}/run").config
+    config = phase(base, name)
+    run = restore(f"{base}/run").config
     assert (config.arch, config.global_batch_size) == (run.arch, 8)
     assert config.run_dir == f"runs/d4-{name}" and config.steps == 0 and config.epochs == 1
     assert config.task == ("rollouts" if name == "rl" else "chat")
@@ -82,7 +83,8 @@ def test_the_optimizer_s_state_goes_on_and_its_schedules_begin_anew(base):
     warm = training.initial_state().opt_state
     theirs = restore(f"{base}/run", whole_state=True).state.opt_state
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(warm)]
-    from_run, new = set(), set()
+    from_run = set()
+    new = set()
     for name, mine, run, start_value in zip(names, *map(jax.tree.leaves, (warm, theirs, fresh)), strict=True):
         (from_run if np.array_equal(mine, run) else new).add(name)
         assert np.array_equal(mine, run) or np.array_equal(mine, start_value), name
@@ -132,7 +134,10 @@ def conversations(made_once):
 
 def written_by_the_assistant(row):
     """1 for each token of the assistant, with the end of its message, without the outputs of the calculator."""
-    special, weights, writes, output = BYTES.specials, [], 0, 0
+    special = BYTES.specials
+    weights = []
+    writes = 0
+    output = 0
     for token in row:
         output = 1 if token == special["<|output_start|>"] else output
         weights.append(writes * (1 - output))
@@ -201,7 +206,8 @@ def rewarded(task, monkeypatch):
 @pytest.mark.parametrize("normalization", slow_unless("published".__eq__, ["global", "published"]))
 def test_the_gradient_is_pytorch_s_on_the_same_answers(training, monkeypatch, normalization):
     """The reference is the published loop, with a pass for each question, or one mean over all tokens."""
-    task, objective = training.task, training.objective
+    task = training.task
+    objective = training.objective
     options = {"normalization": normalization, "train_end": normalization == "global"}
     monkeypatch.setattr(task, "fields", dataclasses.replace(task.fields, **options))
     rewarded(task, monkeypatch)
@@ -238,7 +244,8 @@ def torch_gradients(module, batch, normalization):
 
 
 def test_the_sampled_tokens_of_an_answer_are_trained(training):
-    task, state = training.task, training.initial_state()
+    task = training.task
+    state = training.initial_state()
     batch = task.batch(0, (0, 1), state)
     halves = [task.batch(0, (number, 2), state) for number in (0, 1)]
     for name, values in batch.items():

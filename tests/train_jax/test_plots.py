@@ -123,7 +123,8 @@ def traces() -> dict[str, Trace]:
 def test_a_trace_tells_what_changed_and_what_is_wrong():
     swapped = SUDOKU.copy()
     swapped[:2] = 2, 0
-    inputs, answers = traces()["sudoku"].inputs, np.array([swapped, SUDOKU, SUDOKU, swapped])
+    inputs = traces()["sudoku"].inputs
+    answers = np.array([swapped, SUDOKU, SUDOKU, swapped])
     trace = Trace(SudokuKind(GEOMETRIES[4]), inputs, answers, np.zeros(4), SUDOKU)
     assert [tuple(stretch) for stretch in trace.stretches] == [(1, 1), (2, 3), (4, 4)]
     assert trace.changed(1).sum() == 9 and trace.changed(2).sum() == 2 and not trace.changed(3).any()
@@ -182,8 +183,10 @@ def test_text_shows_every_kind_with_and_without_colours():
 
 def test_boards_show_every_cell_and_wrong_and_changed_ones_differ_in_more_than_colour():
     """A frame, an underline, dots on a path and a mark in text are seen without colours, and in print."""
-    sudoku, maze = traces()["sudoku"], traces()["maze"]
-    drawn, cell = board_at(maze, 1, label="x", side=132), 130 / 5
+    sudoku = traces()["sudoku"]
+    maze = traces()["maze"]
+    drawn = board_at(maze, 1, label="x", side=132)
+    cell = 130 / 5
     assert [cells_of_class(drawn, name, cell) for name in ("wall", "path", "mark")] == [20, 2, 1]
     arc = board(ArcKind(3, 4).drawing, ARC, label="x", side=132)
     assert [cells_of_class(arc, f"arc{i}", 130 / 4) for i in range(10)] == [1, 1, 1, 1, 1, 0, 0, 0, 0, 1]

@@ -71,7 +71,8 @@ def test_a_checkpoint_that_was_reported_is_restored(disk, tmp_path, monkeypatch)
             checkpoints.save(step, *made(step), {})
             checkpoints.wait()
             disk.report(str(step))
-    found, restored = set(), []
+    found = set()
+    restored = []
     for reported, folder in states_after(disk, tmp_path / "after"):
         newest = max(complete_steps(folder.checkpoints), default=0)
         found.add(newest)

@@ -23,7 +23,10 @@ class Network:
     """Passes the messages of several `_Agreement` on, in the same order to all, as `Peers` does."""
 
     def __init__(self, count):
-        self.count, self.agreements, self._handlers, self._index = count, [], [], 0
+        self.count = count
+        self.agreements = []
+        self._handlers = []
+        self._index = 0
         for self._index in range(count):
             self.agreements.append(_Agreement(self))
 
@@ -71,7 +74,8 @@ def watched(monkeypatch):
     monkeypatch.setattr(preemption, "CLOSING_SECONDS", 0.1)
 
     def run(main, save=lambda: None):
-        seen, exited = [], threading.Event()
+        seen = []
+        exited = threading.Event()
 
         def exit_now(status, reason):
             seen.append((status, reason))
@@ -164,7 +168,8 @@ def test_a_run_that_is_preempted_ends_as_one_that_is_not(tmp_path, data_dir, cas
 
 def test_no_other_thread_saves_while_a_due_save_begins():
     """A notice during a save: the second thread would begin one that the other processes do not."""
-    watched, free = Preemption(), []
+    watched = Preemption()
+    free = []
 
     def start(_session):
         with ThreadPoolExecutor() as pool:
@@ -172,9 +177,12 @@ def test_no_other_thread_saves_while_a_due_save_begins():
 
     logging = SimpleNamespace(flush=lambda _: None)
     saving = Saving.__new__(Saving)
-    saving._logging, saving.due, saving.start = logging, lambda *_: True, start
+    saving._logging = logging
+    saving.due = lambda *_: True
+    saving.start = start
     Preempting(watched, logging, saving)
-    events, clock = SimpleNamespace(progress=lambda: None), SimpleNamespace(now=lambda: 0.0)
+    events = SimpleNamespace(progress=lambda: None)
+    clock = SimpleNamespace(now=lambda: 0.0)
     pausing = contextlib.nullcontext
     saving.after(SimpleNamespace(step=20, clock=clock, pausing=pausing, events=events), {})
     assert free == [False]

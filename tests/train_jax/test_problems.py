@@ -82,7 +82,8 @@ def test_train_and_test_share_no_expression_in_any_order(text):
         terms = [item.split() for item in problems._items]
         return {tuple(each if "-" in each or len(each) > 3 else sorted(each)) for each in terms}
 
-    train, test = contents(text, "train", 0), contents(other, "test", 1)
+    train = contents(text, "train", 0)
+    test = contents(other, "test", 1)
     assert len(train) > 100 and len(test) > 20 and not train & test
 
 
@@ -117,7 +118,8 @@ def test_a_sudoku_has_one_solution_which_its_call_has_and_splits_share_none(empt
         talks = conversations(f"sudoku,empty={empty}:100", split)
         calls = [next(part.text for part in talk[1].parts if part.type == "python") for talk in talks]
         for talk, call in zip(talks, calls, strict=True):
-            givens, answer = call.removeprefix('sudoku("').removesuffix('")'), talk[1].text
+            givens = call.removeprefix('sudoku("').removesuffix('")')
+            answer = talk[1].text
             assert givens in talk[0].text and givens.count(".") == empty and calculate(call, Sudoku.functions) == answer
             agreeing = [a == b for a, b in zip(givens, answer, strict=True) if a != "."]
             assert all(agreeing) and answer.replace("|", "") in solved_grids()
@@ -326,7 +328,8 @@ def test_without_a_test_file_the_content_decides(tmp_path):
         problems = task_name(f"messages@{tmp_path / name}.jsonl").open(split, seed=len(name))
         return {problems.conversation(index)[0].text for index in range(len(problems))}
 
-    train, test = texts("some", "train"), texts("some", "test")
+    train = texts("some", "train")
+    test = texts("some", "test")
     assert train == texts("train", "train") and test == texts("train", "test")
     assert not train & test and len(test) > 30
 
@@ -399,7 +402,8 @@ def test_conversations_are_the_published_ones_in_the_published_order(hub, name, 
     problems = task_name(f"{name}@{hub / folder}").open("test")
     assert len(problems) == len(task) == 12
     for index in range(len(task)):
-        conversation, expected = problems.conversation(index), task[index]
+        conversation = problems.conversation(index)
+        expected = task[index]
         for message in expected["messages"] if name == "gsm8k" else ():
             _calculate_outputs(message["content"])
         assert _texts(to_json(conversation)) == _texts(to_json(parse_conversation(expected)))

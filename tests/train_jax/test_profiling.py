@@ -102,7 +102,9 @@ def test_a_profile_that_cannot_be_read_is_one_line(run, capsys):
 )
 def test_the_requested_steps_are_traced(monkeypatch, tmp_path, first, dispatch, profile, skip, traced, said):
     """The run has twelve steps, some of them taken before; the profiler's own time is not that of the steps."""
-    seen, lines, running = [], [], []
+    seen = []
+    lines = []
+    running = []
 
     def annotation(name, step_num):
         assert name == PROFILED_STEP and running
@@ -117,9 +119,11 @@ def test_the_requested_steps_are_traced(monkeypatch, tmp_path, first, dispatch, 
     monkeypatch.setattr("jax.profiler.stop_trace", running.clear)
     monkeypatch.setattr("jax.profiler.save_device_memory_profile", lambda path: path.write_bytes(b""))
     monkeypatch.setattr("jax.profiler.StepTraceAnnotation", annotation)
-    folder, clock = tmp_path / "profile" / "host-00", Clock()
+    folder = tmp_path / "profile" / "host-00"
+    clock = Clock()
     session = Session(*[SimpleNamespace(text=lambda: "HLO")] * 6, state=0, carry=(), dispatch=range(first, first))
-    session.clock, session.tracker = clock, SimpleNamespace(say=lines.append)
+    session.clock = clock
+    session.tracker = SimpleNamespace(say=lines.append)
     config = dataclasses.replace(preset("tiny"), profile=profile, profile_skip=skip)
     hook = Profiling(config, RunFolder(tmp_path), first)
     for step in range(first, 12, dispatch):

@@ -179,7 +179,8 @@ def test_hosts_of_which_one_has_no_data_are_refused(monkeypatch, tmp_path, data_
 
 
 def test_sigterm_ends_the_worker(tmp_path):
-    before, pid = signal.signal(signal.SIGTERM, stage._stopped), tmp_path / "pid"
+    before = signal.signal(signal.SIGTERM, stage._stopped)
+    pid = tmp_path / "pid"
     writes = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid()))"
     try:
         with pytest.raises(SystemExit) as ended:

@@ -55,7 +55,8 @@ def test_every_depth_has_the_published_run(row):
             preset(name)
         assert name not in NAMES
         return
-    config, arch = preset(name), preset(name).arch
+    config = preset(name)
+    arch = preset(name).arch
     tokens = config.global_batch_size * arch.seq_len
     ours = {
         "year": row["year"], "depth": arch.n_layer, "width": arch.n_embd, "heads": arch.n_head,
@@ -70,7 +71,8 @@ def test_every_depth_has_the_published_run(row):
 
 
 def test_the_table_is_that_of_the_published_script(nanochat):
-    command, paths = [sys.executable, "-m", "support.published_depths"], f"{TESTS}:{TESTS.parent}"
+    command = [sys.executable, "-m", "support.published_depths"]
+    paths = f"{TESTS}:{TESTS.parent}"
     environment = os.environ | {"PYTHONPATH": paths, "NANOCHAT_DTYPE": "float32"}
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
     published = [json.loads(line) for line in printed]
@@ -145,7 +147,8 @@ def test_a_name_may_have_the_tokens_per_parameter():
 
 @pytest.mark.parametrize("name", ["d20", "chat-tiny-2026"])
 def test_every_parameter_has_the_published_group(name):
-    config, params = preset(name).optim, modules_parameters(preset(name))
+    config = preset(name).optim
+    params = modules_parameters(preset(name))
     labels = group_labels(params, config)
     assert "default" not in labels.values()
     groups = {name: config.groups[int(label.split()[1])] for name, label in labels.items()}

@@ -57,7 +57,8 @@ def test_openai(address):
 
 
 def test_openai_parses_a_schema(address):
-    openai, pydantic = pytest.importorskip("openai"), pytest.importorskip("pydantic")
+    openai = pytest.importorskip("openai")
+    pydantic = pytest.importorskip("pydantic")
     pytest.importorskip("llguidance")
 
     class Pet(pydantic.BaseModel):

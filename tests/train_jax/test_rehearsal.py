@@ -47,7 +47,10 @@ class ScriptedHosts:
     """Hosts whose processes end with given statuses, start by start."""
 
     def __init__(self, *statuses):
-        self.count, self.starts, self._statuses, self._asked = len(statuses[0]), 0, statuses, False
+        self.count = len(statuses[0])
+        self.starts = 0
+        self._statuses = statuses
+        self._asked = False
 
     def start(self):
         self.starts += 1
@@ -67,7 +70,8 @@ class ScriptedHosts:
 
 
 def run(*statuses, restarts=2, deadline=None):
-    hosts, lines = ScriptedHosts(*statuses), []
+    hosts = ScriptedHosts(*statuses)
+    lines = []
     hosts.deadline = deadline
     status = run_to_end(hosts, View(lines.append), restarts)
     return status, hosts.starts, lines
@@ -153,7 +157,8 @@ def assert_same_weights(run_dir, other):
 def test_a_rehearsal_with_faults_trains_as_one_process(tmp_path, data_dir, size):
     """The launcher is killed; the same command continues, and loses a host to a preemption and one to a kill."""
     hosts, devices = size
-    shape, run_dir = f"{hosts}x{devices}", tmp_path / "run"
+    shape = f"{hosts}x{devices}"
+    run_dir = tmp_path / "run"
     kill_at_step(5, shape, data_dir, run_dir)
     shown = rehearse(shape, data_dir, run_dir, "--preempt", f"{hosts - 1}@15", "--kill", "0@25")
     rehearse(f"1x{hosts * devices}", data_dir, tmp_path / "one")

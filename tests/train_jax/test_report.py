@@ -30,7 +30,8 @@ from train_jax.run.folder import RunFolder
 from train_jax.run.machine import write_machine
 from train_jax.run.presets import preset
 
-PUZZLES, ACT_STEPS = 8, 4
+PUZZLES = 8
+ACT_STEPS = 4
 HOSTILE = "<script>alert('1')</script> & \"x\""
 CURVE = HaltingCurve(
     tuple(Point(m, e, 0.9, t) for m, e, t in ((1, 0.5, 0.0), (1.5, 0.625, 0.5), (2.0, 0.75, 0.9), (4, 0.75, 1.0))),
@@ -140,7 +141,8 @@ def test_the_section_of_early_halting(run_dir):
 
 
 def test_a_puzzle_in_several_views_side_by_side(run_dir, data_dir):
-    folder, test = RunFolder(run_dir), load_split(data_dir, "test")
+    folder = RunFolder(run_dir)
+    test = load_split(data_dir, "test")
     assert "In several views" not in text_of(run_dir)
     answers = np.stack([test.labels[3], np.roll(test.labels[3], 4)])
     images = np.stack([test.inputs[3], test.inputs[4]])

@@ -57,7 +57,8 @@ def trained(tmp_path, data_dir, *options, **environment):
 def test_records_that_a_continued_run_writes_again_are_removed(tmp_path):
     """These are the records after the checkpoint, and the evaluation at the end of a run that continues there; a kill
     tears the last line."""
-    folder, config = RunFolder(tmp_path), dataclasses.replace(preset("tiny"), wandb="disabled")
+    folder = RunFolder(tmp_path)
+    config = dataclasses.replace(preset("tiny"), wandb="disabled")
     records = [{"step": step, name: 1.0} for step in (2, 4) for name in ("train/lm_loss", "eval/count")]
     for start, kept in ((4, records[:3]), (3, records[:2])):
         write_text(folder.metrics, "".join(f"{json.dumps(record)}\n" for record in records) + '{"step": 5, "tr')
@@ -71,7 +72,8 @@ def test_records_that_a_continued_run_writes_again_are_removed(tmp_path):
 def test_the_log_of_a_process_has_what_it_printed_and_how_it_ended(tmp_path, capsys):
     path = tmp_path / "logs" / "host-00.log"
     write_text(path, "torn")
-    before, handler = sys.stdout, logging.StreamHandler(sys.stderr)
+    before = sys.stdout
+    handler = logging.StreamHandler(sys.stderr)
     logging.getLogger("test_run_files").addHandler(handler)
     for error in (None, UserError("a mistake"), ZeroDivisionError("a bug")):
         with contextlib.suppress(Exception), host_log(path, "process 0 of 1"):
@@ -109,7 +111,8 @@ sys.addaudithook(note)
 def test_the_key_is_where_wandb_finds_it_and_is_not_shown(place, found, tmp_path, monkeypatch, capfd):
     import wandb
 
-    netrc, key = tmp_path / "netrc", SECRETS["WANDB_API_KEY"]
+    netrc = tmp_path / "netrc"
+    key = SECRETS["WANDB_API_KEY"]
     monkeypatch.setenv("NETRC", str(netrc))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     if place == "environment":

@@ -28,12 +28,15 @@ def lowered(scale):
     """Returns a program of two inputs for one device, lowered."""
     devices = Devices(1, "shard_map")
     program = devices.parallel_map(lambda params, _, batch: scale * params["w"] * batch)
-    params, batch = devices.shapes({"w": jnp.ones(3)}), devices.shapes(jnp.ones((1, 2, 3)), sharded=True)
+    params = devices.shapes({"w": jnp.ones(3)})
+    batch = devices.shapes(jnp.ones((1, 2, 3)), sharded=True)
     return program.lower(params, {}, batch)
 
 
 def test_a_program_comes_back_and_nothing_else_is_loaded(tmp_path):
-    devices, path, written = jax.local_devices()[:1], tmp_path / "program", lowered(2.0)
+    devices = jax.local_devices()[:1]
+    path = tmp_path / "program"
+    written = lowered(2.0)
     save_program(path, written, written.compile(), devices)
     on = Devices(1, "shard_map")
     inputs = on.replicate({"w": jnp.arange(3.0)}), {}, on.shard(jnp.ones((1, 2, 3)))
@@ -70,7 +73,8 @@ def test_a_program_comes_back_and_nothing_else_is_loaded(tmp_path):
 
 def test_a_run_finds_what_was_shipped_or_says_how_it_differs(tmp_path):
     """The cache is at another path. A changed program with the same `ProgramKey` has no entry under its own name."""
-    devices, shipped = jax.local_devices()[:1], tmp_path / "shipped"
+    devices = jax.local_devices()[:1]
+    shipped = tmp_path / "shipped"
     with entries_apart() as entries:
         program = lowered(2.0)
         program.compile()
@@ -99,7 +103,8 @@ def test_a_run_finds_what_was_shipped_or_says_how_it_differs(tmp_path):
 @pytest.mark.parametrize("runner", slow_or_campaign(["pmap"], ["shard_map"]))
 def test_a_normal_run_begins_with_the_program_of_compile_pod(data_dir, tmp_path, monkeypatch, runner):
     """Here for virtual devices of a CPU in the place of a TPU's; the same run with another field compiles."""
-    programs, fields = tmp_path / "programs", ["--data-dir", data_dir, "--compute.runner", runner, "--steps", "4"]
+    programs = tmp_path / "programs"
+    fields = ["--data-dir", data_dir, "--compute.runner", runner, "--steps", "4"]
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     run_script("shipped_programs", "tiny", *fields, "--fill-cache", programs)

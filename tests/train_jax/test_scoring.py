@@ -48,9 +48,12 @@ def test_a_perfect_predictor_scores_one_on_the_official_sets(tmp_path, edition):
 @pytest.mark.parametrize("known", [True, False])
 def test_the_rank_of_the_solution_decides_every_figure(arc, known):
     """The solution of question i is put on rank i % 8 of eight grids: votes tie in pairs, and the logit decides."""
-    predictions, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
+    predictions = copy(perfect(arc))
+    names = read_identifiers(arc)
+    puzzles = read_test_puzzles(arc)
     share = {puzzle.name: 1 / len(puzzle.sections["test"]) / len(puzzles) for puzzle in puzzles}
-    ranks, expected_submission = {}, {}
+    ranks = {}
+    expected_submission = {}
     votes = [3, 3, 1, 1, 1, 1, 1, 1]
     assert sum(votes) == AUGMENTATIONS + 1
     for number, ((name, number_of_input), rows) in enumerate(rows_by_test_input(predictions, names, puzzles).items()):
@@ -74,10 +77,12 @@ def test_the_rank_of_the_solution_decides_every_figure(arc, known):
 
 def test_the_outcome_depends_neither_on_the_order_of_the_answers_nor_on_their_files(arc, tmp_path):
     """The files of several hosts, or of several checkpoints, vote together; every mean is the same to the last bit."""
-    names, rng = read_identifiers(arc), np.random.default_rng(0)
+    names = read_identifiers(arc)
+    rng = np.random.default_rng(0)
     whole = Predictions(*(np.concatenate(pair) for pair in zip(noisy(arc, 0), noisy(arc, 1), strict=True)))
     whole = whole._replace(q_halt_logits=rng.normal(size=len(whole.inputs)).astype(np.float32))
-    expected, votes = score_predictions(arc, [whole]), voting.count_votes(names, [whole])
+    expected = score_predictions(arc, [whole])
+    votes = voting.count_votes(names, [whole])
     assert 0 < expected.figures["ARC/pass@1"] < expected.figures["ARC/pass@1000"]
     assert max(candidate.votes for candidates in votes.values() for candidate in candidates) > 4
     for shards in (1, 3, 7):
@@ -102,7 +107,9 @@ def test_the_published_evaluator_finds_the_same(arc, tmp_path):
 
 def test_questions_without_an_answer_are_counted_and_empty_answers_are_votes(arc):
     """Both are submitted as a black cell."""
-    predictions, names, puzzles = copy(perfect(arc)), read_identifiers(arc), read_test_puzzles(arc)
+    predictions = copy(perfect(arc))
+    names = read_identifiers(arc)
+    puzzles = read_test_puzzles(arc)
     rows = rows_by_test_input(predictions, names, puzzles)
     (name, number_of_input), gone = next(iter(rows.items()))
     kept = np.setdiff1d(np.arange(len(predictions.inputs)), gone)
@@ -118,7 +125,8 @@ def test_questions_without_an_answer_are_counted_and_empty_answers_are_votes(arc
 
 
 def test_without_a_public_solution_there_is_only_a_submission(arc):
-    puzzles, ballots = read_test_puzzles(arc), voting.count_votes(read_identifiers(arc), [perfect(arc)])
+    puzzles = read_test_puzzles(arc)
+    ballots = voting.count_votes(read_identifiers(arc), [perfect(arc)])
     expected = voting.outcome(puzzles, ballots).submission
     for puzzle in puzzles:
         puzzle.sections["test"] = [each._replace(output=np.zeros((1, 1), np.uint8)) for each in puzzle.sections["test"]]
@@ -141,7 +149,8 @@ def test_a_run_is_scored_and_its_files_score_the_same(run_dir, arc, tmp_path, ca
     assert main(["evaluate", run_dir, "--predictions", predictions, "--submission", submission]) == 0
     figures = [line for line in capsys.readouterr().out.splitlines() if "ARC/pass@" in line]
     assert len(figures) == len(PASSES)
-    saved, test = voting.load_predictions(predictions), load_split(arc, "test")
+    saved = voting.load_predictions(predictions)
+    test = load_split(arc, "test")
     assert (saved.inputs == test.inputs).all() and len(saved.preds) == test.num_examples
     assert main(["score", str(arc), predictions, "--submission", again]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if "ARC/pass@" in line] == figures
@@ -151,7 +160,8 @@ def test_a_run_is_scored_and_its_files_score_the_same(run_dir, arc, tmp_path, ca
 
 
 def test_mistakes_are_named_before_the_work(run_dir, arc, data_dir, tmp_path, capsys):
-    nowhere, good = str(tmp_path / "no" / "file"), str(tmp_path / "good.npz")
+    nowhere = str(tmp_path / "no" / "file")
+    good = str(tmp_path / "good.npz")
     save_predictions(good, perfect(arc))
     train_split = ["--submission", str(tmp_path / "s.json"), "--split", "train"]
     for argv, message in (
@@ -170,7 +180,8 @@ def test_mistakes_are_named_before_the_work(run_dir, arc, data_dir, tmp_path, ca
 
 
 def test_files_without_predictions_and_predictions_of_another_data_set_are_refused(arc, tmp_path, monkeypatch):
-    good, path = perfect(arc), tmp_path / "bad.npz"
+    good = perfect(arc)
+    path = tmp_path / "bad.npz"
     save_predictions(path, good)
     whole = path.read_bytes()
     for content in (b"hello", whole[:2000] + bytes(x ^ 255 for x in whole[2000:2100]) + whole[2100:]):
@@ -208,7 +219,8 @@ def test_without_public_solutions_an_evaluation_has_no_accuracy(tmp_path, capsys
     options = {"subsets": ("test",), "test_subsets": ("test",), "num_aug": 0, "seed": 0}
     ArcData(str(tmp_path / "files"), output_dir=tmp_path / "set", **options).build()
     run = write_run(tmp_path / "run", tmp_path / "set", act_steps=1, step=3)
-    submission, results = tmp_path / "s.json", tmp_path / "results.json"
+    submission = tmp_path / "s.json"
+    results = tmp_path / "results.json"
     trajectories = ["--trajectories", "2", "--noise", "0.1", "--results", str(results)]
     for more in ([], trajectories, ["--halt-early", "--trajectories", "2"]):
         assert main(["evaluate", run, "--batch-size", "4", "--submission", str(submission), *more]) == 0

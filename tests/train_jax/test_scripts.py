@@ -1,13 +1,17 @@
 """Training scripts: plain PyTorch files that `trm train` trains, and what is checked of them."""
 
+import base64
 import dataclasses
+import io
 import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -141,6 +145,15 @@ def test_the_steps_of_a_script_are_pytorchs(script):
     assert found.ok and found.steps == 3
 
 
+COUNTED = SCRIPT.replace("def model():\n", "calls = []\n\n\ndef model():\n    calls.append(1)\n", 1)
+
+
+def test_the_model_is_made_once(script):
+    path = script(COUNTED)
+    assert main(["train", path, "--steps=2", "--wandb=disabled"]) == 0
+    assert len(sys.modules["mine"].calls) == 1
+
+
 def weights_of(run):
     """The exported weights of a run."""
     assert (
@@ -174,11 +187,11 @@ def test_the_gradient_of_a_scripts_own_optimizer_is_clipped(script):
     assert check.check_steps(clipped, 2).ok
 
 
-@pytest.mark.parametrize("option", ["lr=0.5", "optimizer=lion", "weight-decay=0.5"])
+@pytest.mark.parametrize("option", ["lr=0.5", "optimizer=lion", "weight-decay=0.5", "lr=0.001", "no-cautious-decay"])
 def test_a_field_that_the_scripts_own_optimizer_replaces_is_refused(script, option, capsys):
     assert main(["train", script(SCRIPT + OPTIMIZER), "--steps=3", f"--optim.{option}", *OPTIONS]) == 2
     err = capsys.readouterr().err
-    name = option.partition("=")[0].replace("-", "_")
+    name = option.partition("=")[0].removeprefix("no-").replace("-", "_")
     assert re.search(rf"mine.py:\d+: optim.{name} is .*, but the optimizer is that of the script", err), err
     assert err.count("\n") == 1 and not Path("runs").exists()
 
@@ -329,15 +342,13 @@ def test_batches_of_different_lengths_have_few_shapes_and_the_values_of_collate(
 
 @pytest.mark.slow
 def test_a_run_on_batches_of_different_lengths_equals_one_that_pads_to_the_longest(script, capsys):
-    path, longest = (
-        script(LENGTHS, "lengths"),
-        script(
-            LENGTHS.replace(
-                "pad_sequence(examples, batch_first=True)",
-                "pad_sequence([*examples, torch.zeros(12).long()], batch_first=True)[:-1]",
-            ),
-            "longest",
+    path = script(LENGTHS, "lengths")
+    longest = script(
+        LENGTHS.replace(
+            "pad_sequence(examples, batch_first=True)",
+            "pad_sequence([*examples, torch.zeros(12).long()], batch_first=True)[:-1]",
         ),
+        "longest",
     )
     options = ["--steps=12", "--global-batch-size=4", "--eval-batch-size=8", *OPTIONS]
     assert main(["train", path, *options]) == 0
@@ -564,7 +575,8 @@ def test_worker_processes_change_nothing_also_in_a_run_that_continues(script):
     assert main(["train", path, "--steps=10", *options]) == 0
     assert main(["train", path, "--steps=5", "--workers=3", "--run-dir=runs/workers", *options]) == 0
     assert main(["train", path, "--steps=10", "--workers=2", "--run-dir=runs/workers", *options]) == 0
-    plain, workers = weights_of("runs/mine"), weights_of("runs/workers")
+    plain = weights_of("runs/mine")
+    workers = weights_of("runs/workers")
     assert all(torch.equal(plain[name], workers[name]) for name in plain)
 
 
@@ -630,6 +642,13 @@ np.save("served.npy", program({"input": x})["batch"])
     np.testing.assert_allclose(np.load("served.npy"), plain.eval()(x).detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_program_that_jax_cannot_read_names_the_release_that_wrote_it(tmp_path):
+    layout = json.dumps({"sizes": [1], "inputs": {}, "dtypes": {}, "jax": "99.1"}).encode()
+    np.savez(tmp_path / "model.npz", layout=np.frombuffer(layout, np.uint8), **{"program.1": np.full(64, 7, np.uint8)})
+    with pytest.raises(ValueError, match=f"written with JAX 99.1, and JAX {jax.__version__} cannot read it"):
+        Program(tmp_path / "model.npz")
+
+
 PRETRAINED = (
     SCRIPT.replace("    return nn.Sequential(", "    return Saved(")
     + """
@@ -692,7 +711,7 @@ def test_fit_trains_as_the_script_does_and_shows_its_progress_in_a_notebook(scri
     monkeypatch.setattr("train_jax.script.fit.notebook", lambda: shown.append)
     torch.manual_seed(0)  # of the run of the script
     functions = {"optimizer": mine.optimizer, "schedule": mine.schedule, "test_data": mine.test_data()}
-    options = {"steps": 4, "log_every_steps": 2, "run_dir": "runs/fit", "verify": False}
+    options: dict[str, Any] = {"steps": 4, "log_every_steps": 2, "run_dir": "runs/fit", "verify": False}
     fitted = train_jax.fit(mine.model(), mine.train_data(), mine.loss, **functions, **options)
     assert (
         fitted.metrics["train_steps"] == 4
@@ -704,3 +723,63 @@ def test_fit_trains_as_the_script_does_and_shows_its_progress_in_a_notebook(scri
     with pytest.raises(UserError, match=r"optim\.lr is 0\.3, but the optimizer is that of the script"):
         lr = OptimConfig(lr=0.3)
         train_jax.fit(mine.model(), mine.train_data(), mine.loss, **functions, **options | {"run_dir": "a"}, optim=lr)
+
+
+PREVIEW = """
+
+def preview(outputs, batch):
+    x, y = batch
+    seen.append((outputs, len(x)))
+    return {
+        "logits": outputs.sigmoid(),
+        "colours": [torch.ones(3, 4, 3) * torch.tensor([1.0, 0.5, -1.0]), np.full((2, 2), 300)],
+        "text": f"<{len(x)} points & {y.tolist()}>",
+    }
+"""
+PREVIEWED = SCRIPT.replace("import torch\n", "import numpy as np\nimport torch\n", 1) + "\n\nseen = []\n" + PREVIEW
+
+
+def pixels_of(png):
+    image = pytest.importorskip("PIL.Image")
+    return np.asarray(image.open(io.BytesIO(base64.b64decode(png))))
+
+
+def test_a_preview_is_in_the_report(script):
+    path = script(PREVIEWED)
+    assert main(["train", path, "--steps=4", "--eval-every-steps=2", "--optim.ema-decay=0.9", *OPTIONS]) == 0
+    outputs, count = sys.modules["mine"].seen[-1]
+    assert count == 8 and len(sys.modules["mine"].seen) == 3  # at the start, after 2 steps and at the end
+    plain = sys.modules["mine"].model()
+    plain.load_state_dict(weights_of("runs/mine"))
+    torch.testing.assert_close(outputs, plain.eval()(sys.modules["mine"].test_data()[0][:8]))
+    logits, first, second, text = json.loads(Path("runs/mine/evaluation/previews.json").read_text())["items"]
+    assert [logits["name"], first["name"], second["name"]] == ["logits", "colours 1", "colours 2"]
+    np.testing.assert_array_equal(pixels_of(logits["png"]), (outputs.sigmoid() * 255).round().numpy())
+    np.testing.assert_array_equal(pixels_of(first["png"]), np.broadcast_to([255, 128, 0], (3, 4, 3)))
+    np.testing.assert_array_equal(pixels_of(second["png"]), np.full((2, 2), 255))
+    assert main(["report", "runs/mine"]) == 0
+    page = Path("runs/mine/report/index.html").read_text()
+    assert page.count("data:image/png;base64,") == 3 and logits["png"] in page
+    assert "&lt;8 points &amp; [" in page and text["text"].startswith("<8 points & [")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("torch.ones(3)", r"mine.py:\d+: preview\(\) returns an array of shape \(3,\), expected H x W or H x W x 3"),
+        ("{'a': 3}", r"mine.py:\d+: preview\(\) returns int, expected arrays"),
+        ("outputs.missing", r"mine.py:\d+: preview\(\) raised AttributeError"),
+    ],
+)
+def test_a_mistake_in_a_preview_is_one_line_before_work(script, made, message, capsys):
+    path = script(f"{SCRIPT}\n\ndef preview(outputs, batch):\n    return {made}\n")
+    assert main(["train", path, "--steps=2", *OPTIONS]) == 2
+    err = capsys.readouterr().err
+    assert re.search(message, err) and err.count("\n") == 1 and not Path("runs").exists()
+
+
+def test_a_mistake_in_a_preview_ends_no_run(script):
+    later = "\n\ndef preview(outputs, batch):\n    seen.append(1)\n    return 'text' if len(seen) < 2 else 3\n"
+    assert main(["train", script(f"{SCRIPT}\n\nseen = []\n{later}"), "--steps=2", *OPTIONS]) == 0
+    (item,) = json.loads(Path("runs/mine/evaluation/previews.json").read_text())["items"]
+    assert item["name"] == "error" and "preview() returns int" in item["text"]

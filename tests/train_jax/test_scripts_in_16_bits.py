@@ -1,12 +1,18 @@
 """Scripts in bfloat16 and float16: their steps agree with PyTorch's, and faults in them are found."""
 
 import dataclasses
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.markers import slow_or_campaign
 
+import bridge
+from train_jax.__main__ import main
+from train_jax.core import guard
 from train_jax.plugin import use_file
 from train_jax.run.presets import preset
 from train_jax.script import check, task
@@ -202,3 +208,61 @@ def test_a_script_in_16_bits_is_checked(case, tmp_path, monkeypatch, forgotten, 
     with capsys.disabled():
         print(f"\n| {name} | {FAULTS[fault] or '-'} | {found} |")
     assert found.ok == (fault is None), [leaf for leaf in found.leaves if not leaf.agrees]
+
+
+OVERFLOWING = f"""{HEAD.partition("def schedule")[0]}
+def model():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def optimizer(model):
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def loss(model, batch):
+    x, y = batch
+    with torch.autocast("cpu", torch.float16):
+        logits = model(x)
+    return 8 * nn.functional.cross_entropy(logits.float(), y)
+"""
+GROWTH_STEPS = 3
+
+
+def scaled_by_pytorch(config, steps):
+    """Trains the script with PyTorch's GradScaler; returns the scales, the skipped steps and the parameters."""
+    own = task.ScriptTask(config)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model = own.script.model()
+    assert own.script.optimizer is not None
+    optimizer = own.script.optimizer(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=guard.FIRST_SCALE, growth_interval=GROWTH_STEPS)
+    scales, skipped = [], []
+    for step in range(steps):
+        scales.append(scaler.get_scale())
+        optimizer.zero_grad()
+        batch = own.train_data.batch(step, config.global_batch_size, (0, 1), config.seed)
+        scaler.scale(own.script.loss(model, batch)).backward()
+        scaler.unscale_(optimizer)
+        skipped.append(not all(bool(p.grad.isfinite().all()) for p in model.parameters()))
+        scaler.step(optimizer)
+        scaler.update()
+    return scales, skipped, dict(model.named_parameters())
+
+
+def test_a_step_that_overflows_in_float16_is_skipped_as_by_gradscaler(tmp_path, monkeypatch, forgotten):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OVERFLOWING)
+    steps = 12
+    options = ["--loss-scale=dynamic", f"--optim.loss-scale-growth-steps={GROWTH_STEPS}", "--log-every-steps=1"]
+    assert main(["train", "mine.py", f"--steps={steps}", *options, "--wandb=disabled", "--no-verify"]) == 0
+    scales, skipped, parameters = scaled_by_pytorch(dataclasses.replace(preset("mine"), steps=steps), steps)
+    assert 2 <= sum(skipped) < steps / 2 and any(later > earlier for earlier, later in itertools.pairwise(scales))
+    logged = [json.loads(line) for line in Path("runs/mine/metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in logged if "train/loss_scale" in line]
+    assert [line["train/loss_scale"] for line in trained] == scales
+    assert [line["train/skipped_steps"] for line in trained] == skipped
+    assert main(["export", "runs/mine", "--plugin", "mine.py", "--no-check"]) == 0
+    weights = bridge.load_weights(Path("runs/mine/weights.safetensors"))
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(weights[name], parameter.detach(), rtol=0, atol=2e-3)

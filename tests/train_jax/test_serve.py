@@ -49,7 +49,9 @@ def answer_of(port, path, body=None):
 
 
 def test_requests_are_refused_until_the_programs_are_compiled(monkeypatch, capsys):
-    port, answers, answers_of_live = free_port(), {}, []
+    port = free_port()
+    answers = {}
+    answers_of_live = []
 
     def compile(config, gate):
         answers_of_live.append(answer_of(port, "/livez")[::2])

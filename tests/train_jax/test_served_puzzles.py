@@ -44,7 +44,8 @@ def write_sudokus(folder):
 @pytest.fixture(scope="module")
 def run(made_once):
     """A run whose weights are not zero, so that all outputs differ."""
-    run, rng = restore(str(made_once("sudokus", write_sudokus) / "run")), np.random.default_rng(0)
+    run = restore(str(made_once("sudokus", write_sudokus) / "run"))
+    rng = np.random.default_rng(0)
     params = {name: array + 0.1 * rng.normal(size=array.shape) for name, array in run.state.eval_params.items()}
     params = {name: array.astype(np.float32) for name, array in params.items()}
     return dataclasses.replace(run, state=run.state._replace(params=params, ema=params))
@@ -62,7 +63,8 @@ def stepper(run):
 
 @pytest.fixture(scope="module")
 def client(run, stepper):
-    gate, player = Gate(Limits(requests_per_minute=10**6)), Player("four", run)
+    gate = Gate(Limits(requests_per_minute=10**6))
+    player = Player("four", run)
     player._stepper = stepper  # whose programs are compiled
     with TestClient(create_app(gate, [PuzzleService(gate, [player])]), base_url="http://127.0.0.1") as own:
         yield own
@@ -79,7 +81,8 @@ def test_steps_are_those_of_solve_and_trajectories_have_the_noise_of_an_evaluati
         tokens, logits = stacked(islice(stepper.steps(inputs[2], trajectories=trajectories, noise=1.0), STEPS))
         np.testing.assert_array_equal(tokens[:, 0], expected.tokens[:, 0])
         np.testing.assert_allclose(logits[:, 0], expected.q_halt_logits[:, 0], rtol=1e-5)
-    depth, rows = STEPS + 2, np.arange(TRAJECTORIES, dtype=np.int32)
+    depth = STEPS + 2
+    rows = np.arange(TRAJECTORIES, dtype=np.int32)
     _, logits = stacked(islice(stepper.steps(inputs[2], trajectories=TRAJECTORIES, noise=0.5, seed=3), depth))
     devices = Devices(1)
     tiled = np.tile(inputs[2].astype(np.int32), (TRAJECTORIES, 1))

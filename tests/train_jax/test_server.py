@@ -24,7 +24,8 @@ from train_jax.serve.language import TextService
 
 HERE = "http://127.0.0.1"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 GREEDY = {"temperature": 0}
 
 
@@ -601,17 +602,22 @@ class Client:
     """Calls the application itself, to go away or to stop reading in the middle."""
 
     def __init__(self, app, path, body, *, reads, whole=True):
-        self.app, self.content, self.reads, self.whole = app, json.dumps(body).encode(), reads, whole
+        self.app = app
+        self.content = json.dumps(body).encode()
+        self.reads = reads
+        self.whole = whole
         self.scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
             "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
             "headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
         }  # fmt: skip
-        self.gone, self.received = asyncio.Event(), []
+        self.gone = asyncio.Event()
+        self.received = []
 
     async def _receive(self):
         if self.content is not None:
-            content, self.content = self.content, None
+            content = self.content
+            self.content = None
             return {"type": "http.request", "body": content, "more_body": not self.whole}
         await self.gone.wait()
         return {"type": "http.disconnect"}

@@ -15,7 +15,8 @@ import httpx2
 import numpy as np
 import pytest
 
-CLIENTS, SILENT = 50, 3
+CLIENTS = 50
+SILENT = 3
 TEXT = "/v1/completions"
 ALPHABET = "abcdefghijklmnopqrstuvwxyz" * 5
 TESTS = Path(__file__).parents[1]
@@ -44,7 +45,8 @@ def silent_client(port):
 
 async def ask(client, rng, statuses, gaps):
     """Asks once; the text is whole, or the answer is 429. Adds the times between parts of a stream to `gaps`."""
-    most, stream = rng.randrange(1, 90), rng.random() < 0.7
+    most = rng.randrange(1, 90)
+    stream = rng.random() < 0.7
     body = {"prompt": "a", "temperature": 0, "max_tokens": most, "stream": stream}
     async with client.stream("POST", TEXT, json=body) as response:
         statuses.append(response.status_code)
@@ -56,7 +58,9 @@ async def ask(client, rng, statuses, gaps):
             else:
                 assert content["choices"][0]["text"] == ALPHABET[1 : most + 1]
             return
-        texts, before, ended = [], None, False
+        texts = []
+        before = None
+        ended = False
         async for line in response.aiter_lines():
             if line == "data: [DONE]":
                 ended = True
@@ -71,7 +75,8 @@ async def ask(client, rng, statuses, gaps):
 
 async def fifty_clients(port, seconds, statuses):
     """Returns the times between parts of streams."""
-    gaps, ends = [], time.monotonic() + seconds
+    gaps = []
+    ends = time.monotonic() + seconds
 
     async def one(client, seed):
         rng = random.Random(seed)
@@ -87,15 +92,18 @@ async def fifty_clients(port, seconds, statuses):
 @pytest.mark.campaign  # it measures times
 def test_clients_that_never_read_delay_no_other(port):
     """The times between parts of a stream, in rounds without such clients and with some, as a ratio."""
-    seconds, rounds = 120, 6
-    gaps, statuses = ([], []), []
+    seconds = 120
+    rounds = 6
+    gaps = ([], [])
+    statuses = []
     for number in range(2 * rounds):
         with contextlib.ExitStack() as stack:
             for _ in range(SILENT if number % 2 else 0):
                 stack.enter_context(silent_client(port))
             gaps[number % 2].extend(asyncio.run(fifty_clients(port, seconds / (2 * rounds), statuses)))
     without, beside = (1000 * np.percentile(each, 95) for each in gaps)
-    answered, refused = statuses.count(200), statuses.count(429)
+    answered = statuses.count(200)
+    refused = statuses.count(429)
     print(f"{answered} answers, {refused} refused; p95 {without:.1f} ms, {beside:.1f} ms beside silent ones")
     assert {*statuses} == {200, 429} and answered > 10 * seconds and beside / without <= 1.2
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:

@@ -44,7 +44,8 @@ def test_a_bucket_has_matrices_of_one_group_and_shape_one_for_each_device():
 def test_the_state_of_a_run_comes_back_from_its_shards(data_dir):
     config = with_fields(preset("tiny"), {"data_dir": str(data_dir), "shard_optimizer": True})
     training = start(config, devices=Devices(1))
-    state, placement = training.initial_state(), training.placement
+    state = training.initial_state()
+    placement = training.placement
     placed = placement.place(state)
     shapes = jax.tree.map(lambda x: x.shape, placement.shapes(state))
     assert shapes == jax.tree.map(lambda x: x.shape, placed) and shapes != jax.tree.map(lambda x: x.shape, state)

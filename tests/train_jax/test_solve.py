@@ -65,9 +65,12 @@ def made(tmp_path_factory):
 
 def test_a_loaded_run_answers_as_in_evaluation_with_the_averaged_weights(made):
     sudoku = made("sudoku")
-    run, test, model = restore(sudoku[0]), load_split(sudoku[1], "test"), load_run(sudoku[0])
+    run = restore(sudoku[0])
+    test = load_split(sudoku[1], "test")
+    model = load_run(sudoku[0])
     expected = Evaluator(run.objective, test, Devices(1), max_steps=3, batch_size=6)(run.state)
-    prediction, alone = model.predict(test.inputs), solve(run, test.inputs[3])
+    prediction = model.predict(test.inputs)
+    alone = solve(run, test.inputs[3])
     assert model.step == 7 and alone.tokens.shape == (3, 1, 16)
     np.testing.assert_array_equal(prediction.tokens, expected.predictions)
     np.testing.assert_array_equal(alone.tokens[:, 0], expected.predictions[:, 3])
@@ -134,7 +137,8 @@ def test_an_arc_task_is_shown_from_its_file(made, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith(f"test example 1 of {path}; {run_dir}")
     assert shown.splitlines()[-1].startswith("not solved: ")
-    given, puzzles = ArcKind().read(path, data_dir=str(data_dir), index=1), load_split(data_dir, "test")
+    given = ArcKind().read(path, data_dir=str(data_dir), index=1)
+    puzzles = load_split(data_dir, "test")
     assert given.puzzle_identifier == read_identifiers(data_dir).index(name)
     assert ((puzzles.inputs == given.tokens) & (puzzles.labels == given.solution)).all(axis=1).any()
     for example in task["test"]:
@@ -215,7 +219,8 @@ def test_the_last_line_names_the_mistakes_of_an_answer():
 
 def test_maze_answers_are_checked_by_the_rules():
     kind = MazeKind(5)
-    maze, solution = parse_maze(MAZE), kind.parse(MAZE).solution
+    maze = parse_maze(MAZE)
+    solution = kind.parse(MAZE).solution
     assert solution is not None
     assert kind.checking.mistakes(maze, solution, solution) == []
     assert kind.checking.mistakes(maze, solution, None) == []

@@ -22,7 +22,8 @@ from train_jax.run.restore import restore
 
 def commands_of(profile, tmp_path):
     """The `trm` commands of the script, in their order, with data and run in `tmp_path`."""
-    script, trm = tmp_path / "script" / "speedrun_tpu.sh", tmp_path / "bin" / "trm"
+    script = tmp_path / "script" / "speedrun_tpu.sh"
+    trm = tmp_path / "bin" / "trm"
     for path in (script, trm):
         path.parent.mkdir(exist_ok=True)
     script.write_text((ROOT / "speedrun_tpu.sh").read_text())
@@ -34,6 +35,8 @@ def commands_of(profile, tmp_path):
     environment |= {"DATA_DIR": str(tmp_path / "data"), "RUN_DIR": str(tmp_path / "run")}
     done = subprocess.run(["bash", str(script)], env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    first, *then = done.stdout.partition("\nnext:\n")[2].splitlines()
+    assert first.split() == ["source", "./environment.sh"] and len(then) == 2, "the shell that ran it finds no trm yet"
     return [shlex.split(line) for line in log.read_text().splitlines()]
 
 

@@ -18,7 +18,8 @@ def programs(*stages):
 
 @pytest.mark.slow
 def test_training_and_every_evaluation_of_puzzles(tmp_path):
-    data, run = str(tmp_path / "set"), str(tmp_path / "run")
+    data = str(tmp_path / "set")
+    run = str(tmp_path / "run")
     build = ["build-data", "sudoku", "--size", "4", "--num-train", "64", "--num-test", "16", "--output-dir", data]
     sizes = ["--arch.L-layers", "1", "--arch.H-cycles", "1", "--arch.L-cycles", "1", "--arch.halt-max-steps", "2"]
     train = ["train", "tiny", "--data-dir", data, "--run-dir", run, "--wandb", "disabled", "--eval-batch-size", "8"]

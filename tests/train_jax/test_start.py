@@ -62,7 +62,8 @@ def test_a_run_starts_with_the_averaged_weights_of_another(initial, source):
 
 
 def test_a_table_of_another_size_starts_as_its_mean(initial, source):
-    weights, said = restore(source).state_dict(), []
+    weights = restore(source).state_dict()
+    said = []
     weights[TABLE] = torch.randn(9, weights[TABLE].shape[1])
     _, state = initial(weights, said.append)
     mean = weights[TABLE].double().mean(0).float().numpy()
@@ -75,7 +76,8 @@ def test_a_table_of_another_size_starts_as_its_mean(initial, source):
 
 def test_only_the_named_weights_are_taken(initial, source):
     """The recursion may come from a model with another vocabulary, whose embeddings and heads would not fit."""
-    weights, said = restore(source).state_dict(), []
+    weights = restore(source).state_dict()
+    said = []
     weights["model.inner.lm_head.weight"] = torch.zeros(11, 32)
     new, state = initial(weights, said.append, RECURSION)
     taken = [name for name in state.params if ".L_level." in name]
@@ -97,7 +99,8 @@ def test_weights_of_another_model_are_refused_before_anything_is_written(config,
 
 @pytest.mark.campaign
 def test_a_run_that_continues_or_is_finished_does_not_need_its_source(config, data_dir, tmp_path):
-    source, finished = write_run(tmp_path / "source", data_dir, act_steps=2, step=3), tmp_path / "run" / "FINISHED"
+    source = write_run(tmp_path / "source", data_dir, act_steps=2, step=3)
+    finished = tmp_path / "run" / "FINISHED"
     fields = {"init_from": source, "checkpoint_every_steps": 1, "eval_every_steps": 0, "log_every_steps": 1, "steps": 2}
     config = with_fields(config, fields)
     figures = train(config, Devices(1))

@@ -59,14 +59,16 @@ def initial_arrays():
 @pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, CASES))
 def test_parameters_ema_and_table_rows_equal_pytorch(results_of, case):
     """PyTorch does not get the bad batch: it must leave no trace, not even in the schedule."""
-    results, config = results_of(case), CASES[case]
+    results = results_of(case)
+    config = CASES[case]
     assert results[f"{case}/compiled"] == 0, "compiled again after the first step"
     params, table = initial_arrays()
     gradients = [{n: b[n].sum(0) / BATCH for n in DENSE} for b in toy_training.batches()]
     trajectory = torch_optimizers.trajectory(config, params, gradients, peak=config.lr, total_steps=STEPS)
     if config.freeze:
         trajectory = [params] * STEPS
-    ema, tolerance = dict(params), {"rtol": 0, "atol": 0 if config.freeze else 1e-6}
+    ema = dict(params)
+    tolerance = {"rtol": 0, "atol": 0 if config.freeze else 1e-6}
     for number, (expected, batch) in enumerate(zip(trajectory, toy_training.batches(), strict=True)):
         ours = part(results, f"{case}/{number}/0")
         lr = torch_optimizers.rate(number + 1, config.sparse_lr, config, STEPS)
@@ -81,9 +83,11 @@ def test_parameters_ema_and_table_rows_equal_pytorch(results_of, case):
 
 def test_buffers_are_those_of_the_whole_batch(results_of):
     """The mean of what devices write to statistics, the maximum of counters; PyTorch does not get the bad batch."""
-    average, largest = np.zeros(toy_training.WIDTH, np.float32), 0
+    average = np.zeros(toy_training.WIDTH, np.float32)
+    largest = 0
     for number, batch in enumerate(toy_training.batches()):
-        average, largest = average + 0.1 * (batch["rows"].mean(0) - average), max(largest, batch["ids"].max())
+        average = average + 0.1 * (batch["rows"].mean(0) - average)
+        largest = max(largest, batch["ids"].max())
         buffers = part(results_of("adamw"), f"adamw/{number}/0/buffers")
         np.testing.assert_allclose(buffers["average"], average, rtol=0, atol=1e-6)
         assert buffers["largest_id"] == largest
@@ -92,7 +96,8 @@ def test_buffers_are_those_of_the_whole_batch(results_of):
 @pytest.mark.parametrize("case", slow_unless(BY_DEFAULT.__contains__, [case for case in CASES if case != ALL_GOOD]))
 def test_a_batch_with_nan_changes_no_bit_of_the_state_and_is_counted(results_of, case):
     results = results_of(case)
-    before, after = part(results, f"{case}/before"), part(results, f"{case}/bad/0")
+    before = part(results, f"{case}/before")
+    after = part(results, f"{case}/bad/0")
     kept = [name for name in before if not name.startswith("guard")]
     assert {"step", f"buffers/{TABLE}"} | {f"{part}/{n}" for part in ("params", "ema") for n in DENSE} <= set(kept)
     assert any(name.startswith("opt_state") for name in kept)
@@ -104,7 +109,8 @@ def test_a_batch_with_nan_changes_no_bit_of_the_state_and_is_counted(results_of,
     carry = part(results, f"{case}/bad/1")
     assert carry["halted"].all() and not carry["steps"].any(), "training continues with new examples"
     assert not part(results, f"{case}/{BAD - 1}/1")["halted"].all()
-    after, last = part(results, f"{case}/{BAD}/0"), part(results, f"{case}/{STEPS - 1}/0")
+    after = part(results, f"{case}/{BAD}/0")
+    last = part(results, f"{case}/{STEPS - 1}/0")
     assert (after["guard/skipped_steps"], after["guard/consecutive_skipped"]) == (1, 0)
     assert last["step"] == STEPS and last["guard/skipped_steps"] == 1
 
@@ -118,10 +124,12 @@ def test_the_step_after_a_skipped_one_draws_other_random_numbers(results_of):
 
 def test_the_metrics_of_a_step(results_of):
     """Norms by group, the learning rate, and the histogram of halting."""
-    results, groups = results_of("adamw"), parameter_groups(DENSE)
+    results = results_of("adamw")
+    groups = parameter_groups(DENSE)
     assert list(groups) == ["embed_tokens", "lm_head", "q_head", "L_level"]
     for number, batch in enumerate(toy_training.batches()):
-        carry, metrics = part(results, f"adamw/{number}/1"), part(results, f"adamw/{number}/2")
+        carry = part(results, f"adamw/{number}/1")
+        metrics = part(results, f"adamw/{number}/2")
         norms = [np.sqrt(sum(np.sum((batch[n].sum(0) / BATCH) ** 2) for n in names)) for names in groups.values()]
         np.testing.assert_allclose(metrics["grad_norm"], norms, rtol=1e-5)
         rows = [batch["rows"][batch["ids"] == row].sum(0) for row in set(batch["ids"])]
@@ -165,7 +173,8 @@ def test_the_loss_scale_equals_that_of_grad_scaler_within_bounds():
     assert int(guard.skipped_steps) == OVERFLOW.count("!")
     low = high = new_guard(scales_loss=True)
     for _ in range(40):
-        low, high = check(low, jnp.array(False)).guard, check(high, jnp.array(True)).guard
+        low = check(low, jnp.array(False)).guard
+        high = check(high, jnp.array(True)).guard
     assert (float(low.loss_scale), float(high.loss_scale)) == (1.0, LARGEST_SCALE)
     assert (int(low.consecutive_skipped), int(high.consecutive_skipped)) == (40, 0)
 
@@ -201,14 +210,17 @@ def test_trm_in_float16_adapts_its_loss_scale_and_learns():
     config = example_run("trm", arch, optim=optim, steps=100)
     devices = Devices(1)
     training = start(config, ExamplePuzzles(config), devices)
-    step, batch = training.parallel_step(), training.batches.at(0)
+    step = training.parallel_step()
+    batch = training.batches.at(0)
     state = training.initial_state()
     assert float(state.guard.loss_scale) == FIRST_SCALE
     carry = training.initial_carry(state, batch)
     state = state._replace(guard=state.guard._replace(loss_scale=jnp.float32(LARGEST_SCALE)))
-    state, carry = devices.replicate(state), devices.shard(carry)
+    state = devices.replicate(state)
+    carry = devices.shard(carry)
 
-    losses, scales = [], []
+    losses = []
+    scales = []
     for _ in range(40):
         state, carry, metrics = step(state, carry, batch, devices.random_key(0))
         scales.append(float(metrics["loss_scale"]))

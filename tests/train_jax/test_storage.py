@@ -141,7 +141,8 @@ def test_without_the_bucket_or_the_package(emulator, monkeypatch, capsys):
 def test_a_folder_that_is_moved_keeps_its_marker_only_while_it_is_complete(remote, emulator, impatient):
     """This holds for any number of requests before the process is killed."""
     for count in itertools.count(1):
-        source, target = path_of(remote) / f"{count}" / "7", path_of(remote) / f"{count}" / "aside"
+        source = path_of(remote) / f"{count}" / "7"
+        target = path_of(remote) / f"{count}" / "aside"
         names = ["a/data", "b/data", "done"]
         for name in names:
             write_text(source / name, name)

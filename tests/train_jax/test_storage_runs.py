@@ -142,7 +142,8 @@ def test_a_data_set_is_copied_once_and_again_when_it_or_its_copy_changes(argumen
 def test_a_data_set_is_built_in_storage_as_on_a_disk(remote, emulator, tmp_path, capsys):
     """The local scratch folder is removed, and what is built already is not uploaded again."""
     build = ["build-data", "sudoku", "--size", "4", "--num-train", "6", "--num-test", "2", "--num-empty", "6"]
-    local, folder = tmp_path / "local", path_of(remote) / "data"
+    local = tmp_path / "local"
+    folder = path_of(remote) / "data"
     for place in (local, folder):
         assert main([*build, "--output-dir", str(place)]) == 0
     files = {path.relative_to(local).as_posix(): path.read_bytes() for path in local.rglob("*") if path.is_file()}

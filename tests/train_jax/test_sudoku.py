@@ -37,7 +37,8 @@ def made(size: int, count: int, num_empty: int, seed: int = 0):
 def backtracked_solutions(puzzle, box_rows: int, box_cols: int, limit: int = 2) -> list[list[int]]:
     """Solves by lists and sets; shares nothing with the solver under test."""
     size = box_rows * box_cols
-    cells, solutions = range(size * size), []
+    cells = range(size * size)
+    solutions = []
     grid = [int(digit) for digit in puzzle]
 
     def units(cell: int) -> tuple[int, int, int]:
@@ -206,7 +207,8 @@ def guesses_by_hand(puzzle: np.ndarray, geometry: Geometry) -> int:  # noqa: C90
             return 0
         fewest = min(len(each) for each in options if len(each) > 1)
         cell = next(cell for cell, each in enumerate(options) if len(each) == fewest)
-        lowest, both = min(options[cell]), 1
+        lowest = min(options[cell])
+        both = 1
         for digits in ({lowest}, options[cell] - {lowest}):
             both += tree([set(each) if other != cell else set(digits) for other, each in enumerate(options)])
         return both
@@ -216,7 +218,8 @@ def guesses_by_hand(puzzle: np.ndarray, geometry: Geometry) -> int:  # noqa: C90
 
 @pytest.mark.parametrize(("size", "count"), [(9, 24), (6, 60)])
 def test_a_rating_is_the_number_of_guesses_of_its_definition(size, count):
-    geometry, rng = GEOMETRIES[size], np.random.default_rng(5)
+    geometry = GEOMETRIES[size]
+    rng = np.random.default_rng(5)
     puzzles, _ = dig(random_grids(count, geometry, rng), geometry.cells, geometry, rng)
     found = ratings(puzzles, geometry)
     assert found.max() > 0

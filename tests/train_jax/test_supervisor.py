@@ -34,7 +34,8 @@ def supervised(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "BEAT_SECONDS", 0.1)
 
     def run(code, restarts=10):
-        said, starts = [], tmp_path / "starts"
+        said = []
+        starts = tmp_path / "starts"
         command = [sys.executable, "-c", HEADER + code, str(starts)]
         status = Supervisor(command, restarts, said.append, wait_scale=0).run()
         return status, len(starts.read_text()), said
@@ -83,7 +84,8 @@ def test_sigterm_goes_to_the_run_and_nothing_is_restarted(supervised, handler):
 def test_a_run_without_its_supervisor_stops_as_after_sigterm(tmp_path):
     code = HEADER + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(30)"
     read, write = os.pipe()
-    command, variables = [sys.executable, "-c", code, str(tmp_path / "starts")], {supervisor.PIPE: str(write)}
+    command = [sys.executable, "-c", code, str(tmp_path / "starts")]
+    variables = {supervisor.PIPE: str(write)}
     child = subprocess.Popen(command, env=os.environ | variables, pass_fds=[write])
     while not (tmp_path / "starts").exists():
         time.sleep(0.01)

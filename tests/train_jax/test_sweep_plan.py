@@ -152,6 +152,23 @@ def test_runs_of_equal_flops_have_the_steps_that_those_of_the_first_one_pay_for(
         with_equal_flops(few, "sudoku6")
 
 
+def test_runs_of_a_model_of_the_users_have_equal_flops():
+    small = {"hidden_size": 32, "mlp_t": True, "pos_encodings": "none", "puzzle_emb_ndim": 32}
+    name = "train_jax.research.levers:LeverTRM"
+    values = [[name, small | {"race": count}] for count in (1, 3)]
+    jobs = jobs_of(["baseline"], combinations([f"model,arch.options={json.dumps(values)}"]), Options(preset="sudoku6"))
+    first, race = with_equal_flops(jobs, "sudoku6")
+    assert cost_of(race)[1] == pytest.approx(cost_of(first)[1], rel=TOLERANCE)
+    assert race.steps < 0.8 * first.steps, "three latents run the H-cycles without gradients"
+    parsed = parse_run(list(race.command[1:]), prog="trm train", description="")[1]
+    assert (parsed.steps, parsed.arch.options["race"]) == (race.steps, 3)  # pyright: ignore[reportAttributeAccessIssue]
+    axis = 'model,arch.options=[["support.outside_models:CellNet", {"nonsense": 1}]]'
+    unknown = jobs_of(["baseline"], combinations([axis]), Options(preset="sudoku6"))
+    assert cost_of(unknown[0])[1] is None
+    with pytest.raises(UserError, match=r"the FLOPs of .* are not known; omit the run or --equal-flops"):
+        with_equal_flops(unknown, "sudoku6")
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_flops_are_those_of_pytorch_with_its_backward_pass(name):
     """The tensors are meta tensors, because PyTorch's counter does not know the attention of CPUs."""
@@ -206,7 +223,8 @@ def sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeper, "POLL_SECONDS", 0.01)
 
     def run(works, failing=None, root=tmp_path, **options):
-        files, commands = SweepFiles(str(root)), []
+        files = SweepFiles(str(root))
+        commands = []
 
         def command(words):
             commands.append(words[1])
@@ -256,8 +274,10 @@ def test_a_run_waits_for_the_one_it_starts_from(sweep):
 
 
 def test_a_run_with_the_configuration_of_another_is_copied(sweep, tmp_path):
-    first, copy = WORKS[0], dataclasses.replace(WORKS[1], same_as=FIRST)
-    source, target = tmp_path / first.name, tmp_path / copy.name
+    first = WORKS[0]
+    copy = dataclasses.replace(WORKS[1], same_as=FIRST)
+    source = tmp_path / first.name
+    target = tmp_path / copy.name
     (source / "checkpoints/10").mkdir(parents=True)
     for name in ("config.json", "dataset.json", "machine.json", "metrics.jsonl", "checkpoints/10/model", "wandb_id"):
         (source / name).write_text(to_json(preset("tiny")))
@@ -274,7 +294,8 @@ def test_a_run_with_the_configuration_of_another_is_copied(sweep, tmp_path):
 
 
 def test_a_copy_is_trained_if_it_was_begun_and_not_made_of_a_failed_run(sweep, tmp_path):
-    first, copy = WORKS[0], dataclasses.replace(WORKS[1], same_as=FIRST)
+    first = WORKS[0]
+    copy = dataclasses.replace(WORKS[1], same_as=FIRST)
     assert sweep([first, copy], {FIRST: 1}, continues_on_failure=True) == (1, ["sudoku", first.name])
     (tmp_path / copy.name).mkdir(parents=True)
     (tmp_path / copy.name / "config.json").write_text(to_json(preset("tiny")))
@@ -288,7 +309,8 @@ def test_a_sweep_in_storage(sweep, remote):
     assert sweep(there, root=remote) == (0, [])
 
 
-RUNS, STEPS = 4, 15
+RUNS = 4
+STEPS = 15
 
 
 @pytest.mark.slow
@@ -298,7 +320,8 @@ def test_two_sweepers_of_which_one_is_killed_at_random(tmp_path):
     def steps():
         return [path.read_text().splitlines() for path in tmp_path.glob("group/*/*/steps.jsonl")]
 
-    command, environment = script("sweep_process", tmp_path, RUNS, STEPS), os.environ | ENVIRONMENT
+    command = script("sweep_process", tmp_path, RUNS, STEPS)
+    environment = os.environ | ENVIRONMENT
     pair = [subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment) for _ in range(2)]
     when = random.randrange(1, RUNS * STEPS - 5)
     while sum(map(len, steps())) < when:

@@ -136,9 +136,11 @@ def test_splits_depend_on_the_text_alone():
 def test_a_data_set_holds_every_document_once(source, tmp_path):
     (source / "again.txt").write_text(texts()[0])
     data = build(source, tmp_path / "set", shard_tokens=97)
-    tokenizer, documents = data.tokenizer(), []
+    tokenizer = data.tokenizer()
+    documents = []
     for split in ("train", "test"):
-        tokens, record = tokens_of(data, split), data.splits[split]
+        tokens = tokens_of(data, split)
+        record = data.splits[split]
         starts = np.flatnonzero(tokens == tokenizer.bos)
         assert starts[0] == 0 and len(starts) == record.documents
         parts = [tokenizer.decode(part[1:]) for part in np.split(tokens, starts[1:])]
@@ -151,7 +153,8 @@ def test_a_data_set_holds_every_document_once(source, tmp_path):
 
 
 def test_the_same_options_give_the_same_bytes_whatever_the_shards(source, tmp_path):
-    one, two = build(source, tmp_path / "one"), build(source, tmp_path / "two", shard_tokens=50)
+    one = build(source, tmp_path / "one")
+    two = build(source, tmp_path / "two", shard_tokens=50)
     assert one.fingerprint == two.fingerprint != build(source, tmp_path / "three", seed=1).fingerprint
     given = build(source, tmp_path / "four", tokenizer=str(tmp_path / "one"))
     assert given.fingerprint == one.fingerprint
@@ -313,7 +316,8 @@ def test_a_data_set_of_the_hub(in_parts, tmp_path, monkeypatch):
     client = types.ModuleType("huggingface_hub")
     client.snapshot_download = download
     monkeypatch.setitem(sys.modules, "huggingface_hub", client)
-    hub, local = build("hf://some/texts/source", tmp_path / "set"), build(in_parts, tmp_path / "local")
+    hub = build("hf://some/texts/source", tmp_path / "set")
+    local = build(in_parts, tmp_path / "local")
     assert asked and set(asked) == {("some/texts", "dataset", "source/*.txt")}
     assert sorted(hub.splits.items()) == sorted(local.splits.items())
 

@@ -32,7 +32,8 @@ from campaigns.trajectory_runs import (
     write_start,
 )
 
-LOSS, WEIGHTS = 1e-4, 1e-3
+LOSS = 1e-4
+WEIGHTS = 1e-3
 SEED = 4
 LEAKY = "TRM attention"
 
@@ -80,7 +81,8 @@ def train(case, folder):
 @every_case
 def test_float32_is_within_the_tolerance(runs, case):
     ours, theirs, exact = (runs(case)[side] for side in ("jax", "torch", "reference"))
-    difference, own = loss_differences(ours, theirs), np.maximum.accumulate(loss_differences(exact, theirs))
+    difference = loss_differences(ours, theirs)
+    own = np.maximum.accumulate(loss_differences(exact, theirs))
     print(f"\n{case}: loss differs by {difference.max():.1e}, PyTorch's float32 from its float64 by {own.max():.1e}")
     assert len(difference) == STEPS and (difference <= np.maximum(LOSS, 8 * own)).all()
     for kind in ("params", "ema"):
@@ -92,11 +94,14 @@ def test_float32_is_within_the_tolerance(runs, case):
 @every_case
 def test_puzzle_table(runs, case):
     """Sign SGD turns a gradient that is zero except for rounding into a whole step: few entries may be steps apart."""
-    ours, theirs, step = runs(case)["jax"], runs(case)["torch"], CASES[case].optim.sparse_lr
+    ours = runs(case)["jax"]
+    theirs = runs(case)["torch"]
+    step = CASES[case].optim.sparse_lr
     ours, theirs = (side[f"{STEPS}/table/weights"] for side in (ours, theirs))
     assert np.median(np.abs(theirs[1:])) > 5 * step, "the rows hardly changed: nothing was compared"
     gaps = np.abs(ours - theirs)
-    steps_apart, rest = np.mean(gaps > step), gaps[gaps <= step].max()
+    steps_apart = np.mean(gaps > step)
+    rest = gaps[gaps <= step].max()
     print(f"\n{case}: {steps_apart:.2%} of the entries a step apart, the rest {rest:.1e}")
     assert steps_apart <= 0.01
     assert rest <= WEIGHTS * np.abs(theirs).max()
@@ -104,7 +109,8 @@ def test_puzzle_table(runs, case):
 
 @every_case
 def test_float64_differs_by_rounding_only(runs, case):
-    ours, theirs = runs(case)["jax64"], runs(case)["torch64"]
+    ours = runs(case)["jax64"]
+    theirs = runs(case)["torch64"]
     print(f"\n{case}: loss differs by {loss_differences(ours, theirs).max():.1e}")
     np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=1e-9)
     for name in ("count", "steps", "exact_accuracy", "q_halt_accuracy"):
@@ -118,12 +124,14 @@ def test_float64_differs_by_rounding_only(runs, case):
 @every_case
 def test_the_runs_learn_halt_early_and_change_every_weight(runs, case):
     theirs = runs(case)["torch"]
-    loss, late = theirs["loss"], slice(STEPS // 2, None)
+    loss = theirs["loss"]
+    late = slice(STEPS // 2, None)
     assert loss[-10:].mean() < 0.5 * loss[:5].mean()
     assert theirs["exact_accuracy"][late].sum() > 30, "too few puzzles were solved"
     assert HALT_MAX_STEPS * theirs["count"].sum() - theirs["steps"].sum() > 50, "too few sequences halted early"
     for name in [n for n in theirs if n.startswith(f"{STEPS}/params/")]:
-        first, last = theirs[name.replace(str(STEPS), "1", 1)], theirs[name]
+        first = theirs[name.replace(str(STEPS), "1", 1)]
+        last = theirs[name]
         assert np.abs(last - first).max() > 20 * WEIGHTS * np.abs(last).max(), f"{name} hardly changed"
 
 

@@ -12,7 +12,8 @@ SEEDS = 4
 def test_losses_are_within_the_spread_of_pytorch_seeds(tmp_path):
     """The share of steps inside the other curves, as in `campaigns.trajectory`, means little with so few seeds."""
     for case, curves in train(list(CASES), SEEDS, tmp_path).items():
-        ours, spread = distance(curves.jax, curves.torch), distance(*pairs(curves.torch))
+        ours = distance(curves.jax, curves.torch)
+        spread = distance(*pairs(curves.torch))
         leaky = distance(curves.jax_leaky, curves.torch[:1])
         print(f"\n{case}: {ours}; two seeds of PyTorch {spread}; without gradient mode {leaky}")
         assert 0 < ours.mean <= spread.mean < leaky.mean, case

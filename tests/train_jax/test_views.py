@@ -39,7 +39,8 @@ def test_the_symmetries_of_a_kind_are_those_of_its_transformation_and_have_an_in
 
 
 def test_views_are_different_and_depend_on_the_seed_and_the_number_alone():
-    mazes, nine = metadata_of(MazeKind(6)), metadata_of(SudokuKind(GEOMETRIES[9]))
+    mazes = metadata_of(MazeKind(6))
+    nine = metadata_of(SudokuKind(GEOMETRIES[9]))
     views = symmetries_of_views(mazes, first=0, count=40, views=8, seed=1)
     assert (views.cells[:, 0] == np.arange(36)).all()
     for of_puzzle in views.cells:

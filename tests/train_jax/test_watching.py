@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from train_jax.__main__ import main
-from train_jax.core.optim.chain import learning_rates
+from train_jax.core.optim.chain import logged_learning_rates
 from train_jax.core.optim.config import ParameterGroup
 from train_jax.errors import PreemptedError, UserError
 from train_jax.run import performance
@@ -229,9 +229,10 @@ def logged(task=None, step=ONE, **fields):
     config = dataclasses.replace(preset("tiny"), global_batch_size=16, **fields)
     attributes = {"console": {}, "figures": lambda sums, examples: sums, "variants": lambda _: OneVariant()}
     task = SimpleNamespace(**attributes | {"unit": Task.unit} | (task or {}))
-    now, console = [0.0], MagicMock()
-    devices = SimpleNamespace(to_host=lambda metrics: metrics, count=1)
-    rates = learning_rates(dict.fromkeys(name for names in GROUPS.values() for name in names), config.optim, 1)
+    now = [0.0]
+    console = MagicMock()
+    devices = SimpleNamespace(to_host=lambda metrics: metrics, count=1, per_replica=1)
+    rates = logged_learning_rates(dict.fromkeys(name for names in GROUPS.values() for name in names), config.optim, 1)
     training = SimpleNamespace(
         config=config,
         task=task,

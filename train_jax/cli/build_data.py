@@ -59,5 +59,6 @@ def _builder_of(directory: Path) -> Any:
 
 
 def cli(argv: list[str]) -> None:
-    unknown, description = "kind of data {}", "Generates, converts or inspects a data set."
+    unknown = "kind of data {}"
+    description = "Generates, converts or inspects a data set."
     main(parse_subcommand(commands(), argv, prog="trm build-data", unknown=unknown, description=description))

@@ -16,7 +16,7 @@ def main(config: RunConfig, *, verify: bool = True, heading: str = "") -> None:
     from train_jax.runtime.clock import process_start
     from train_jax.runtime.compilation import use_compile_cache
     from train_jax.runtime.coordination import place
-    from train_jax.runtime.devices import Devices
+    from train_jax.runtime.mesh import devices_of
     from train_jax.runtime.processes import is_main_process, join_processes
     from train_jax.storage.storage import path_of
     from train_jax.trainer.loop import train
@@ -28,10 +28,11 @@ def main(config: RunConfig, *, verify: bool = True, heading: str = "") -> None:
         without_cache = use_compile_cache(config.compute.compile_cache, shared)
         if without_cache and is_main_process():
             print(f"trm: {without_cache}", file=sys.stderr)
-        devices = Devices(runner=config.compute.runner)
+        devices = devices_of(config.compute)
         figures = train(config, devices, since=process_start(), verify=verify)
         if is_main_process():
-            steps, seconds = figures["train_steps"], duration(figures["train_seconds"])
+            steps = figures["train_steps"]
+            seconds = duration(figures["train_seconds"])
             summary = figures.get("summary", "not evaluated")
             print(f"finished: {config.run_dir}: {summary}, {steps:.0f} steps in {seconds}")
 

@@ -67,7 +67,8 @@ def check_finite(
         metrics["loss_scale"] = guard.loss_scale
     if counted is not None:
         empty = counted == 0
-        good, after = good & ~empty, where_tree(empty, guard, after)
+        good = good & ~empty
+        after = where_tree(empty, guard, after)
         metrics |= {"skipped_steps": metrics["skipped_steps"] & ~empty, "empty_steps": empty}
         metrics["consecutive_skipped"] = after.consecutive_skipped
     return FiniteCheck(good, finite, carry_good, after, metrics)

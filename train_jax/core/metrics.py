@@ -50,7 +50,7 @@ def window_sums(steps: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
 def optimizer_figures(last: dict[str, np.ndarray], groups: Groups, rates: Iterable[str]) -> dict[str, float]:
     """Returns learning rates and norms (total and by parameter group) of the last step of a window.
 
-    `rates` are the names of `train_jax.core.optim.chain.learning_rates`.
+    `rates` are the names of `train_jax.core.optim.chain.logged_learning_rates`.
     """
     figures = {f"{_RATES}/{name}".rstrip("/"): float(rate) for name, rate in zip(rates, last[_RATES], strict=True)}
     figures |= {name: float(last[name]) for name in _LAST if name in last}

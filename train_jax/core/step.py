@@ -16,7 +16,7 @@ from train_jax.core.gradients import Gradients, Keys, compute_gradients
 from train_jax.core.guard import check_finite, where_tree
 from train_jax.core.metrics import Metrics, norms_by_group, parameter_groups
 from train_jax.core.objective import Batch, Objective
-from train_jax.core.optim.chain import Optimizer, learning_rates, trainable
+from train_jax.core.optim.chain import Optimizer, logged_learning_rates, trainable
 from train_jax.core.optim.config import OptimConfig
 from train_jax.core.optim.rules import RowGradients, sparse_sign_sgd, sum_by_row, update_ema
 from train_jax.core.optim.schedule import learning_rate
@@ -62,7 +62,7 @@ def make_train_step(
     trained = of_part(objective.params)
     _require_trained(objective, trained, config)
     update = _make_update(optimizer, config, options.total_steps, of_part)
-    rates = options.rates or learning_rates(trained, config, options.total_steps)
+    rates = options.rates or logged_learning_rates(trained, config, options.total_steps)
     groups = {options.part: tuple(trained)} if options.part else parameter_groups(trained)
     sharding = options.sharding
     growth_steps = config.loss_scale_growth_steps if options.scales_loss else None
@@ -162,7 +162,8 @@ def in_order(steps: Mapping[str, TrainStep], groups: Iterable[str]) -> TrainStep
     """
 
     def train_step(state: TrainState, carry: Any, batch: Batch, key: Any) -> tuple[TrainState, Any, Metrics]:
-        before, found = state.step, {}
+        before = state.step
+        found = {}
         for number, (name, step) in enumerate(steps.items()):
             own_key = key[name] if isinstance(key, dict) else jax.random.fold_in(key, number)
             states: Any = state.opt_state

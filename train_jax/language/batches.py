@@ -192,7 +192,8 @@ class Packer:
 
     def next_row(self) -> list[Part]:
         """Packs a row."""
-        parts, free = [], self.capacity
+        parts = []
+        free = self.capacity
         while free:
             self._refill()
             if self.pads and self.buffer[0][0] > free:
@@ -233,8 +234,12 @@ class BestFit(Rows):
 
     def __init__(self, stream: TokenStream, bos: int, seq_len: int, *, pads: bool = False):
         """`bos` is the token that begins every document; it occurs nowhere else. Reads all tokens once."""
-        self._stream, self._bos, self._capacity, self._pads = stream, bos, seq_len + 1, pads
-        places, position = [], 0
+        self._stream = stream
+        self._bos = bos
+        self._capacity = seq_len + 1
+        self._pads = pads
+        places = []
+        position = 0
         for chunk in stream.chunks():
             places.append(np.flatnonzero(chunk == bos) + position)
             position += len(chunk)
@@ -286,7 +291,9 @@ class MixedRows(Rows):
 
     def __init__(self, sources: Sequence[Rows], weights: Sequence[float], seed: int):
         """Raises `UserError` if a data set has no row in a block."""
-        self._sources, self._seed, self._counts = sources, seed, tuple(apportion(weights, BLOCK_ROWS))
+        self._sources = sources
+        self._seed = seed
+        self._counts = tuple(apportion(weights, BLOCK_ROWS))
         if not all(self._counts):
             raise UserError(
                 f"{BLOCK_ROWS:,} rows have none of the data set of weight {weights[self._counts.index(0)]:g}, expected "
@@ -299,7 +306,8 @@ class MixedRows(Rows):
         first, before = divmod(numbers.start, BLOCK_ROWS)
         blocks = range(first, numbers.stop // BLOCK_ROWS + 1)
         places = np.concatenate([_block(self._counts, self._seed, block) for block in blocks])
-        own, batch = places[before : before + len(numbers)], {}
+        own = places[before : before + len(numbers)]
+        batch = {}
         for number, (source, count) in enumerate(zip(self._sources, self._counts, strict=True)):
             where = np.flatnonzero(own == number)
             start = first * count + np.count_nonzero(places[:before] == number)

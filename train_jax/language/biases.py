@@ -38,7 +38,8 @@ class TokenBias:
         self._fixed = np.zeros(vocab_size, np.float32)
         for token, bias in biases.items():
             self._fixed[token] = bias
-        self._presence, self._frequency = presence, frequency
+        self._presence = presence
+        self._frequency = frequency
 
     @property
     def changes(self) -> bool:
@@ -60,7 +61,8 @@ class JointBias:
     changes = True
 
     def __init__(self, first: Bias, *others: Bias):
-        self._first, self._others = first, others
+        self._first = first
+        self._others = others
 
     def logits_after(self, tokens: Sequence[int]) -> Float[np.ndarray, " vocab_size"]:
         total = self._first.logits_after(tokens)

@@ -111,7 +111,8 @@ class Question:
 
 def read_bundle(directory: str | Path) -> list[CoreTask]:
     """Reads all tasks. Raises `UserError` for a missing or invalid file."""
-    folder, yaml = local_folder(directory), text_package("yaml")
+    folder = local_folder(directory)
+    yaml = text_package("yaml")
     try:
         listed = yaml.safe_load(_read(folder, "core.yaml"))["icl_tasks"]
         table = csv.DictReader(io.StringIO(_read(folder, "eval_meta_data.csv")))
@@ -135,12 +136,14 @@ def _read(folder: Path, name: str) -> str:
 
 
 def _task(folder: Path, entry: Mapping[str, Any], baselines: Mapping[str, float]) -> CoreTask:
-    kind, uri = entry["icl_task_type"], PurePosixPath(str(entry["dataset_uri"]))
+    kind = entry["icl_task_type"]
+    uri = PurePosixPath(str(entry["dataset_uri"]))
     if kind not in _FIELDS:
         raise ValueError(f"icl_task_type {kind!r} is not one of {', '.join(_FIELDS)}")
     if uri.is_absolute() or ".." in uri.parts:
         raise ValueError(f"dataset_uri {uri} leaves the folder")
-    name, fewshot = f"eval_data/{uri}", int(entry["num_fewshot"][0])
+    name = f"eval_data/{uri}"
+    fewshot = int(entry["num_fewshot"][0])
     lines = io.StringIO(_read(folder, name), newline=None)  # only line feeds end a line
     items = [_item(kind, json.loads(line), f"{name}, line {number}") for number, line in enumerate(lines, 1)]
     if len(items) <= fewshot:
@@ -186,7 +189,9 @@ def ask(task: CoreTask, number: int, encode: Encode, limit: int) -> Question:
                 f"{task.label}: the tokens of an item do not begin with those of the item without its answer; use "
                 "another tokenizer"
             )
-        rows, starts, ends = [row], [len(without)], [len(row)]
+        rows = [row]
+        starts = [len(without)]
+        ends = [len(row)]
     cut = [max(0, len(row) - limit) for row in rows]
     if any(start < c for start, c in zip(starts, cut, strict=True)):
         raise UserError(
@@ -260,7 +265,8 @@ def task_verdicts(task: CoreTask, scorer: Scorer, encode: Encode, *, positions: 
 
     `positions` is the length of the longest sequence that the model accepts.
     """
-    verdicts, total = [], len(task.items)
+    verdicts = []
+    total = len(task.items)
     for first in range(0, total, _ITEMS_AT_ONCE):
         asked = [ask(task, n, encode, positions) for n in range(first, min(first + _ITEMS_AT_ONCE, total))]
         scores = iter(scorer([row for each in asked for row in each.rows]))
@@ -299,11 +305,14 @@ class DeviceScorer:
         With `both_ways`, the module reads each sequence as an instruction, in both directions.
         """
         self._both_ways = both_ways
-        self._devices, self._positions, self._tokens_at_once = devices, positions, tokens_at_once
+        self._devices = devices
+        self._positions = positions
+        self._tokens_at_once = tokens_at_once
         self._state = devices.replicate(state)
 
         def eval_step(state: TrainState, batch: Batch) -> tuple[Any, Any]:
-            tokens, masks = batch["inputs"], {name: batch[name] for name in batch if name != "inputs"}
+            tokens = batch["inputs"]
+            masks = {name: batch[name] for name in batch if name != "inputs"}
             logits, _ = objective.call(state.eval_params, state.buffers, train=False)(tokens, **masks)
             return {}, outputs(logits, tokens)
 
@@ -323,7 +332,8 @@ class DeviceScorer:
         return scores
 
     def _padded(self, sequences: Sequence[Tokens], numbers: Sequence[int | None], length: int) -> dict[str, np.ndarray]:
-        tokens, inside = np.zeros((len(numbers), length), np.int32), np.zeros((len(numbers), length), bool)
+        tokens = np.zeros((len(numbers), length), np.int32)
+        inside = np.zeros((len(numbers), length), bool)
         for row, number in enumerate(numbers):
             if number is not None:
                 size = len(sequences[number])
@@ -350,7 +360,8 @@ class DeviceScorer:
 
 def score(run: Restored, task: LanguageTask, tasks: Sequence[CoreTask], say: Callable[[str], None]) -> dict[str, Any]:
     """Reports a line for each task. Returns the score, and the accuracies and verdicts of the tasks."""
-    encode, positions = partial(_encode, task.data.tokenizer()), positions_of_run(run)
+    encode = partial(_encode, task.data.tokenizer())
+    positions = positions_of_run(run)
     tokens = run.config.eval_batch_size * run.config.arch.seq_len
     scorer = DeviceScorer(run.objective, run.state, Devices(), positions=positions, tokens_at_once=tokens)
     figures: dict[str, Any] = {"tasks": {}, "verdicts": {}}

@@ -188,10 +188,13 @@ class Engine:
 
         Raises `UserError` if the slots do not divide over the devices.
         """
-        self._devices, self._capacity, self._dispatch = devices, capacity, tokens_per_dispatch
+        self._devices = devices
+        self._capacity = capacity
+        self._dispatch = tokens_per_dispatch
         self._both_ways = both_ways
         self._local_slots = devices.local_batch_size(slots)
-        self._module, self._fn = module, bridge.export(cached_model(module))
+        self._module = module
+        self._fn = bridge.export(cached_model(module))
         self._queue: deque[Generation] = deque()
         self._slots = [_Slot() for _ in range(slots)]
         self.counts = Counts()
@@ -298,7 +301,8 @@ class Engine:
 
     def stream(self, request: Request) -> Iterator[int]:
         """Yields the tokens after a prompt as they are computed, without the one that ends the row."""
-        row, sent = self.submit(request), 0
+        row = self.submit(request)
+        sent = 0
         while row.finish is None or sent < len(row.content):
             if sent == len(row.tokens):
                 self.step()
@@ -337,14 +341,16 @@ class Engine:
             beginning = self._find_beginning(prompt, free, started)
             if beginning is None:
                 slot = self._slots[free[0]]
-                slot.kept, slot.has_logits = prompt, True
+                slot.kept = prompt
+                slot.has_logits = True
                 started.append((free[0], row.request.prompt))
             else:
                 self._prefill_all(started)
                 started = []
                 slot = self._slots[beginning.target]
                 self._begin_at(beginning, prompt)
-            slot.row, slot.is_old = row, False
+            slot.row = row
+            slot.is_old = False
             slot.pending = deque(prompt[len(slot.kept) :])
             request = row.request
             slot.stream = stream_key(request.seed, (*request.prompt, *request.given), request.sample)
@@ -442,7 +448,8 @@ class Engine:
     def _prompts(self, part: Sequence[tuple[tuple[int, ...], list[int]]], length: int) -> dict[str, np.ndarray]:
         """Returns the prompts of one device, padded on the right, and the slots to write them to."""
         rows = self._prefill_rows(length)
-        tokens, lengths = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
+        tokens = np.zeros((rows, length), np.int32)
+        lengths = np.ones(rows, np.int32)
         targets, sources = np.zeros((2, self._local_slots), np.int32)
         pairs = [(slot, source) for source, (_, slots) in enumerate(part) for slot in slots]
         for source, (prompt, _) in enumerate(part):
@@ -465,7 +472,8 @@ class Engine:
             position = rows["position"][number] = min(len(slot.kept), self._capacity)
             if slot.row is None:
                 continue
-            request, forced = slot.row.request, list(islice(slot.pending, self._dispatch))
+            request = slot.row.request
+            forced = list(islice(slot.pending, self._dispatch))
             remaining = len(request.prompt) + request.max_tokens - len(slot.kept)
             biased = request.bias is not None and len(forced) < self._dispatch
             if biased and request.bias is not None and request.bias.changes:
@@ -524,10 +532,13 @@ class Engine:
         row = slot.row
         if row is None:
             return False
-        request, count, first = row.request, int(decoded.valid.sum()), slot.unreported
+        request = row.request
+        count = int(decoded.valid.sum())
+        first = slot.unreported
         slot.used = self.counts.decodes
         self.counts.tokens += count
-        forced, tokens = min(len(slot.pending), count), decoded.token[:count].tolist()
+        forced = min(len(slot.pending), count)
+        tokens = decoded.token[:count].tolist()
         for _ in range(forced):
             slot.pending.popleft()
         slot.unreported = max(0, first - count)
@@ -553,7 +564,9 @@ class Engine:
 
     def _free(self, slot: _Slot) -> None:
         """Keeps the tokens of a row for prompts that begin with them, if the cache has all and attention is causal."""
-        slot.row, slot.unreported, slot.bias = None, 0, None
+        slot.row = None
+        slot.unreported = 0
+        slot.bias = None
         slot.pending.clear()
         if self._both_ways or slot.is_old:
             slot.kept = []
@@ -574,7 +587,8 @@ class Engine:
             computed = self._prefilled(params, buffers, batch["tokens"], batch["lengths"])
 
             def insert(number: Array, state: State) -> State:
-                source, target = batch["sources"][number], batch["targets"][number]
+                source = batch["sources"][number]
+                target = batch["targets"][number]
                 row = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, source), computed)
                 return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, target, 0), state, row)
 
@@ -640,7 +654,8 @@ class Engine:
                 biased = jax.lax.cond(is_biased, with_biases, lambda logits: logits, state.logits)
                 choice = choose_tokens(state.logits, control.settings, position, forced, biased)
                 top = most_probable(state.logits, control.most_probable > 0)
-                token, active = choice.token, remaining > 0
+                token = choice.token
+                active = remaining > 0
                 logits, cache = self._next(params, buffers, token, state.cache, position)
                 # A row that has ended also writes to the cache, after its tokens; its next token overwrites that.
                 previous = jax.tree.map(_where(active), cache.previous, state.cache.previous)

@@ -66,7 +66,9 @@ def control_fields(dispatch: int) -> np.dtype:
 
 def control_of(words: Int[Array, "slots words"], dispatch: int) -> Control:
     """Returns the fields of the records of `control_fields`."""
-    fields, columns, first = control_fields(dispatch), [], 0
+    fields = control_fields(dispatch)
+    columns = []
+    first = 0
     for each in (fields[name] for name in fields.names or ()):
         last = first + each.itemsize // 4
         column = jax.lax.bitcast_convert_type(words[:, first:last], each.base)
@@ -89,5 +91,6 @@ def columns_of(words: Int[np.ndarray, "devices dispatch fields slots"]) -> Decod
     columns: Any = words.transpose(0, 3, 1, 2).reshape(-1, words.shape[1], words.shape[2])
     most = columns.shape[-1] // 2 - 2
     log_probs: Any = np.ascontiguousarray(columns[..., 2 + most :]).view(np.float32)
-    valid, top_token = columns[..., 1].astype(bool), columns[..., 2 : 2 + most]
+    valid = columns[..., 1].astype(bool)
+    top_token = columns[..., 2 : 2 + most]
     return Decoded(columns[..., 0], log_probs[..., 0], log_probs[..., 1], valid, top_token, log_probs[..., 2:])

@@ -20,13 +20,16 @@ from train_jax.report.commands import Console
 from train_jax.run.model import build_module
 from train_jax.run.restore import Restored
 
-_TOKENS, _BATCH_TOKENS = 2**14, 2**12
+_TOKENS = 2**14
+_BATCH_TOKENS = 2**12
 
 
 def check_export(run: Restored, weights: Path, console: Console) -> ExportCheck:
     """Loads `weights` with `strict=True` into the PyTorch module and runs it eagerly; the run computes in float32."""
-    task, seq_len = language_task(run), run.config.arch.seq_len
-    rows, limit = max(1, _BATCH_TOKENS // seq_len), max(1, _TOKENS // seq_len)
+    task = language_task(run)
+    seq_len = run.config.arch.seq_len
+    rows = max(1, _BATCH_TOKENS // seq_len)
+    limit = max(1, _TOKENS // seq_len)
     batches = list(eval_batches(task.test_stream, rows=rows, seq_len=seq_len, limit=limit, shard=(0, 1)))
     module = build_module(run.config, task, rows)
     module.load_state_dict(load_file(weights), strict=True)
@@ -38,7 +41,8 @@ def check_export(run: Restored, weights: Path, console: Console) -> ExportCheck:
         call = run.objective.call(params, buffers, train=False)
         return call(batch["inputs"], batch["targets"], loss_reduction="none")[0]
 
-    ours, theirs = [], []
+    ours = []
+    theirs = []
     with console.progress("losses in JAX and PyTorch") as advance:
         for number, batch in enumerate(batches, start=1):
             counts = batch["targets"].reshape(-1) != IGNORED_TARGET

@@ -33,8 +33,10 @@ from train_jax.task import Evaluation
 _LARGEST_BYTES = 2**30
 _CAPACITY_MULTIPLE = 16
 """Capacities are multiples of this number, so that similar commands use the same compiled programs."""
-_DOCUMENTS, _WITHOUT_PROMPT = 4, 2
-_PROMPT_TOKENS, _NEW_TOKENS = 32, 96
+_DOCUMENTS = 4
+_WITHOUT_PROMPT = 2
+_PROMPT_TOKENS = 32
+_NEW_TOKENS = 96
 _SEARCHED_TOKENS = 2**22
 """Largest number of tokens that are searched for the samples of an evaluation."""
 
@@ -93,7 +95,8 @@ class TextModel:
 
         Raises `UserError` for a run that is not of a language model, and for another tokenizer.
         """
-        self._run, self._devices = run, devices or Devices(1)
+        self._run = run
+        self._devices = devices or Devices(1)
         own = data_dirs(run.config.data_dir)[0]
         data_dir = data_dir or own
         if isinstance(run.task, InstructionTask):
@@ -229,7 +232,8 @@ class Sampler:
 
     def __init__(self, objective: Objective, data: TextSet, devices: Devices):
         """Raises `ValueError` for a model without a cache of keys and values, or with too few positions."""
-        self._objective, self._tokenizer = objective, data.tokenizer()
+        self._objective = objective
+        self._tokenizer = data.tokenizer()
         positions = positions_of(objective.fn.module)
         self._new_tokens = min(_NEW_TOKENS, positions + 1 - _PROMPT_TOKENS)
         if self._new_tokens < 1:

@@ -180,7 +180,8 @@ def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     The tokenizer of a model of instructions puts the special tokens of an instruction around the text, and gives all
     its tokens the type 1. The chat template has its own special tokens.
     """
-    form, type_id = tokenizer.instructions, int(tokenizer.instructions is not None)
+    form = tokenizer.instructions
+    type_id = int(tokenizer.instructions is not None)
     before, after = (form.begin, (form.end,)) if form else ((tokenizer.bos,), ())
     names = {number: tokenizer.decode([number]) for number in (*before, *after)}
     first, last = ([{"SpecialToken": {"id": names[n], "type_id": type_id}} for n in each] for each in (before, after))

@@ -11,7 +11,8 @@ from train_jax.report.run_page import Curve, RunFiles, configuration, render_run
 
 def page(files: RunFiles) -> str:
     """Renders the report of a run of a language model."""
-    test, core = files.held_out_by("bits_per_byte"), read_core(files.folder)
+    test = files.held_out_by("bits_per_byte")
+    core = read_core(files.folder)
     samples = [Sample(each.name, printable(each.prompt), printable(each.text)) for each in read_samples(files.folder)]
     seq_len = files.config.arch.seq_len
     return render_run(

@@ -36,7 +36,8 @@ def phase_table(files: RunFiles) -> PhaseTable | None:
     tasks = list(dict.fromkeys(name for each in scores for name in each))
     price = files.price_per_hour
     head = ["run", "steps", "time", *(["cost"] if price else []), "bits per byte", *tasks]
-    rows, hours = [], 0.0
+    rows = []
+    hours = 0.0
     for run, accuracies in zip(runs, scores, strict=True):
         seconds = run.goodput.wall_seconds if run.goodput else run.train_seconds or 0.0
         hours += seconds / 3600
@@ -51,7 +52,8 @@ def phase_table(files: RunFiles) -> PhaseTable | None:
 
 def _phases(files: RunFiles) -> list[RunFiles]:
     """Returns the existing runs, the first phase first."""
-    runs, seen = [files], {path_of(files.folder.path)}
+    runs = [files]
+    seen = {path_of(files.folder.path)}
     while (source := runs[0].config.init_from) and is_run(source) and path_of(source) not in seen:
         seen.add(path_of(source))
         runs.insert(0, read_run_files(source))

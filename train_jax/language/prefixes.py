@@ -56,11 +56,13 @@ def find_beginning(
       may_copy: if false, only a free slot whose tokens all are the beginning is used.
       may_extend: if false, at most `BLOCK` tokens may follow the beginning; otherwise also as many as it has.
     """
-    best, best_length = None, 0
+    best = None
+    best_length = 0
     for held in slots:
         length = common_length(held.tokens, prompt)
         if length > best_length:
-            best, best_length = held, length
+            best = held
+            best_length = length
     if best is None:
         return None
     is_whole = best_length == len(best.tokens) and best.has_logits and best.is_free

@@ -49,7 +49,8 @@ def arch_2025(depth: int) -> GPTConfig:
 
     Raises `UserError` for a depth whose channels do not divide into these heads.
     """
-    width, heads = 64 * depth, math.ceil(64 * depth / 128)
+    width = 64 * depth
+    heads = math.ceil(64 * depth / 128)
     if width % (2 * heads):
         raise UserError(
             f"the rule of 2025 has no depth {depth}: {width} channels do not divide into {heads} heads; use "
@@ -304,7 +305,8 @@ class LanguagePresets(Presets):
         match = _BY_DEPTH.fullmatch(name)
         if match is None:
             raise KeyError(name)
-        depth, rule = int(match[2]), _RULES[match[1] + (match[3] or "")]
+        depth = int(match[2])
+        rule = _RULES[match[1] + (match[3] or "")]
         if depth not in DEPTHS:
             raise UserError(
                 f"{name} has depth {depth}; use {DEPTHS[0]} to {DEPTHS[-1]}, such as d12, d12-2026 or chat-d4"
@@ -338,7 +340,8 @@ def derived(config: RunConfig) -> str:
     from models_torch.flops import language_flops_per_token  # imports PyTorch's counters
 
     arch: Any = config.arch
-    optim, tokens = config.optim, config.global_batch_size * arch.seq_len
+    optim = config.optim
+    tokens = config.global_batch_size * arch.seq_len
     counted = "all" if scaling_parameters(arch) == parameters(arch) else f"{scaling_parameters(arch):,}"
     flops = language_flops_per_token(arch) * tokens * config.steps
     momenta = [group for group in optim.groups if group.optimizer]

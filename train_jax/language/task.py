@@ -119,7 +119,8 @@ class LanguageTask(Task):
         return MixedRows(rows, weights or [source.rows_per_epoch for source in rows], config.seed)
 
     def _rows_of(self, stream: TokenStream, number: int) -> Rows:
-        packing, seq_len = self._task_config.packing, self.config.arch.seq_len
+        packing = self._task_config.packing
+        seq_len = self.config.arch.seq_len
         if packing == "stream":
             return StreamRows(stream, seq_len, self.config.global_batch_size)
         if packing == "shuffled":  # each data set has its own seed, so that equal ones have different orders
@@ -147,8 +148,10 @@ class LanguageTask(Task):
 
     @property
     def description(self) -> str:
-        train, test = [source.splits["train"] for source in self.sources], self.data.splits["test"]
-        tokens, documents = sum(each.tokens for each in train), sum(each.documents for each in train)
+        train = [source.splits["train"] for source in self.sources]
+        test = self.data.splits["test"]
+        tokens = sum(each.tokens for each in train)
+        documents = sum(each.documents for each in train)
         several = f" in {len(train)} data sets" if len(train) > 1 else ""
         text = f"{tokens:,} tokens of {documents:,} documents{several}, {test.documents:,} documents held out"
         cut = self.rows.cut_documents if self._task_config.packing == "bestfit-pad" else 0
@@ -187,12 +190,14 @@ class LanguageTask(Task):
         `weights` of the batch are 1 by default; a target of weight 0 is ignored. The divisor is the sum of `divisor`,
         by default the number of targets, over the global batch. Metrics are those of all targets, without weights.
         """
-        targets, weights = batch["targets"], batch.get("weights")
+        targets = batch["targets"]
+        weights = batch.get("weights")
         if weights is not None:
             targets = jnp.where(weights == 0, IGNORED_TARGET, targets)
         losses, buffers = call(batch["inputs"], targets, loss_reduction="none")
         sums = token_sums(losses, targets, self.token_bytes)
-        loss, divisor = sums["loss"], sums["tokens"]
+        loss = sums["loss"]
+        divisor = sums["tokens"]
         if weights is not None:
             loss = jnp.where(targets == IGNORED_TARGET, 0, weights * losses.reshape(targets.shape)).sum()
         if "divisor" in batch:
@@ -208,7 +213,8 @@ class LanguageTask(Task):
 
     def evaluations(self, objective: Objective, devices: Devices) -> list[Periodic]:
         """Returns the evaluation of the text, and samples. Raises `UserError` for a model that cannot write any."""
-        text, every = super().evaluations(objective, devices), self._task_config.sample_every_steps
+        text = super().evaluations(objective, devices)
+        every = self._task_config.sample_every_steps
         if not every:
             return [*text]
         from train_jax.language.generation import Sampler
@@ -317,9 +323,13 @@ class LanguageEvaluator:
     ):
         """Evaluates on a split of `data`, by default of the run's; `rows` are those of a batch on all devices together
         (0: as in training)."""
-        data, token_bytes = data or task.data, task.token_bytes
-        self._stream, self._devices, self._progress = data.stream(split), devices, progress
-        self._rows, self._seq_len = rows or task.config.eval_batch_size, task.config.arch.seq_len
+        data = data or task.data
+        token_bytes = task.token_bytes
+        self._stream = data.stream(split)
+        self._devices = devices
+        self._progress = progress
+        self._rows = rows or task.config.eval_batch_size
+        self._seq_len = task.config.arch.seq_len
         self._compressed = data.compressed if split == "test" else {}  # bits per byte of the whole split
         devices.local_batch_size(self._rows)
 

@@ -166,7 +166,8 @@ def _write(
 
 def _join(options: TextData, folder: Path, parts: Parts, tokenizer: Tokenizer, recipe: dict[str, Any]) -> None:
     """Writes the shards and the record."""
-    records, content = [parts.record(number) for number in range(len(parts))], {}
+    records = [parts.record(number) for number in range(len(parts))]
+    content = {}
     for split in SPLITS:
         writer = _ShardWriter(folder / split, options.shard_tokens)
         for number in range(len(parts)):
@@ -214,14 +215,16 @@ def write_documents(
         tokens, weights = (_ShardWriter(folder / split, shard_tokens, kind) for kind in ("tokens", "weights"))
         documents = size = 0
         for ids, mask in splits[split]:
-            ids, mask = np.asarray(ids), np.asarray(mask)
+            ids = np.asarray(ids)
+            mask = np.asarray(mask)
             if not (ids.shape == mask.shape and np.array_equal(np.flatnonzero(ids == tokenizer.bos), [0])):
                 raise ValueError("expected a document that begins with <|bos|>, which occurs once, and as many weights")
             if not np.isin(mask, (0, 1)).all():
                 raise ValueError("expected the weights 0 and 1")
             tokens.add(ids.astype(token_dtype(tokenizer.vocab_size)))
             weights.add(mask.astype("u1"))
-            documents, size = documents + 1, size + int(tokenizer.token_bytes[ids].sum())
+            documents = documents + 1
+            size = size + int(tokenizer.token_bytes[ids].sum())
         if not documents:
             raise UserError(f"the {split} split has no documents; give more")
         shards, digest = tokens.close()
@@ -252,7 +255,9 @@ class _ShardWriter:
 
     def __init__(self, folder: Path, shard_tokens: int, kind: str = "tokens"):
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._shard_tokens, self._kind = folder, shard_tokens, kind
+        self._folder = folder
+        self._shard_tokens = shard_tokens
+        self._kind = kind
         self._waiting: list[np.ndarray] = []
         self._size = 0
         self._shards: list[int] = []
@@ -336,7 +341,8 @@ class Parts:
     """The parts of the documents of `options`, encoded by one tokenizer."""
 
     def __init__(self, folder: str | Path, options: TextSource, tokenizer: Tokenizer):
-        self._options, self._tokenizer = options, tokenizer
+        self._options = options
+        self._tokenizer = tokenizer
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._groups = list(_in_groups(options.files(), lambda file: file.path.stat().st_size, PART_BYTES))
         names = [[file.name for file in group] for group in self._groups]
@@ -349,12 +355,14 @@ class Parts:
 
     def encode(self, numbers: Sequence[int], progress: Progress) -> int:
         """Encodes the missing parts; returns their number."""
-        encoded, tokens = 0, 0
+        encoded = 0
+        tokens = 0
         for number in numbers:
             source = _hash_of(self._groups[number])
             part = self._record(number)
             if part is None or part.source != source:
-                part, encoded = self._encode(number, source), encoded + 1
+                part = self._encode(number, source)
+                encoded = encoded + 1
             tokens += sum(counts.tokens for counts in part.splits.values())
             progress("tokens", tokens, 0)
         return encoded
@@ -369,7 +377,8 @@ class Parts:
             for some in _in_groups(documents, lambda document: len(document[1]), _CHARACTERS_AT_ONCE):
                 encoded = self._tokenizer.encode_batch([text for _, text in some], threads=os.cpu_count() or 1)
                 for (split, text), ids in zip(some, encoded, strict=True):
-                    content, counts = np.asarray([self._tokenizer.bos, *ids], self._dtype).tobytes(), part.splits[split]
+                    content = np.asarray([self._tokenizer.bos, *ids], self._dtype).tobytes()
+                    counts = part.splits[split]
                     files[split].write(content)
                     digests[split].update(content)
                     counts.documents += 1
@@ -401,7 +410,8 @@ class Parts:
 
     def tokens(self, number: int, split: str) -> Iterator[np.ndarray]:
         """Yields the token ids of a part. Raises `UserError` if they differ from what was written."""
-        path, digest = self._tokens(number, split), hashlib.sha256()
+        path = self._tokens(number, split)
+        digest = hashlib.sha256()
         with local_copy(path) as local, local.open("rb") as file:
             while content := file.read(_TOKENS_AT_ONCE * self._dtype.itemsize):
                 digest.update(content)
@@ -422,7 +432,8 @@ def _in_groups(items: Iterable[_T], size_of: Callable[[_T], int], size: int) -> 
         total += size_of(item)
         if total >= size:
             yield group
-            group, total = [], 0
+            group = []
+            total = 0
     if group:
         yield group
 

@@ -85,7 +85,8 @@ def _stated(record: SplitRecord) -> tuple[str, str | None]:
 def _split_record(values: Any) -> SplitRecord:
     """Returns the record of a split. Raises ValueError, KeyError or TypeError if `build` did not write it."""
     shards = tuple(values["shards"])
-    counts, weights = (values["documents"], values["bytes"], values["tokens"]), values.get("weights_sha256")
+    counts = (values["documents"], values["bytes"], values["tokens"])
+    weights = values.get("weights_sha256")
     split = SplitRecord(*counts, shards, values["sha256"], weights)
     if any(type(value) is not int or value <= 0 for value in (*counts, *shards)) or sum(shards) != split.tokens:
         raise ValueError("counts")
@@ -104,7 +105,9 @@ class TokenStream:
 
         Raises `UserError` for a shard that is missing or has another size or type.
         """
-        self._folder, self._vocab_size, self._kind = folder, vocab_size, kind
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._kind = kind
         dtype = np.dtype("u1") if kind == "weights" else token_dtype(vocab_size)
         self._shards = [_map_shard(folder / shard_name(n, kind), size, dtype) for n, size in enumerate(shards)]
         self._ends = np.cumsum([0, *shards])
@@ -119,7 +122,8 @@ class TokenStream:
 
         Raises `UserError` for an id that is not in the vocabulary.
         """
-        parts, position = [], start % len(self)
+        parts = []
+        position = start % len(self)
         while count > 0:
             number = int(np.searchsorted(self._ends, position, side="right")) - 1
             first = position - int(self._ends[number])
@@ -191,11 +195,14 @@ class TextSet:
         record = read_record(folder)
         if record is None:
             size = f" --vocab-size {vocab_size}" if vocab_size else ""
-            raise UserError(
-                f"{path_of(directory)} is not a text data set; build one with "
-                f"`trm build-data text --source FOLDER{size} --output-dir {directory}`"
-            )
-        self.directory, self.folder, self.record = directory, folder, record
+            build = f"trm build-data text --source FOLDER{size}"
+            remedy = f"build one with `{build} --output-dir {directory}`"
+            if (folder / "train").exists():  # a data set of puzzles, into which a build must not write
+                remedy = f"give a --data-dir with text, or build one with `{build}`"
+            raise UserError(f"{path_of(directory)} is not a text data set; {remedy}")
+        self.directory = directory
+        self.folder = folder
+        self.record = record
         self.vocab_size: int = record["vocab_size"]
         self.splits: dict[str, SplitRecord] = record["content"]
 
@@ -229,7 +236,8 @@ class TextSet:
 
     def documents(self, split: str) -> Iterator[str]:
         """Yields the text of each document of a split, whose tokens are all read at once."""
-        tokenizer, stream = self.tokenizer(), self.stream(split)
+        tokenizer = self.tokenizer()
+        stream = self.stream(split)
         return decoded(tokenizer, stream.take(0, len(stream)))
 
     def tokenizer(self) -> Tokenizer:

@@ -83,7 +83,8 @@ class Tokenizer:
     def __init__(self, ranks: Ranks, pattern: str = SPLIT_PATTERN, specials: Sequence[str] = SPECIAL_TOKENS):
         """Raises ValueError if the ids are not 0, 1, 2, … with a token for every byte."""
         check_ranks(ranks)
-        self.ranks, self.pattern = ranks, pattern
+        self.ranks = ranks
+        self.pattern = pattern
         self.specials = {name: len(ranks) + number for number, name in enumerate(specials)}
 
     @property

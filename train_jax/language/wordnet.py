@@ -63,7 +63,8 @@ def common_glosses(folder: Path) -> Iterator[Gloss]:
         meanings = {line[:8]: line for line in _lines(folder / f"data.{suffix}")}
         for line in _lines(folder / f"index.{suffix}"):
             fields = line.split()
-            counted, first = (int(fields[5 + int(fields[3])]), fields[6 + int(fields[3])])
+            counted = int(fields[5 + int(fields[3])])
+            first = fields[6 + int(fields[3])]
             if counted and _PLAIN.fullmatch(fields[0]):
                 meaning = _gloss(meanings[first], part).meaning
                 if fields[0] not in meaning:

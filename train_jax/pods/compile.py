@@ -16,7 +16,7 @@ from train_jax.pods.flops import Products, products
 from train_jax.pods.hlo import Program
 from train_jax.pods.topologies import Topology
 from train_jax.run.config import RunConfig
-from train_jax.runtime.devices import Devices
+from train_jax.runtime.mesh import devices_of
 from train_jax.task import Task
 from train_jax.trainer.start import Training, assemble
 
@@ -61,7 +61,7 @@ def training_for(config: RunConfig, task: Task, topology: Topology) -> Training:
     Only shapes are used, so the values of large weights are not drawn.
     """
     with Uninitialized():
-        return assemble(config, task, Devices(runner=config.compute.runner, available=topology.devices))
+        return assemble(config, task, devices_of(config.compute, topology.devices))
 
 
 def compile_train_step(training: Training, options: Mapping[str, str] | None = None) -> Compiled:
@@ -84,7 +84,8 @@ def train_step_arguments(training: Training) -> tuple:
     steps = training.config.compute.steps_per_dispatch
     if steps > 1:
         shares = jax.tree.map(lambda x: _shape((count, steps, *x.shape[1:]), x.dtype), shares)
-    devices, placement = training.devices, training.placement
+    devices = training.devices
+    placement = training.placement
     placed = jax.tree.map(
         lambda axis, part: devices.shapes(part, sharded=axis is not None),
         placement.axes,

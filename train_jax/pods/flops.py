@@ -66,7 +66,8 @@ def _by_name(program: core.ClosedJaxpr, arguments: list[Any], scope: str) -> dic
     known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     known |= {v: value for v, value in zip(program.jaxpr.invars, arguments, strict=False) if value is not None}
     for equation in program.jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
+        name = equation.primitive.name
+        params = equation.params
         inside = f"{scope}/{equation.source_info.name_stack}"
         if name in _PRODUCTS:
             flops[inside] += _PRODUCTS[name](equation)

@@ -100,7 +100,8 @@ class Program:
 
     def __init__(self, text: str):
         self.computations: dict[str, list[Instruction]] = {}
-        self.entry, current = "", None
+        self.entry = ""
+        current = None
         for line in text.splitlines():
             if heading := _HEADING.match(line):
                 current = self.computations.setdefault(heading["name"], [])

@@ -114,45 +114,47 @@ def _parts(sums: Yardsticks, scheduled: Yardsticks | None, split: str) -> dict[s
 
 def lines_of(figures: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of these figures for the terminal."""
-    memory, size = figures["memory"], figures["batch_size"]
-    step, local = f"{figures['name']}, {figures['step']} step: {figures['model']}", size // figures["devices"]
+    memory = figures["memory"]
+    size = figures["batch_size"]
+    step = f"{figures['name']}, {figures['step']} step: {figures['model']}"
+    local = size // figures["devices"]
     yield f"{step}, {size} examples ({local} on a device)"
     yield figures["slice"]
     yield f"traced and lowered in {figures['lower_seconds']:.1f} s, compiled in {figures['compile_seconds']:.1f} s"
     yield ""
     yield "one step on one device; compiled, never measured:"
-    parts = ", ".join(f"{part} {_gib(memory[part])}" for part in ("arguments", "temporaries", "code"))
+    parts = ", ".join(f"{part} {_size(memory[part])}" for part in ("arguments", "temporaries", "code"))
     verdict = "fits" if figures["fits"] else "DOES NOT FIT"
-    yield f"  memory           {_gib(memory['peak'])} of {_gib(figures['hbm_capacity'])} GiB: {verdict} ({parts})"
+    yield f"  memory           {_size(memory['peak'])} of {_gib(figures['hbm_capacity'])} GiB: {verdict} ({parts})"
     if not figures["fits"] and figures["step"] == "train":
         yield "                   --compute.remat blocks and --compute.accumulation-steps 2 need less memory"
     if figures["bundles"] is not None:
-        yield f"  bundles          {figures['bundles'] / 1e6:.1f} M, at most one in a cycle of a core"
+        yield f"  bundles          {_in_units(figures['bundles'], 1).strip()}, at most one in a cycle of a core"
     if figures["is_gpu"]:
         yield f"  kernels          {figures['instructions']}"
-    yield f"  HBM bytes        {figures['hbm_bytes'] / 1e9:.2f} GB"
+    yield f"  HBM bytes        {_in_units(figures['hbm_bytes'], 2)}B"
     if figures["prefetched_bytes"]:
-        yield f"                   and {figures['prefetched_bytes'] / 1e9:.2f} GB in copies beside other work"
-    everything = f"; XLA counts {_tera(figures['flops'])} in all, a loop once" if figures["flops"] else ""
-    yield f"  FLOPs            {_tera(figures['product_flops'])} in matrix products{everything}"
+        yield f"                   and {_in_units(figures['prefetched_bytes'], 2)}B in copies beside other work"
+    everything = f"; XLA counts {_flops(figures['flops'])} in all, a loop once" if figures["flops"] else ""
+    yield f"  FLOPs            {_flops(figures['product_flops'])} in matrix products{everything}"
     if figures["analytic_flops"]:
         yield (
-            f"                   forward and backward {_tera(figures['model_flops'])}, the analytic count "
-            f"{_tera(figures['analytic_flops'])}; recomputed {_tera(figures['recomputed_flops'])}, optimizer "
-            f"{_tera(figures['flops_outside_of_the_model'])}"
+            f"                   forward and backward {_flops(figures['model_flops'])}, the analytic count "
+            f"{_flops(figures['analytic_flops'])}; recomputed {_flops(figures['recomputed_flops'])}, optimizer "
+            f"{_flops(figures['flops_outside_of_the_model'])}"
         )
     yield from _least_time(figures)
     for each, count in Counter(tuple(each.values()) for each in figures["collectives"]).items():
         kind, size, asynchronous = each
         beside = "beside other work" if asynchronous else "nothing else runs meanwhile"
-        yield f"  collective       {count} x {kind}, {size / 1e6:.2f} MB, {beside}"
+        yield f"  collective       {count} x {kind}, {_in_units(size, 2)}B, {beside}"
     yield from tables({split: figures[f"by_{split}"] for split in SPLITS}, _columns(figures))
 
 
 def _least_time(figures: dict[str, Any]) -> Iterator[str]:
     """Yields the time below which no program with these products can be, for a step and for a run."""
     least = figures["roofline_seconds"]
-    yield f"  at peak FLOP/s   {least * 1e3:.2f} ms, a bound and not an estimate"
+    yield f"  at peak FLOP/s   {_milliseconds(least)}, a bound and not an estimate"
     if figures["dispatches"]:
         steps = figures["dispatches"]
         run = least * steps / 60
@@ -160,20 +162,53 @@ def _least_time(figures: dict[str, Any]) -> Iterator[str]:
 
 
 def _columns(figures: dict[str, Any]) -> dict[str, Callable[[dict[str, float]], float]]:
-    """Returns the columns of the tables: bundles of a TPU v4, or kernels of a GPU, then bytes and FLOPs."""
+    """Returns the columns of the tables: bundles of a TPU v4, or kernels of a GPU, then bytes and FLOPs.
+
+    Each has the unit that suits its sum, such as TFLOP.
+    """
     columns: dict[str, Callable[[dict[str, float]], float]] = {}
     if figures["bundles"] is not None:
-        columns["Mbundles"] = lambda part: part["bundles"] / 1e6
+        columns |= _column("{}bundles", "bundles", figures["bundles"])
     if figures["is_gpu"]:
         columns["kernels"] = lambda part: part["instructions"]
-    columns["HBM GB"] = lambda part: part["hbm_bytes"] / 1e9
-    columns["TFLOP"] = lambda part: part["product_flops"] / 1e12
+    columns |= _column("HBM {}B", "hbm_bytes", figures["hbm_bytes"])
+    columns |= _column("{}FLOP", "product_flops", figures["product_flops"])
     return columns
+
+
+def _column(title: str, key: str, total: float) -> dict[str, Callable[[dict[str, float]], float]]:
+    prefix = _prefix(total)
+    return {title.format(prefix): lambda part: part[key] / _PREFIXES[prefix]}
+
+
+_PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+
+
+def _prefix(largest: float) -> str:
+    """Returns the prefix of the unit in which the largest of some numbers is at least 1, and "" for 0."""
+    return next((prefix for prefix, factor in _PREFIXES.items() if largest >= factor), "")
+
+
+def _in_units(number: float, digits: int) -> str:
+    """Returns a number with its prefix, such as `7.038 T`, to which a unit can be added."""
+    prefix = _prefix(number)
+    return f"{number / _PREFIXES[prefix]:.{digits}f} {prefix}" if number else "0 "
+
+
+def _flops(number: float) -> str:
+    return _in_units(number, 3).strip()
 
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.2f}"
 
 
-def _tera(flops: float) -> str:
-    return f"{flops / 1e12:.3f} T"
+def _size(size: float) -> str:
+    """Returns a size in GiB without its unit, or in MiB or KiB with it if it is less than a hundredth of a GiB."""
+    if size >= 2**30 / 100 or not size:
+        return _gib(size)
+    return f"{size / 2**20:.2f} MiB" if size >= 2**20 / 100 else f"{size / 2**10:.2f} KiB"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-4 or not seconds else f"{seconds * 1e6:.3g} µs"

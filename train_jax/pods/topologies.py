@@ -126,7 +126,8 @@ def _slice(name: str) -> Topology:
             f"unknown topology {name!r}; use a chip and its axes, such as {DEFAULT_TOPOLOGY}, v5e:4x8 or v6e:4x8, or a "
             "GPU such as gpu:h100:8"
         )
-    chip, axes = parsed["chip"], [int(size) for size in parsed["shape"].split("x")]
+    chip = parsed["chip"]
+    axes = [int(size) for size in parsed["shape"].split("x")]
     expected = 3 if chip in _MEGACORE_CHIPS else 2
     if len(axes) != expected or not all(axes):
         raise UserError(f"topology {name!r}: {chip} has {expected} axes, such as {'x'.join('244'[:expected])}")

@@ -18,11 +18,16 @@ from train_jax.errors import UserError
 from train_jax.pods.hlo import COLLECTIVES, Instruction, Program
 from train_jax.run.folder import PROFILED_PROGRAM, PROFILED_STEP
 
-FORWARD, BACKWARD, UPDATE, UNNAMED = "forward", "backward", "update", "made by the compiler"
-PRODUCTS, COLLECTIVE = "matrix products", "collectives"
+FORWARD = "forward"
+BACKWARD = "backward"
+UPDATE = "update"
+UNNAMED = "made by the compiler"
+PRODUCTS = "matrix products"
+COLLECTIVE = "collectives"
 KERNELS = "Pallas kernels"
 ATTENTION = "fused attention of cuDNN"
-SORTS, ELEMENTWISE = "gathers and sorts", "elementwise, reductions"
+SORTS = "gathers and sorts"
+ELEMENTWISE = "elementwise, reductions"
 CONTROL_FLOW = "loops and branches"
 """Kind of the measured time that a loop takes between its operations."""
 CLASS_DEPTH = 2
@@ -108,7 +113,8 @@ def yardsticks(
     every instruction counts that `launches`.
     """
     costs: list[tuple[tuple[str, ...], Cost]] = []
-    collectives, prefetched = [], 0.0
+    collectives = []
+    prefetched = 0.0
     for instruction, times in program.executed():
         kind = kind_of(program, instruction)
         if instruction.opcode in ("copy-start", "slice-start"):
@@ -259,25 +265,33 @@ def measured(events: Iterable[Mapping[str, Any]], program: Program) -> Measured:
     spans = [event for event in events if event.get("ph") == "X"]
     steps = len({event["args"]["step_num"] for event in spans if event["name"] == PROFILED_STEP and "args" in event})
     instructions = program.instructions
-    times, runs = defaultdict[str, float](float), Counter[str]()
-    begin, end = float("inf"), 0.0
+    times = defaultdict[str, float](float)
+    runs = Counter[str]()
+    begin = float("inf")
+    end = 0.0
     for name, span, own in _own_times(spans, instructions):
         times[name] += own
         runs[name] += 1
-        begin, end = min(begin, span["ts"]), max(end, span["ts"] + span["dur"])
+        begin = min(begin, span["ts"])
+        end = max(end, span["ts"] + span["dur"])
     if not steps or not times:
         raise UserError("the trace has no operation of the train step")
-    costs, operations = [], []
+    costs = []
+    operations = []
     for name, microseconds in sorted(times.items(), key=lambda item: -item[1]):
-        instruction, milliseconds = instructions[name], microseconds / 1e3 / steps
+        instruction = instructions[name]
+        milliseconds = microseconds / 1e3 / steps
         if instruction.opcode in ("while", "conditional"):  # operations inside them have been subtracted
-            source, module, kind = instruction, OUTSIDE, CONTROL_FLOW
+            source = instruction
+            module = OUTSIDE
+            kind = CONTROL_FLOW
         else:
             source, module = source_of(program, instruction)
             kind = kind_of(program, instruction)
         costs.append(((kind, pass_of(source.op_name), *module), milliseconds))
         operations.append(Operation(name, milliseconds, runs[name] / steps, kind, module.name, source.op_name))
-    wall, busy = (end - begin) / 1e3 / steps, sum(times.values()) / 1e3 / steps
+    wall = (end - begin) / 1e3 / steps
+    busy = sum(times.values()) / 1e3 / steps
     return Measured(steps, wall, busy, _split(costs, float), tuple(operations))
 
 

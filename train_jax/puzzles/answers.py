@@ -40,7 +40,8 @@ class Answers:
         kind = kind_of(self.data)
         if kind is None:
             return None
-        predictions, logits = self.predictions[:, example], self.q_halt_logits[:, example]
+        predictions = self.predictions[:, example]
+        logits = self.q_halt_logits[:, example]
         return trace_of(kind, self.inputs[example], predictions, logits, self.labels[example])
 
 
@@ -75,12 +76,15 @@ class PuzzleResults:
 
 def read_results(files: RunFiles) -> PuzzleResults:
     """Reads the answers and the evaluations of a run."""
-    folder, config = files.folder, files.config
+    folder = files.folder
+    config = files.config
     add_kind(getattr(config.task_config, "kind", ""))
     try:
-        answers, missing = _answers(folder, config, files.test), ""
+        answers = _answers(folder, config, files.test)
+        missing = ""
     except UserError as error:
-        answers, missing = None, str(error)
+        answers = None
+        missing = str(error)
     return PuzzleResults(
         answers,
         missing,
@@ -128,7 +132,8 @@ def _answers(folder: RunFolder, config: RunConfig, test: dict[str, float] | None
     try:
         with local_copy(path) as local:
             arrays = read_arrays(local, ("predictions", "q_halt_logits"), largest_bytes=_LARGEST_PREDICTIONS)
-        predictions, logits = arrays["predictions"], arrays["q_halt_logits"]
+        predictions = arrays["predictions"]
+        logits = arrays["q_halt_logits"]
         if predictions.dtype.kind not in "iu" or predictions.ndim != 3 or logits.dtype.kind != "f":
             raise DamagedError(f"predictions are {predictions.dtype} {predictions.shape}, logits {logits.dtype}")
     except DamagedError as error:

@@ -65,8 +65,10 @@ def draw_examples(
     If every puzzle has one example, step s begins at position s * batch_size.
     """
     begins = _epoch_begins(puzzles, seed, batch_size)
-    first, last = step * batch_size + rows.start, step * batch_size + rows.stop
-    examples, owners = [], []
+    first = step * batch_size + rows.start
+    last = step * batch_size + rows.stop
+    examples = []
+    owners = []
     epoch = begins.epoch_at(first)
     while begins[epoch] < last:
         begin = begins[epoch]
@@ -86,7 +88,9 @@ class _EpochBegins:
     """
 
     def __init__(self, puzzles: PuzzleSet, seed: int, batch_size: int):
-        self._puzzles, self._seed, self._batch_size = puzzles, seed, batch_size
+        self._puzzles = puzzles
+        self._seed = seed
+        self._batch_size = batch_size
         self._known = [0]
         self._lock = threading.Lock()
 
@@ -131,7 +135,8 @@ def _visits(
 
 def _used(sizes: Integer[np.ndarray, "groups"], taken: int, batch_size: int) -> Integer[np.ndarray, "groups"]:
     """Returns the number of examples used of each puzzle, if the first batch already contains `taken` examples."""
-    used, ends = sizes.copy(), np.cumsum(sizes)
+    used = sizes.copy()
+    ends = np.cumsum(sizes)
     full_at = batch_size - taken
     while full_at <= ends[-1]:
         last = int(np.searchsorted(ends, full_at))
@@ -283,7 +288,8 @@ class Mixture:
         With `augment`, every example is transformed by a random symmetry, which depends on its row in the global batch.
         """
         wanted = rows_of(shard, batch_size)
-        batches, first = [], 0
+        batches = []
+        first = 0
         for number, rows in enumerate(self.rows_of_parts(batch_size)):
             own = slice(max(wanted.start - first, 0), min(wanted.stop - first, rows))
             whole = slice(first + own.start, first + own.stop)
@@ -313,11 +319,14 @@ class Mixture:
         self, *, batch_size: int, shard: tuple[int, int] = (0, 1), limit: int = 0
     ) -> Iterator[Integer[np.ndarray, "local"]]:
         """Yields, for each batch of `eval_batches`, the numbers of its rows in the mixture; meaningless for padding."""
-        left, first, rows = limit or self.num_examples, 0, rows_of(shard, batch_size)
+        left = limit or self.num_examples
+        first = 0
+        rows = rows_of(shard, batch_size)
         for part in self.parts:
             for start in range(0, max(min(left, part.num_examples), 0), batch_size):
                 yield np.arange(first + start + rows.start, first + start + rows.stop, dtype=np.int32)
-            left, first = left - part.num_examples, first + part.num_examples
+            left = left - part.num_examples
+            first = first + part.num_examples
 
     def _as_whole(self, number: int, batch: HostBatch) -> HostBatch:
         """Converts a part's batch, in place, to the identifiers and the sequence length of the mixture."""

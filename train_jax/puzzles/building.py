@@ -124,7 +124,8 @@ def local_tables(source: str | None, *, hub_example: str) -> Iterator[dict[str, 
 
 def _table(source: str, name: str, hub_example: str, scratch: Path) -> Path:
     """Returns the local path of a table."""
-    path, url = Path(source) / name, URL.fullmatch(source)
+    path = Path(source) / name
+    url = URL.fullmatch(source)
     if path.is_file():
         return path
     if Path(source).exists():

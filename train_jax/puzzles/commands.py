@@ -97,7 +97,9 @@ def _with_trajectories(finished: dict[str, Any], folder: RunFolder) -> str:
         figures = read_object(folder.halted_early("test"), dict.fromkeys(names, NUMBER), remedy="")
     except UserError:
         return ""
-    count, depth, noise = figures["trajectories"], figures["depth"], figures["noise"]
+    count = figures["trajectories"]
+    depth = figures["depth"]
+    noise = figures["noise"]
     of_this_step = figures["step"] == finished["train_steps"]
     of_views = figures.get("views") == count  # absent in the files of older versions
     search = f"up to {count} {'views' if of_views else 'trajectories'} of {depth}" if count > 1 else f"up to {depth}"

@@ -97,8 +97,11 @@ class Evaluator:
         refill, a sequence that does not halt is computed again with other noise."""
         devices.local_batch_size(batch_size)
         self._puzzles = puzzles if isinstance(puzzles, Mixture) else mixture_of([puzzles])
-        self._devices, self._batch_size, self._progress = devices, batch_size, progress
-        self._refill, self._trajectories = refill or trajectories is not None, trajectories
+        self._devices = devices
+        self._batch_size = batch_size
+        self._progress = progress
+        self._refill = refill or trajectories is not None
+        self._trajectories = trajectories
         limit = threshold_logit(1 if halt_threshold is None else halt_threshold)
         if self._refill:
             max_steps, most = (trajectories.depth, trajectories.act_steps) if trajectories else (max_steps, max_steps)
@@ -111,11 +114,13 @@ class Evaluator:
         self._full, self._metrics_only = (devices.parallel_eval_step(step) for step in (full, metrics_only))
 
     def __call__(self, state: TrainState, *, limit: int = 0, metrics_only: bool = False) -> PuzzleEvaluation:
-        data, step = self._puzzles, self._metrics_only if metrics_only else self._full
+        data = self._puzzles
+        step = self._metrics_only if metrics_only else self._full
         total = min(limit or data.num_examples, data.num_examples)
         state = self._devices.replicate(state)  # otherwise every batch would transfer it again
         sums: dict[str, float] = {}
-        curve, done = None, 0
+        curve = None
+        done = 0
         rows = Rows()
         for examples in self._examples(limit):
             shares = self._devices.shard(self._devices.split_batch(examples.arrays))
@@ -141,7 +146,8 @@ class Evaluator:
 
     def _examples(self, limit: int) -> Iterator[_Examples | Queues]:
         """Yields the examples of this process: a batch at a time or, with refill, several batches as queues."""
-        data, shard = self._puzzles, process_shard()
+        data = self._puzzles
+        shard = process_shard()
         batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
         if not self._refill:
             return (_Examples([batch]) for batch in batches)
@@ -193,7 +199,8 @@ def _answers(
 
 def _no_answers(metadata: Metadata) -> dict[str, np.ndarray]:
     tokens = np.zeros((1, 0, metadata.seq_len), token_dtype(metadata))
-    logits, identifiers = np.zeros((1, 0), np.float32), np.zeros((1, 0), np.int32)
+    logits = np.zeros((1, 0), np.float32)
+    identifiers = np.zeros((1, 0), np.int32)
     return {"preds": tokens, "q_halt_logits": logits, "inputs": tokens, "identifiers": identifiers}
 
 

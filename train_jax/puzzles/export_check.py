@@ -45,7 +45,10 @@ def compare(
     module = build_module(config, task, batch_size)
     module.load_state_dict(load_file(weights), strict=True)
     module.eval()
-    agree, solved, gap, done = 0, 0, 0.0, 0
+    agree = 0
+    solved = 0
+    gap = 0.0
+    done = 0
     for batch, valid in puzzles.eval_batches(batch_size=batch_size):
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
         predictions, logits = _answer(module, tensors)

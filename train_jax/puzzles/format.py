@@ -152,7 +152,8 @@ def originals_of(puzzles: PuzzleSet) -> Integer[np.ndarray, "groups"]:
 def _load_set(folder: Path, metadata: Metadata) -> dict[str, np.ndarray]:
     paths = {field: array_path(folder, metadata, field) for field in FIELDS}
     arrays = {field: _load_array(path, mapped=field in MEMORY_MAPPED) for field, path in paths.items()}
-    inputs, labels = arrays["inputs"], arrays["labels"]
+    inputs = arrays["inputs"]
+    labels = arrays["labels"]
     check(
         inputs.ndim == 2 and inputs.shape[1] == metadata.seq_len,
         paths["inputs"],

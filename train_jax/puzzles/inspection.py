@@ -104,7 +104,8 @@ def _counts(puzzles: PuzzleSet) -> Findings:
 
 def _repeated(inputs: UInt64[np.ndarray, "n"], labels: UInt64[np.ndarray, "n"]) -> Findings:
     pairs = mix(inputs) + labels
-    distinct, distinct_inputs = len(np.unique(pairs)), len(np.unique(inputs))
+    distinct = len(np.unique(pairs))
+    distinct_inputs = len(np.unique(inputs))
     return {
         "examples that repeat another": f"{len(pairs) - distinct:,}",
         "inputs with several labels": f"{distinct - distinct_inputs:,} more labels than inputs",
@@ -151,5 +152,6 @@ def _leaks(sets: dict[str, PuzzleSet], train: UInt64[np.ndarray, "n"], test: UIn
 def _rows_of_originals(puzzles: PuzzleSet) -> Integer[np.ndarray, "n"]:
     """Returns every example of the first puzzle of every group."""
     first = puzzles.group_indices[:-1]
-    starts, ends = puzzles.puzzle_indices[first], puzzles.puzzle_indices[first + 1]
+    starts = puzzles.puzzle_indices[first]
+    ends = puzzles.puzzle_indices[first + 1]
     return np.concatenate([np.arange(start, end) for start, end in zip(starts, ends, strict=True)])

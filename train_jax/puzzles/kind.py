@@ -212,5 +212,6 @@ def _read_text(path: Path) -> str:
 
 def number_range(numbers: Integer[np.ndarray, "n"]) -> str:
     """Returns the smallest and the largest number in words."""
-    low, high = int(numbers.min()), int(numbers.max())
+    low = int(numbers.min())
+    high = int(numbers.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -215,9 +215,11 @@ def split_fingerprint(metadata: Metadata, arrays: Mapping[str, np.ndarray]) -> s
     """Hashes the published metadata and the arrays of a split, independently of the integer type of its indices."""
     digest = hashlib.blake2b(json.dumps(published_fields(metadata)).encode(), digest_size=HEX_DIGITS // 2)
     for field in FIELDS:
-        array, dtype = arrays[field], arrays[field].dtype.str
+        array = arrays[field]
+        dtype = arrays[field].dtype.str
         if field in INDEX_FIELDS:  # int64 in a loaded split, any integer type in the files
-            array, dtype = array.astype("<i8"), "index"
+            array = array.astype("<i8")
+            dtype = "index"
         digest.update(f"{field} {dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

@@ -178,7 +178,8 @@ def select_points(curve: HaltingCurve, most: int = 10) -> list[Point]:
     points = curve.by_threshold
     values = np.array([(point.mean_steps, point.exact_accuracy) for point in points])
     places = values / np.maximum(np.ptp(values, axis=0), 1e-9)
-    chosen, last = [], places[0]
+    chosen = []
+    last = places[0]
     for point, place in zip(points, places, strict=True):
         if point.threshold in (0.5, 1) or np.abs(place - last).sum() > 2 / most:
             chosen.append(point)

@@ -33,8 +33,12 @@ CURVES = (
     Curve("loss per token", "lm_loss"),
 )
 
-WIDTH, HEIGHT, MARGIN = 880, 366, 24
-_BOARD, _GAP, _CAPTION = 122, 22, 20
+WIDTH = 880
+HEIGHT = 366
+MARGIN = 24
+_BOARD = 122
+_GAP = 22
+_CAPTION = 20
 _VIEW_SIDE = 180
 Panel = tuple[float, float, str, Markup]
 """Left, top, title and SVG of a panel."""
@@ -43,12 +47,15 @@ Panel = tuple[float, float, str, Markup]
 def page(files: RunFiles) -> str:
     """Renders the whole document."""
     results = read_results(files)
-    answers, missing, steps = results.answers, results.answers_missing, None
+    answers = results.answers
+    missing = results.answers_missing
+    steps = None
     act_steps = None if answers is None else by_act_step(answers)
     if answers is not None and act_steps is not None:
         missing = f"for a test set of this size, only the answers after ACT step {answers.first_step} are kept"
         steps = _act_steps(answers, act_steps) if answers.first_step == 1 else None
-    check, test_set = files.export_check, {} if answers is None else {"test set": dataclasses.asdict(answers.data)}
+    check = files.export_check
+    test_set = {} if answers is None else {"test set": dataclasses.asdict(answers.data)}
     return render_run(
         "report.html.j2",
         files,
@@ -135,10 +142,12 @@ def views_of(files: RunFiles, answers: Answers) -> dict[str, Any] | None:
 
 def halting_section(results: PuzzleResults) -> Markup | None:
     """Renders accuracy against mean ACT steps; None if no curve was measured."""
-    curve, early = results.halting_curve, results.halted_early or {}
+    curve = results.halting_curve
+    early = results.halted_early or {}
     if curve is None:
         return None
-    limit, points = curve.by_steps[-1], curve.by_threshold
+    limit = curve.by_steps[-1]
+    points = curve.by_threshold
     stricter = [point for point in points if point.threshold and point.threshold > 0.5]
     lossless = next((point for point in stricter if point.exact_accuracy >= limit.exact_accuracy), None)
     if lossless is not None and lossless.mean_steps >= limit.mean_steps - 0.005:
@@ -164,7 +173,8 @@ def _halting_plot(curve: HaltingCurve) -> Markup:
         return point.mean_steps, 100 * point.exact_accuracy
 
     named = select_points(curve)
-    points, labels = [], []
+    points = []
+    labels = []
     for point in curve.by_threshold:
         if point in named or not points or place(point) != points[-1]:
             points.append(place(point))
@@ -201,7 +211,8 @@ def picture(files: RunFiles) -> str:
     trace = None if example is None else answers.trace(example)
     if trace is None:
         raise UserError(f"{files.folder.path} has no solved puzzle to show; train it longer, or omit --picture")
-    seconds, accuracy = files.train_seconds, files.held_out_by("exact_accuracy")["exact_accuracy"]
+    seconds = files.train_seconds
+    accuracy = files.held_out_by("exact_accuracy")["exact_accuracy"]
     headline = f"{trace.kind.name}: {accuracy:.1%} of {len(answers.labels):,} unseen puzzles solved" + (
         "" if seconds is None else f" after {spelled(seconds)} of training"
     )

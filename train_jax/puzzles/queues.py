@@ -183,6 +183,14 @@ class _QueueStep:
             puzzles=puzzles,
         )
 
+    def _decided(self, logits: jax.Array, steps: jax.Array, is_example: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Decides halting in evaluation; `models_torch.act.ACT` does in training.
+
+        Returns whether the answer of each row is sure, and whether its puzzle, or its trajectory, ends here.
+        """
+        is_sure = logits > self.threshold_logit
+        return is_sure, is_example & (is_sure | (steps >= self.max_steps))
+
     def _advanced(self, loop: _Loop, carry: Any, outputs: dict[str, jax.Array], numbers: jax.Array) -> _Loop:
         """Returns the loop state after an ACT step: puzzles that end have an answer or wait, and rows take others."""
         options = self.options
@@ -193,8 +201,7 @@ class _QueueStep:
         better = (loop.steps == 0) | (logits > loop.logits) | (not self.has_trajectories)
         answer = {name: jnp.where(beside(better, new), new, loop.answer[name]) for name, new in outputs.items()}
         highest = jnp.where(better, logits, loop.logits)
-        is_sure = logits > self.threshold_logit
-        ends = (loop.example < length) & (is_sure | (steps >= self.max_steps))
+        is_sure, ends = self._decided(logits, steps, is_example=loop.example < length)
         puzzles, agrees = _with_answers(loop, ends, steps, answer, highest, agree=options.agree)
         is_last = loop.trajectory + 1 >= options.trajectories
         waits = ends & ~(agrees if options.agree else is_sure) & ~is_last
@@ -245,12 +252,14 @@ def _with_answers(
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Returns `loop.puzzles` with the answers of the rows whose trajectory ends, and a mask of those that agree with an
     earlier one of their puzzle. A puzzle keeps the answer of the highest halting logit, or one on which two agree."""
-    puzzles, length = dict(loop.puzzles), len(loop.order)
+    puzzles = dict(loop.puzzles)
+    length = len(loop.order)
     place = jnp.where(ends, loop.example, length)
     wins = (loop.trajectory == 0) | (logits > puzzles["logits"].at[loop.example].get(mode="clip"))
     agrees = jnp.zeros_like(ends)
     if agree:
-        marks, known = answer_marks(answer["preds"]), puzzles["marks"].at[loop.example].get(mode="clip")
+        marks = answer_marks(answer["preds"])
+        known = puzzles["marks"].at[loop.example].get(mode="clip")
         is_earlier = jnp.arange(known.shape[1]) < loop.trajectory
         agrees = ((known == marks[:, None]).all(axis=2) & is_earlier).any(axis=1)
         puzzles["marks"] = puzzles["marks"].at[place, loop.trajectory].set(marks, mode="drop")
@@ -265,7 +274,8 @@ def _with_answers(
 
 def _next_trajectory(loop: _Loop) -> _Loop:
     """Returns the loop with the puzzles that wait in the rows, if no row has a puzzle of this trajectory any more."""
-    length, rows = len(loop.order), jnp.arange(len(loop.example), dtype=jnp.int32)
+    length = len(loop.order)
+    rows = jnp.arange(len(loop.example), dtype=jnp.int32)
     begins = (loop.example == length).all() & (loop.num_waiting > 0)
     begun = loop._replace(
         example=jnp.where(rows < loop.num_waiting, loop.waiting[: len(rows)], length),
@@ -334,7 +344,8 @@ class Queues:
         self, outputs: dict[str, np.ndarray]
     ) -> Iterator[tuple[dict[str, np.ndarray], HostBatch, Bool[np.ndarray, "local"]]]:
         """Yields the outputs, (1, places, …), of the rows of each batch, (1, local, …); those of padding are 0."""
-        places, first = self._places, 0
+        places = self._places
+        first = 0
         for batch, valid in self.batches:
             own = places[first : first + int(valid.sum())]
             first += len(own)
@@ -349,7 +360,8 @@ def queues_of(
     batches: Iterable[tuple[HostBatch, Bool[np.ndarray, "local"]]], *, count: int, devices: int
 ) -> Iterator[Queues]:
     """Groups `count` batches into queues of equal length, each for `devices` devices."""
-    group_size, length = 0, 0
+    group_size = 0
+    length = 0
     part: list[tuple[HostBatch, np.ndarray]] = []
     for number, each in enumerate(batches, 1):
         if not group_size:

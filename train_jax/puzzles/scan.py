@@ -101,7 +101,8 @@ class EvalModel:
 
     def __init__(self, objective: Objective, state: TrainState, run: jax.Array | None = None):
         """`run` is the number of the run in a state of `stack_runs`; None for a state of one run."""
-        params, buffers = state.eval_params, state.buffers
+        params = state.eval_params
+        buffers = state.buffers
         if run is not None:
             params, buffers = jax.tree.map(lambda array: array[run], (params, buffers))
         self._objective = objective
@@ -207,7 +208,8 @@ def with_noise(carry: Any, keys: Any, step: Int[Array, "*batch"], noise: float |
             f"model is a {type(carry).__name__} without it; use --noise 0"
         )
     latents, tree = jax.tree.flatten(carry.inner_carry)
-    steps, scale = jnp.broadcast_to(step, keys.shape), jnp.broadcast_to(noise, keys.shape)
+    steps = jnp.broadcast_to(step, keys.shape)
+    scale = jnp.broadcast_to(noise, keys.shape)
 
     def noisy(number: int, latent: jax.Array) -> jax.Array:
         if not jnp.issubdtype(latent.dtype, jnp.floating):

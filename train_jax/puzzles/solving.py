@@ -41,7 +41,8 @@ class Predictor:
     """The model of a run with its averaged weights, on one device; see `train_jax.load_run`."""
 
     def __init__(self, run: Restored):
-        self._run, self._task = run, puzzle_task(run)
+        self._run = run
+        self._task = puzzle_task(run)
         self._devices = Devices(1)
 
     @property
@@ -68,7 +69,8 @@ class Predictor:
 
         `puzzle_identifiers` are blank by default. Raises `UserError` for invalid shapes, types or values.
         """
-        metadata, inputs = self._task.metadata, np.asarray(inputs)
+        metadata = self._task.metadata
+        inputs = np.asarray(inputs)
         if puzzle_identifiers is None:
             puzzle_identifiers = np.full(len(inputs), metadata.blank_identifier_id)
         identifiers = np.asarray(puzzle_identifiers)

@@ -57,7 +57,9 @@ class Stepper:
     """The model of a run with its averaged weights, on one device; a number of trajectories is compiled once."""
 
     def __init__(self, run: Restored):
-        self._run, self._objective, self.task = run, run.objective, puzzle_task(run)
+        self._run = run
+        self._objective = run.objective
+        self.task = puzzle_task(run)
         self._devices = Devices(1)
         self._state = self._devices.replicate(run.state)
         self._begin = self._devices.parallel(self._initial_carry, (None, 0), 0)
@@ -90,7 +92,8 @@ class Stepper:
         batch |= self._tables(rows, views, seed, number)
         drawn = {"trajectory": rows, "noise": np.where(rows > 0, np.float32(noise), np.float32(0))}
         batch, drawn = (self._devices.shard(self._devices.split_batch(each)) for each in (batch, drawn))
-        carry, step = self._begin(self._state, batch), 0
+        carry = self._begin(self._state, batch)
+        step = 0
         while True:
             numbers = {"seed": np.array([seed], np.uint32), "step": np.array([step], np.int32)}
             numbers = self._devices.shard(numbers)
@@ -139,7 +142,8 @@ class Stepper:
 
 def example_of(run: Restored, puzzles: Mixture, number: int, options: TrajectoryOptions) -> ViewExample:
     """Computes all views of a puzzle of a data set."""
-    tokens, views = np.asarray(puzzles.parts[0].inputs[number]), options.views
+    tokens = np.asarray(puzzles.parts[0].inputs[number])
+    views = options.views
     images = symmetries_of_views(puzzles.metadata, first=number, count=1, views=views, seed=options.seed)
     inputs = images.image(np.broadcast_to(tokens, (1, views, len(tokens))))[0]
     steps = Stepper(run).steps(tokens, trajectories=views, views=views, seed=options.seed, number=number)

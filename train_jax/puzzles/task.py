@@ -182,7 +182,8 @@ class PuzzleTask(Task):
         from train_jax.puzzles.scan import make_eval_step
 
         rows = self.config.eval_batch_size
-        tokens, numbers = np.zeros((rows, self.metadata.seq_len), np.int32), np.zeros(rows, np.int32)
+        tokens = np.zeros((rows, self.metadata.seq_len), np.int32)
+        numbers = np.zeros(rows, np.int32)
         batch = {"inputs": tokens, "labels": tokens, "puzzle_identifiers": numbers, "is_example": numbers > 0}
         return make_eval_step(objective, self.halt_max_steps, metrics_only=True), batch
 

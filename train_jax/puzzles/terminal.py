@@ -100,7 +100,8 @@ def _at(trace: Trace, step: int, title: str, styled: bool) -> Text:
 
 
 def _cell(drawing: Drawing, value: int, fixed: bool, changed: bool, wrong: bool, styled: bool) -> Text:
-    character, colour = drawing.character(value), drawing.colour(value)
+    character = drawing.character(value)
+    colour = drawing.colour(value)
     mark = "!" if wrong else "*" if changed and not styled else " "
     if not styled:
         return Text(character + mark)

@@ -159,8 +159,10 @@ def _at(values: np.ndarray, steps: Int[np.ndarray, "trajectories n"]) -> np.ndar
 
 def interval(solved: int, count: int, deviations: float = 1.96) -> tuple[float, float]:
     """Returns the Wilson score interval of a share, by default that of 95 %."""
-    share, square = solved / count, deviations**2 / count
-    middle, half = share + square / 2, deviations * math.sqrt(share * (1 - share) / count + square / count / 4)
+    share = solved / count
+    square = deviations**2 / count
+    middle = share + square / 2
+    half = deviations * math.sqrt(share * (1 - share) / count + square / count / 4)
     return (middle - half) / (1 + square), (middle + half) / (1 + square)
 
 
@@ -219,16 +221,23 @@ class TrajectoryEvaluator:
         """`batch_size` is the number of examples on all devices together; each is computed one trajectory at a time."""
         devices.local_batch_size(batch_size)
         _check_memory(options, batch_size, puzzles.metadata.seq_len)
-        self._puzzles, self._devices, self._options = puzzles, devices, options
-        self._batch_size, self._progress = batch_size, progress
+        self._puzzles = puzzles
+        self._devices = devices
+        self._options = options
+        self._batch_size = batch_size
+        self._progress = progress
         self._step = devices.parallel_eval_step(make_trajectory_step(objective, options))
-        self._trajectories, self._depths = milestones(options.trajectories), milestones(options.depth)
+        self._trajectories = milestones(options.trajectories)
+        self._depths = milestones(options.depth)
 
     def __call__(self, state: TrainState, *, limit: int = 0) -> TrajectoryEvaluation:
-        data, shard = self._puzzles, process_shard()
+        data = self._puzzles
+        shard = process_shard()
         state = self._devices.replicate(state)
-        total, done = min(limit or data.num_examples, data.num_examples), 0
-        rows, sums = Rows(), {}
+        total = min(limit or data.num_examples, data.num_examples)
+        done = 0
+        rows = Rows()
+        sums = {}
         batches = data.eval_batches(batch_size=self._batch_size, shard=shard, limit=limit)
         numbers = data.eval_numbers(batch_size=self._batch_size, shard=shard, limit=limit)
         for (batch, valid), number in zip(batches, numbers, strict=True):
@@ -276,7 +285,8 @@ class TrajectoryEvaluator:
 
     def _result(self, rows: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> TrajectoryEvaluation:
         """Returns the result; `sums` are those of `_curves` over the examples with labels."""
-        options, labels = self._options, rows["labels"][0]
+        options = self._options
+        labels = rows["labels"][0]
         of_answers = answer_sums(rows["preds"][0], rows["q_halt_logits"][0], labels, options.act_steps)
         metrics = means({name: float(value) for name, value in of_answers.items()}, len(labels))
         count = metrics["count"] or math.nan
@@ -331,7 +341,8 @@ def results_of(evaluation: TrajectoryEvaluation, step: int) -> dict[str, Any]:
 
 def table(evaluation: TrajectoryEvaluation) -> list[str]:
     """Formats the comparison of the choosers, and the curve of accuracy against ACT steps, for a terminal."""
-    options, count = evaluation.options, evaluation.evaluation.metrics["count"]
+    options = evaluation.options
+    count = evaluation.evaluation.metrics["count"]
     lines = ["chosen by     highest halting logit    last ACT step"]
     for name in (*CHOOSERS, "pass"):
         shares = [evaluation.exact_accuracy(f"{name}/{keep}") for keep in KEEPS]

@@ -44,7 +44,8 @@ def symmetries_of_views(data: Metadata, *, first: int, count: int, views: int, s
     symmetry = symmetry_of(data)
     kept = [Symmetries(*(np.tile(np.arange(size), (count, 1)) for size in (data.seq_len, data.vocab_size)))]
     for view in range(1, views):
-        new, repeated = kept[0], np.ones(count, bool)
+        new = kept[0]
+        repeated = np.ones(count, bool)
         for draw in range(DRAWS):
             if not repeated.any():
                 break

@@ -156,13 +156,15 @@ def _ranked(answers: Mapping[Key, Sequence[float]]) -> list[Candidate]:
 
 def _blocks(part: Predictions, names: Sequence[str]) -> Iterator[Iterator[tuple[tuple[str, Key], Key, float]]]:
     """Yields rows of ((puzzle, input), answer, halting probability), one block of examples at a time."""
-    identifiers, tokens = part.puzzle_identifiers, (part.inputs, part.preds)
+    identifiers = part.puzzle_identifiers
+    tokens = (part.inputs, part.preds)
     if len(identifiers) and not 0 <= identifiers.min() <= identifiers.max() < len(names):
         raise UserError(
             f"the predictions have identifiers {identifiers.min()} to {identifiers.max()}, the data set has 0 to "
             f"{len(names) - 1}; give the data set of these predictions"
         )
-    lowest, highest = (min(each.min(initial=0) for each in tokens), max(each.max(initial=0) for each in tokens))
+    lowest = min(each.min(initial=0) for each in tokens)
+    highest = max(each.max(initial=0) for each in tokens)
     if part.inputs.shape[1] != CELLS or lowest < 0 or highest >= VOCAB_SIZE:
         raise UserError(
             f"the predictions are {part.inputs.shape[1]} tokens from {lowest} to {highest}, expected {CELLS} "
@@ -195,7 +197,8 @@ def key_of(grid: ColourGrid) -> Key:
 def grid_of(key: Key) -> list[list[int]]:
     """Converts a grid to JSON values; a grid without cells becomes one black cell."""
     canvas = np.frombuffer(key, np.uint8).reshape(SIDE, SIDE)
-    rows, cols = (canvas[:, 0] != OUTSIDE).sum(), (canvas[0] != OUTSIDE).sum()
+    rows = (canvas[:, 0] != OUTSIDE).sum()
+    cols = (canvas[0] != OUTSIDE).sum()
     return canvas[:rows, :cols].tolist() or [[0]]
 
 
@@ -205,11 +208,13 @@ def outcome(puzzles: Sequence[Puzzle], ballots: Ballots) -> VotingScores:
     submission: dict[str, Any] = {}
     unanswered = 0
     for puzzle in puzzles:
-        submission[puzzle.name], ranks = [], []
+        submission[puzzle.name] = []
+        ranks = []
         for example in puzzle.sections["test"]:
             candidates = ballots.get((puzzle.name, key_of(example.input)), [])
             unanswered += not candidates
-            keys, solution = [candidate.key for candidate in candidates], key_of(example.output)
+            keys = [candidate.key for candidate in candidates]
+            solution = key_of(example.output)
             ranks.append(keys.index(solution) if solution in keys else math.inf)
             grids = [grid_of(key) for key in keys[:ATTEMPTS]] or [[[0]]]
             grids += grids[:1] * (ATTEMPTS - len(grids))

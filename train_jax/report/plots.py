@@ -31,11 +31,15 @@ RC: Any = {
 LINES = {1: "solid", 2: (0, (5, 1.6)), 3: (0, (1.6, 1.6))}
 MARKERS = {1: "o", 2: "s", 3: "^"}
 """Series differ in colour, dashes and markers, so that they can also be distinguished in black and white."""
-TOP, RIGHT, BOTTOM, LEFT = 44, 22, 38, 48
+TOP = 44
+RIGHT = 22
+BOTTOM = 38
+LEFT = 48
 """Margins around the axes in pixels; one pixel is one point."""
 FEW_POINTS = 3
 STEPS = (1, 2, 5, 10)
-SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
 
 Points = Sequence[tuple[float, float]]
 
@@ -141,7 +145,8 @@ def _scale(axes: Axes, xs: Sequence[float], log_x: bool, log_y: bool, y_range: t
     multiples = (1, 2, 5) if high < 100 * low else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if log_y else ()
     ticks = [float(f"{m}e{p}") for p in powers for m in multiples] or MaxNLocator(5, steps=STEPS).tick_values(low, high)
-    ticks, slack = np.asarray(ticks), 0 if log_y else 1e-9 * (high - low)
+    ticks = np.asarray(ticks)
+    slack = 0 if log_y else 1e-9 * (high - low)
     ticks = ticks[np.sum(ticks <= low + slack) - 1 : np.sum(ticks < high - slack) + 1]
     axes.set_ylim(ticks[0], ticks[-1])
     axes.set_yticks(ticks[:: -(-len(ticks) // 8)])

@@ -40,9 +40,13 @@ class Curve:
 
 def page(files: RunFiles) -> str:
     """Renders the report of a run of a user's task: curves of all metrics that were evaluated."""
+    return render_run("run_report.html.j2", files, curves_of_evaluations(files))
+
+
+def curves_of_evaluations(files: RunFiles) -> list[Curve]:
+    """Returns curves of all metrics that were evaluated."""
     names = dict.fromkeys(n.removeprefix("eval/") for r in files.records for n in r if n.startswith("eval/"))
-    curves = [Curve(name.replace("_", " "), name) for name in names if name != "count"]
-    return render_run("run_report.html.j2", files, curves)
+    return [Curve(name.replace("_", " "), name) for name in names if name != "count"]
 
 
 def render_run(template: str, files: RunFiles, curves: Sequence[Curve], **values: Any) -> str:
@@ -177,7 +181,8 @@ def read_run_files(run_dir: str, step: str = "newest") -> RunFiles:
         from train_jax.run.restore import results_folder  # imports JAX, which a report needs only for this
 
         folder = results_folder(run_dir, step)
-    commands, records = commands_of(config.task), read_metrics(folder)
+    commands = commands_of(config.task)
+    records = read_metrics(folder)
     test = find_object(folder.evaluation("test"), commands.figures, others=FIGURE, remedy=EVALUATE)
     if not records and test is None:
         raise UserError(f"{run_dir} has no metrics yet; train it with `trm train`, or wait for the first metrics")

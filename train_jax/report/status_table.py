@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from train_jax.run.status import RunStatus
 from train_jax.run.tracking import duration
 
-_BEFORE, _AFTER = ("run", "step", "loss"), ("examples/s", "left", "checkpoint", "goodput", "health")
+_BEFORE = ("run", "step", "loss")
+_AFTER = ("examples/s", "left", "checkpoint", "goodput", "health")
 """Columns before and after the columns of the metrics of the runs."""
 _OPTIONAL = ("goodput", "examples/s", "loss", "left")
 """Columns that are omitted, in this order, if the terminal is too narrow."""

@@ -219,7 +219,8 @@ def _first_note(point: Point) -> str:
     reached = [step for step in steps if step is not None]
     if not reached:
         return f"{point.experiment}: {percent(ENOUGH)} is not reached by any of {len(steps)} seeds."
-    mean, who = sum(reached) / len(reached), f"{len(reached)} of {len(steps)} seeds"
+    mean = sum(reached) / len(reached)
+    who = f"{len(reached)} of {len(steps)} seeds"
     return f"{point.experiment}: {percent(ENOUGH)} is reached by {who}, on average at step {mean:,.0f}."
 
 
@@ -261,7 +262,8 @@ class PowerLaw:
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Returns the mean of at least one value, with its interval."""
-    count, mean = len(values), float(np.mean(values))
+    count = len(values)
+    mean = float(np.mean(values))
     if count < 2:
         return Estimate(mean, None, None, count)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * stats.sem(values))
@@ -274,7 +276,8 @@ def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw | None:
     if len(points) < 3 or len({x for x, _ in points}) < 2 or len({y for _, y in points}) < 2:
         return None
     fit: Any = stats.linregress([x for x, _ in points], [y for _, y in points])
-    slope, half = float(fit.slope), float(stats.t.ppf((1 + CONFIDENCE) / 2, len(points) - 2) * fit.stderr)
+    slope = float(fit.slope)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(points) - 2) * fit.stderr)
     return PowerLaw(math.exp(fit.intercept), slope, slope - half, slope + half, float(fit.rvalue) ** 2, len(points))
 
 
@@ -291,7 +294,8 @@ def welch(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Returns p-values adjusted for several comparisons by the method of Holm (1979), in the same order."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest

@@ -43,9 +43,11 @@ def _with_flops(job: Job, wanted: float, base: str | None) -> Job:
 
 def _steps_for(job: Job, wanted: float) -> int:
     """Returns the number of steps whose FLOPs are closest; by bisection, because a growing depth costs more later."""
-    few, many = 1, 2
+    few = 1
+    many = 2
     while _flops(_with_steps(job, many)) < wanted:
-        few, many = many, 2 * many
+        few = many
+        many = 2 * many
     while many - few > 1:
         middle = (few + many) // 2
         if _flops(_with_steps(job, middle)) < wanted:

@@ -227,17 +227,20 @@ def train_flops(config: RunConfig, sizes: Mapping[str, int], steps: int, example
     `sizes`: `seq_len` and `vocab_size` of the data. None for a model whose FLOPs are not known. Raises `ValueError` if
     the model cannot be built.
     """
-    if is_outside(config.model):
-        return None
     arch: Any = dataclasses.replace(config.arch, **sizes)
-    steps_of_arch = {arch: steps}
+    steps_of_arch = [(arch, steps)]  # not a dict, since the options of an own model have no hash
     task = config.task_config
     if isinstance(task, PuzzleConfig) and task.curriculum_epochs:
         ends = epochs_to_steps(examples_per_epoch, task.curriculum_epochs, config.global_batch_size)
         schedule = Curriculum(task.curriculum_start, (arch.H_cycles, arch.L_cycles), ends)
         depths = Counter(schedule.at(step) for step in range(steps))
-        steps_of_arch = {dataclasses.replace(arch, H_cycles=H, L_cycles=L): n for (H, L), n in depths.items()}
-    each = sum(train_flops_per_example(config.model, arch) * count for arch, count in steps_of_arch.items())
+        steps_of_arch = [(dataclasses.replace(arch, H_cycles=H, L_cycles=L), n) for (H, L), n in depths.items()]
+    try:
+        each = sum(train_flops_per_example(config.model, arch) * count for arch, count in steps_of_arch)
+    except ValueError:
+        if not is_outside(config.model):
+            raise
+        return None
     return each * config.global_batch_size
 
 
@@ -266,12 +269,15 @@ def sweep_lines(jobs: Sequence[Job], files: SweepFiles) -> Iterator[str]:
     """Yields the lines of a dry run."""
     width = max(len("run"), *(len(job.name) for job in jobs))
     yield f"{'run':<{width}}      steps  warm-up       examples      PFLOP  state"
-    total, states = 0.0, Counter()
+    total = 0.0
+    states = Counter()
     for job in jobs:
         length, flops = cost_of(job)
         steps = warmup = examples = "?"
         if length is not None:
-            steps, examples, warmup = f"{length.steps:,}", f"{length.examples:,}", f"{length.warmup_share:.1%}"
+            steps = f"{length.steps:,}"
+            examples = f"{length.examples:,}"
+            warmup = f"{length.warmup_share:.1%}"
         pflop = "?" if flops is None else f"{flops / 1e15:,.4g}"
         total += 0.0 if job.same_as else flops or 0.0
         state = files.state(job.name, job.steps)

@@ -20,8 +20,8 @@ from train_jax.research.records import Study
 from train_jax.research.table import GROUPS
 from train_jax.storage.files import write_text
 
-HEADINGS = ("experiment", "seeds", "final", "95 % interval", "steps", "time", "parameters", "PFLOP", "GB of memory",
-            "ACT steps")  # fmt: skip
+HEADINGS = ("experiment", "seeds", "final", "95 % interval", "steps", "time", "parameters", "PFLOP",
+            "GFLOP to evaluate", "GB of memory", "ACT steps")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,8 @@ def sections_of(study: Study, groups: Sequence[str] = ()) -> list[Section]:
 def write_report(study: Study, sections: Sequence[Section], folder: Path) -> None:
     """Writes `index.html`, `analysis.md` and the tables."""
     states = Counter(run.state for run in study.runs)
-    title, shown = study.root.name or str(study.root), ", ".join(f"{count} {state}" for state, count in states.items())
+    title = study.root.name or str(study.root)
+    shown = ", ".join(f"{count} {state}" for state, count in states.items())
     page = render_document(
         "analysis.html.j2",
         title=f"{title}: {len(study.runs)} runs",
@@ -82,9 +83,13 @@ def _markdown(section: Section) -> Iterator[str]:
 
 
 def _row(point: Point) -> tuple[str, ...]:
-    first, final = point.runs[0], point.final
-    seconds, flops = point.mean(lambda run: run.train_seconds), point.mean(lambda run: run.train_flops)
-    memory, act_steps = point.mean(lambda run: run.hbm_peak_bytes), point.mean(lambda run: run.act_steps)
+    first = point.runs[0]
+    final = point.final
+    seconds = point.mean(lambda run: run.train_seconds)
+    flops = point.mean(lambda run: run.train_flops)
+    evaluation = point.mean(lambda run: run.evaluation_flops)
+    memory = point.mean(lambda run: run.hbm_peak_bytes)
+    act_steps = point.mean(lambda run: run.act_steps)
     return (
         point.experiment,
         str(final.count),
@@ -94,6 +99,7 @@ def _row(point: Point) -> tuple[str, ...]:
         "-" if seconds is None else spelled(seconds),
         "-" if first.parameters is None else f"{first.parameters:,}",
         "-" if flops is None else number(float(f"{flops / 1e15:.3g}")),
+        "-" if evaluation is None else number(float(f"{evaluation / 1e9:.3g}")),
         "-" if memory is None else f"{memory / 1e9:.3g}",
         "-" if act_steps is None else f"{act_steps:.2f}",
     )

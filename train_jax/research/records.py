@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from models_torch.config import ACTConfig
+from models_torch.flops import evaluation_flops_per_example
 from train_jax.errors import UserError
 from train_jax.research.jobs import train_flops
 from train_jax.research.sweeper import SweepFiles, finished_figures, readable
@@ -39,6 +41,8 @@ class RunResult:
     parameters: int | None
     train_flops: float | None
     """The FLOPs of the matrix products of all train steps."""
+    evaluation_flops: float | None
+    """The FLOPs of the matrix products of the final evaluation, for one example."""
     hbm_peak_bytes: float | None
     act_steps: float | None
     """Mean ACT steps until a sequence halted, in the last log line with one."""
@@ -78,7 +82,9 @@ def read_study(root: str, metric: str = "exact_accuracy") -> Study:
     folder = path_of(root)
     if not folder.is_dir():
         raise UserError(f"{root} is not a folder; give the --runs-root of a sweep")
-    files, runs, problems = SweepFiles(root), [], []
+    files = SweepFiles(root)
+    runs = []
+    problems = []
     for run in _runs_in(folder):
         try:
             runs.append(_read(files, "/".join(run.path.parts[-3:]), metric))
@@ -120,6 +126,7 @@ def _read(files: SweepFiles, name: str, metric: str) -> RunResult:
         train_seconds=figures.get("train_seconds"),
         parameters=(readable(folder.machine, {"parameters": optional(COUNT)}) or {}).get("parameters"),
         train_flops=_flops(config, facts, steps),
+        evaluation_flops=_evaluation_flops(config, facts, figures),
         hbm_peak_bytes=max((r["perf/hbm_peak"] for r in records if "perf/hbm_peak" in r), default=None),
         act_steps=act_steps[-1] if act_steps else None,
         config={name: value for name, value in flat(config) if name != RUN_ID},
@@ -127,6 +134,18 @@ def _read(files: SweepFiles, name: str, metric: str) -> RunResult:
         run_dir=str(folder.path),
         metrics_sha256=hashlib.sha256(content).hexdigest(),
     )
+
+
+def _evaluation_flops(config: dict[str, Any], facts: Mapping[str, Any], figures: Mapping[str, Any]) -> float | None:
+    """Returns the FLOPs of the ACT steps of the final evaluation, for one example; None for other models."""
+    try:
+        run = from_values(config)
+        if not isinstance(run.arch, ACTConfig) or not NUMBER.fits(figures.get("steps")):
+            return None
+        arch = dataclasses.replace(run.arch, **{name: facts[name] for name in ("seq_len", "vocab_size")})
+        return evaluation_flops_per_example(run.model, arch) * float(figures["steps"])
+    except (UserError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _flops(config: dict[str, Any], facts: Mapping[str, Any], steps: int) -> float | None:

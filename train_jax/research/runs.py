@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -65,7 +66,8 @@ def experiment_run(experiment_id: str, base: str | None = None) -> RunConfig:
     """Returns the configuration of an experiment; on a preset `base`, the changes have the proportions of its size."""
     if base in EXPERIMENTS:
         raise UserError(f"--preset {base} is an experiment; use one of {listed_presets()}")
-    row, reference = EXPERIMENTS[experiment_id], preset(base or BASE_PRESET)
+    row = EXPERIMENTS[experiment_id]
+    reference = preset(base or BASE_PRESET)
     sets = data_sets(row, base or BASE_PRESET)
     changes: dict[str, Any] = {"run_dir": run_dir_of(experiment_id)}
     if row.starts_from:
@@ -94,15 +96,26 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         if not owner and not _has(config, field) and _has(config.task_config, field):
             owner = "task_config"  # without a prefix, as on the command line
         if not _has(getattr(config, owner, None) if owner else config, field):
-            raise UserError(
-                f"{name} is not a field of a run with model {config.model} and task {config.task}; use another --preset"
-            )
+            raise _unknown(name, config)
         (nested.setdefault(owner, {}) if owner else flat)[field] = value
     try:
         parts = {owner: dataclasses.replace(getattr(config, owner), **values) for owner, values in nested.items()}
     except ValueError as error:
         raise UserError(str(error)) from None
     return dataclasses.replace(config, **flat, **parts)
+
+
+def _unknown(name: str, config: RunConfig) -> UserError:
+    """Returns the error for a field that a run does not have, with the nearest names."""
+    owner = getattr(config, name.rpartition(".")[0], None) if "." in name else config
+    fields = [each.name for each in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
+    near = difflib.get_close_matches(name.rpartition(".")[2], fields)
+    prefix = name.rpartition(".")[0] + "." if "." in name else ""
+    remedy = f"perhaps {' or '.join(prefix + field for field in near)}; " if near else ""
+    return UserError(
+        f"{name} is not a field of a run with model {config.model} and task {config.task}; {remedy}"
+        "`trm train PRESET --help` lists the fields"
+    )
 
 
 def _has(config: Any, field: str) -> bool:

@@ -56,7 +56,8 @@ class SweepFiles:
     """The files of all sweeps in one root, which may be `gs://…`."""
 
     def __init__(self, root: str):
-        self.root, self.root_text = path_of(root), root.rstrip("/")
+        self.root = path_of(root)
+        self.root_text = root.rstrip("/")
         self._folder = self.root / "sweep"
 
     def run(self, name: str) -> RunFolder:
@@ -71,7 +72,8 @@ class SweepFiles:
 
         FINISHED, written last, names that run.
         """
-        source, target = self.run(work.same_as), self.run(work.name)
+        source = self.run(work.same_as)
+        target = self.run(work.name)
         for file, copy in (
             (source.data, target.data), (source.machine, target.machine), (source.metrics, target.metrics)
         ):  # fmt: skip
@@ -126,7 +128,10 @@ class Sweeper:
         run: Callable[[Sequence[str]], int],
         continues_on_failure: bool = False,
     ):
-        self._files, self._works, self._say, self._run = files, works, say, run
+        self._files = files
+        self._works = works
+        self._say = say
+        self._run = run
         self._continues = continues_on_failure
         self._built: set[tuple[str, ...]] = set()
         self._steps = {work.name: work.steps for work in works}

@@ -74,7 +74,8 @@ GROUPS |= {f"{group}_{twin}": f"{GROUPS[group]}; {TWINS[twin]}" for group in CON
 
 def _by_letter(group: str, fields: str, *rows: Any, separator: str = "") -> dict[str, Experiment]:
     """Returns an experiment for each row of values of the fields, or for each value of a single field."""
-    names, values = fields.split(), [row if isinstance(row, tuple) else (row,) for row in rows]
+    names = fields.split()
+    values = [row if isinstance(row, tuple) else (row,) for row in rows]
     return {
         f"{group}{separator}{letter}": Experiment(group, dict(zip(names, row, strict=True)))
         for letter, row in zip("abcdef", values, strict=False)
@@ -245,7 +246,8 @@ def _sudoku_extreme(row: Experiment) -> DataSet:
 
 def _small_sudokus(row: Experiment, size: int) -> DataSet:
     """Returns the data set of the preset; for groups 4a and 4b one with a tenth of the puzzles or augmentations."""
-    name, options = f"sudoku-{size}x{size}", ("sudoku", "--size", str(size))
+    name = f"sudoku-{size}x{size}"
+    options = ("sudoku", "--size", str(size))
     if not row.group.startswith("exp04"):
         return DataSet(name, options, name, 500 if size == 4 else 1000)
     puzzles = row.puzzles // 10 if size == 4 else row.puzzles

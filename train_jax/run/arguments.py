@@ -12,9 +12,10 @@ import tyro
 from train_jax.command_line import parse
 from train_jax.core.optim.config import ParameterGroup
 from train_jax.errors import UserError
-from train_jax.plugin import entries, load_object
+from train_jax.plugin import entries, load_object, names_object
 from train_jax.run.config import RunConfig, with_model
 from train_jax.run.presets import listed_presets, preset, preset_names
+from train_jax.task import task_class
 
 _DEPTH = re.compile(r"(?:(?<=^chat-)|^)d[0-9]+(?=-|$)")
 """The depth in the name of a preset, such as d12-2026-r8 or chat-d4."""
@@ -22,6 +23,8 @@ _DEPTH = re.compile(r"(?:(?<=^chat-)|^)d[0-9]+(?=-|$)")
 
 FLAGS = ("--dry-run", "--no-verify")
 """Options of `trm train` without a value, which are no fields of the run."""
+SHORT = {"--bf16": ("--arch.forward-dtype", "bfloat16"), "--shard": ("--compute.shard",)}
+"""Short words for fields of a run."""
 
 
 def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, RunConfig]:
@@ -29,10 +32,10 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
 
     `--preset NAME` applies the changes of an experiment to another preset; `--phase NAME` inherits the fields of the
     run `--init-from`; `--model` and `--task` determine the fields of the architecture and of the task; `--depth N` is
-    that of a preset by depth; `--bf16` is `--arch.forward-dtype bfloat16`. Raises `UserError` for invalid arguments.
+    that of a preset by depth; `SHORT` has words for fields. Raises `UserError` for invalid arguments.
     """
     argv = with_depth(argv)
-    argv = [each for word in argv for each in (("--arch.forward-dtype", "bfloat16") if word == "--bf16" else (word,))]
+    argv = [each for word in argv for each in SHORT.get(word, (word,))]
     name, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     if name is None and not {"-h", "--help"} & set(rest):
         raise UserError(f"{prog} needs a preset or an experiment as its first argument; presets are {listed_presets()}")
@@ -41,16 +44,42 @@ def parse_run(argv: list[str], *, prog: str, description: str) -> tuple[str, Run
         value, rest = take_option(rest, option)
         if value is not None:
             default = load_object(function, option)(name or "", default, value, rest)
-    model, task = option_value(rest, "--model"), option_value(rest, "--task")
+    model = option_value(rest, "--model")
+    task = option_value(rest, "--task")
+    default = with_model(default, model or default.model, task or default.task)
+    _refuse_arguments_of_an_own_model(default, rest)
     config = parse(
         RunConfig,
         rest,
-        default=with_model(default, model or default.model, task or default.task),
+        default=default,
         prog=f"{prog} {name or 'PRESET'}",
         description=description,
         registry=JSON_VALUES,
     )
+    check_given = getattr(task_class(config.task), "check_given", None)  # a user's task may be a function
+    if check_given is not None:
+        check_given(config, given_fields(rest))
     return name or "", config
+
+
+def _refuse_arguments_of_an_own_model(config: RunConfig, argv: Sequence[str]) -> None:
+    """Raises `UserError` for `--arch.hidden-size` where the model is a class of the user: it takes --arch.options."""
+    if not names_object(config.model):
+        return
+    known = {field.name for field in dataclasses.fields(config.arch)}
+    for word in argv:
+        option, _, _ = word.partition("=")
+        name = option.removeprefix("--arch.").replace("-", "_")
+        if option.startswith("--arch.") and name not in known and name.removeprefix("no_") not in known:
+            options = json.dumps({name: "…"}, ensure_ascii=False).replace('"…"', "…")
+            raise UserError(f"{option} is no option of {config.model}; give it as --arch.options '{options}'")
+
+
+def given_fields(argv: Sequence[str]) -> list[str]:
+    """Returns the fields that options set, by dotted name, whatever their values are."""
+    options = [word.partition("=")[0].removeprefix("--") for word in argv if word.startswith("--")]
+    names = [option.replace("-", "_").rpartition(".") for option in options]
+    return [f"{part}{dot}{field.removeprefix('no_')}" for part, dot, field in names]
 
 
 def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[str], list[str]]:
@@ -67,7 +96,9 @@ def split_arguments(argv: list[str], command: Any, *, prog: str) -> tuple[list[s
     fields = {f"--{field.name.replace('_', '-')}": field.type for field in dataclasses.fields(command)}
     flags = {option for option, kind in fields.items() if kind in (bool, "bool")}
     flags |= {option.replace("--", "--no-", 1) for option in flags}
-    own, rest, words = argv[:1], argv[:1], iter(argv[1:])
+    own = argv[:1]
+    rest = argv[:1]
+    words = iter(argv[1:])
     for word in words:
         option = word.partition("=")[0].replace("_", "-")
         if option in flags:
@@ -102,7 +133,8 @@ def with_depth(argv: list[str]) -> list[str]:
 
 def take_option(argv: list[str], option: str) -> tuple[str | None, list[str]]:
     """Returns the value of an option, and the arguments without it."""
-    value, rest = option_value(argv, option), []
+    value = option_value(argv, option)
+    rest = []
     words = iter(argv)
     for word in words:
         if word == option:

@@ -110,7 +110,8 @@ def _distinct(array: jax.Array) -> list[Any]:
     return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
 
-STATE, CARRY = "state.", "carry."
+STATE = "state."
+CARRY = "carry."
 
 
 class DamagedCheckpointError(UserError):
@@ -206,7 +207,8 @@ def difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
             return f"{name} is missing"
         if name not in expected:
             return f"{name} is unexpected"
-        a, b = saved[name], expected[name]
+        a = saved[name]
+        b = expected[name]
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
     return ""
@@ -285,8 +287,10 @@ class Checkpoints:
 
     def __init__(self, folder: RunFolder, retention: Retention | None = None, *, writes: bool = True):
         self.folder = folder.checkpoints
-        self._run, self._run_id = folder.path, folder.run_id
-        self._retention, self.best = retention or Retention(), None
+        self._run = folder.path
+        self._run_id = folder.run_id
+        self._retention = retention or Retention()
+        self.best = None
         self._saving: int | None = None
         """The step that is being saved."""
         self._started_wrong: Exception | None = None
@@ -357,7 +361,10 @@ class Checkpoints:
 
     def _finish(self) -> str:
         """Waits for the save in the background; returns the reason if it failed. Collective."""
-        step, problem, self._saving, self._started_wrong = self._saving, self._started_wrong, None, None
+        step = self._saving
+        problem = self._started_wrong
+        self._saving = None
+        self._started_wrong = None
         if step is None:
             return ""
         try:
@@ -411,7 +418,8 @@ class Checkpoints:
         several processes. The folders of newer, damaged checkpoints are put aside. Raises `UserError` for a checkpoint
         of another model, and if every checkpoint is damaged.
         """
-        reasons, steps = [], agreed_steps(self.folder, self.steps)
+        reasons = []
+        steps = agreed_steps(self.folder, self.steps)
         for step in reversed(steps):
             resumed, why = self._tried(step, state, sharding, reasons)
             if resumed is None:  # Orbax does not tell a file that it cannot read from one that is not there
@@ -428,7 +436,8 @@ class Checkpoints:
 
     def _tried(self, step: int, state: TrainState, sharding: Any, reasons: list[str]) -> tuple[Resumed | None, str]:
         """Returns the checkpoint or, on every process, None with the reason why this one cannot read it. Collective."""
-        resumed, why = None, f"another process cannot read the checkpoint {self.folder / str(step)}"
+        resumed = None
+        why = f"another process cannot read the checkpoint {self.folder / str(step)}"
         try:
             resumed = self._restore(step, state, sharding, tuple(reasons))
         except DamagedCheckpointError as error:
@@ -469,7 +478,8 @@ class Checkpoints:
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         """Returns the expected arrays of the expected items, and the notes."""
         try:
-            notes, like = self.notes(step), {}
+            notes = self.notes(step)
+            like = {}
             metadata = self._manager.item_metadata(step)
             for item in expected:
                 place = sharding if item == "carry" else None

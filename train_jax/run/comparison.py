@@ -65,7 +65,8 @@ class _CalledError(Exception):
     """The arguments with which a task calls the module."""
 
     def __init__(self, args: tuple, kwargs: dict[str, Any]):
-        self.args_of_call, self.keywords = args, kwargs
+        self.args_of_call = args
+        self.keywords = kwargs
 
 
 def compared(config: RunConfig, task: Task) -> ParityReport:

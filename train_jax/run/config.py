@@ -22,6 +22,7 @@ from train_jax.core.reduction import Reduction
 from train_jax.errors import UserError, check_fields
 from train_jax.run.folder import RUN_ID
 from train_jax.runtime.backend import Platform, cores
+from train_jax.runtime.shard_patterns import read_patterns
 from train_jax.storage.json_files import OBJECT, TEXT, read_object
 from train_jax.task import TaskConfig, task_class, task_config_class
 
@@ -31,7 +32,7 @@ BatchSize = Annotated[int, Range(1, 2**24)]
 
 ACT_FIELDS = (
     "batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers", "forward_dtype", "loss_type", "halt_max_steps",
-    "halt_exploration_prob", "no_ACT_continue", "cycle_penalty",
+    "halt_exploration_prob", "no_ACT_continue", "halt_loss_weight", "cycle_penalty",
 )  # fmt: skip
 SCHEDULE_FIELDS = (
     "lr", "sparse_lr", "warmup_steps", "decay", "decay_share", "lr_min_ratio", "momentum_start",
@@ -63,6 +64,10 @@ class ComputeConfig:
     """Sum of gradients: in one collective, or one for each."""
     shard_optimizer: bool = False
     """Each device keeps and updates a share of parameters and optimizer state; for large models."""
+    shard: tuple[str, ...] = ()
+    """Parameters divided over the devices of one process, as NAMES=AXES of data and model; --shard is short for it."""
+    model_devices: Annotated[int, Range(1, 2**16)] = 1
+    """Devices along the axis `model` of --shard; the batch is divided over the others, the axis `data`."""
     remat: str = ""
     """Submodules to recompute in the backward pass: `blocks` of TRM and its like, or a pattern for names."""
     attention: Literal["plain", "fused"] = "plain"
@@ -80,6 +85,22 @@ class ComputeConfig:
 
     def __post_init__(self):
         check_fields(self, "compute.")
+        read_patterns(self.shard)
+        if self.model_devices > 1 and not self.shard:
+            raise UserError(
+                f"compute.model_devices is {self.model_devices} without --shard; name the parameters to divide"
+            )
+        others = {
+            "runner shard_map": self.runner == "shard_map",
+            "shard_optimizer": self.shard_optimizer,
+            "load": bool(self.load),
+            "choices": bool(self.choices),
+            "attention fused": self.attention == "fused",
+            "mlp fused": self.mlp == "fused",
+        }
+        refused = [name for name, given in others.items() if given]
+        if self.shard and refused:
+            raise UserError(f"--shard cannot be used with compute.{refused[0]}; omit one of them")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -298,7 +319,7 @@ def from_values(values: dict[str, Any]) -> RunConfig:
         "arch": config_class(values["model"], values["task"])(**values["arch"]),
         "task_config": _from_fields(task_config_class(values["task"]), values["task_config"]),
         "optim": optim_config.from_fields(values["optim"]),
-        "compute": ComputeConfig(**values["compute"]),
+        "compute": _from_fields(ComputeConfig, values["compute"]),
     }
     others = {name: value for name, value in values.items() if name not in (RUN_ID, plugin.RECORD, *parts)}
     return RunConfig(**others, **parts)
@@ -312,7 +333,8 @@ def _from_fields(cls: type, values: dict[str, Any]) -> Any:
 def differences_of_fields(before: dict, now: dict, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
     """Yields the fields of two configurations with different values, by dotted name: (name, [before, now])."""
     for name in now | before:
-        old, new = before.get(name), now.get(name)
+        old = before.get(name)
+        new = now.get(name)
         if isinstance(new, dict) and isinstance(old, dict):
             yield from differences_of_fields(old, new, f"{prefix}{name}.")
         elif old != new:

@@ -37,7 +37,8 @@ class Events:
 
     def __init__(self, folder: RunFolder | None, clock: Clock, *, total_steps: int):
         self.clock = clock
-        self._folder, self._ended = folder, threading.Event()
+        self._folder = folder
+        self._ended = threading.Event()
         self._lock = threading.RLock()  # SIGTERM may end the run in another thread
         self._lost: LostFolderError | None = None
         if folder is None:
@@ -131,7 +132,8 @@ class Events:
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:
     """Returns the events of all sessions, and the heartbeat of a session that runs or was killed."""
     events = _written(folder)
-    last, beat = events[-1] if events else None, read_heartbeat(folder)
+    last = events[-1] if events else None
+    beat = read_heartbeat(folder)
     if last is None or beat is None or last["event"] in _LAST or last["session"] != beat["session"]:
         return events
     killed = {"event": "killed", **{name: beat[name] for name in ("session", "time", "step", "seconds")}}
@@ -187,7 +189,8 @@ def _finish_killed(folder: RunFolder, file: LineFile) -> int:
     return max((event["session"] for event in events), default=0)
 
 
-LOST, DOWN = "lost steps", "down"
+LOST = "lost steps"
+DOWN = "down"
 PARTS = (*KINDS, LOST, DOWN)
 """Parts of the wall time: `KINDS` of `train_jax.runtime.clock`; `LOST`: steps that a later session computed again, with
 their waits for data; `DOWN`: time between sessions, with sessions that ended before they opened the run's folder."""
@@ -227,7 +230,9 @@ def goodput_of(events: Sequence[dict[str, Any]]) -> Goodput | None:
     if not sessions:
         return None
     seconds = dict.fromkeys(PARTS, 0.0)
-    lost_steps, counted, later_start = 0, math.inf, math.inf
+    lost_steps = 0
+    counted = math.inf
+    later_start = math.inf
     for session in reversed(sessions):
         seconds[DOWN] += max(0.0, later_start - session[-1]["time"]) if later_start < math.inf else 0.0
         lost_steps += _add_session(seconds, session, counted)
@@ -240,7 +245,9 @@ def goodput_of(events: Sequence[dict[str, Any]]) -> Goodput | None:
 
 def _add_session(seconds: dict[str, float], session: list[dict[str, Any]], counted: float) -> int:
     """Adds the seconds of one session, of which the steps up to `counted` count; returns the number of the others."""
-    lost_steps, step = 0, None  # before it continues from a step, nothing can be lost
+    # before it continues from a step, nothing can be lost
+    lost_steps = 0
+    step = None
     for event in session:
         after: Any = event.get("step", step)
         spent = event.get("seconds", {})

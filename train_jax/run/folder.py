@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,8 @@ class _File:
     """The path of a file of a run; with `results`, of the checkpoint whose results are requested."""
 
     def __init__(self, *parts: str, results: bool = False):
-        self._parts, self._results = parts, results
+        self._parts = parts
+        self._results = results
 
     def __get__(self, folder: RunFolder, _: type) -> Path:
         return (folder.results if self._results else folder.path).joinpath(*self._parts)
@@ -135,13 +138,32 @@ def complete_steps(checkpoints: Path) -> list[int]:
 
 
 def find_run(run_dir: str) -> RunFolder:
-    """Returns the folder of an existing run. Raises `UserError` if there is none."""
+    """Returns the folder of an existing run. Raises `UserError` if there is none, and names those below it."""
     folder = RunFolder(path_of(run_dir))
-    if not folder.config.is_file():
-        raise UserError(
-            f"no run at {run_dir} ({folder.config} is missing); train one with `trm train PRESET --run-dir {run_dir}`"
-        )
-    return folder
+    if folder.config.is_file():
+        return folder
+    below: list[str] = []
+    with contextlib.suppress(OSError):  # a folder that may not be listed
+        below += [str(run.path) for run in itertools.islice(runs_below(folder.path), _RUNS_NAMED + 1)]
+    if below:
+        named = " or ".join(below[:_RUNS_NAMED]) + (" or …" if len(below) > _RUNS_NAMED else "")
+        raise UserError(f"{run_dir} is a folder of runs; give one of them, such as {named}")
+    raise UserError(
+        f"no run at {run_dir} ({folder.config} is missing); train one with `trm train PRESET --run-dir {run_dir}`"
+    )
+
+
+_RUNS_NAMED = 3
+"""Runs that the message about a folder of runs names."""
+
+
+def runs_below(folder: Path, depth: int = 3) -> Iterator[RunFolder]:
+    """Yields the run in a folder, otherwise those below it, as in the ROOT/GROUP/ID/seed-N of a sweep."""
+    if (run := RunFolder(folder)).config.is_file():
+        yield run
+    elif depth and folder.is_dir():
+        for each in sorted(folder.iterdir()):
+            yield from runs_below(each, depth - 1)
 
 
 _SUMMARY = {

@@ -23,7 +23,8 @@ class _Tee:
     """A text stream that also writes to the log. A log that cannot be written does not stop the process."""
 
     def __init__(self, stream: TextIO, log: TextIO):
-        self._stream, self._log = stream, log
+        self._stream = stream
+        self._log = log
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError, ValueError):

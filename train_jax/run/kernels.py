@@ -26,7 +26,8 @@ _LIBRARY.define("normed_mlp(Tensor x, Tensor gate_up, Tensor down, float epsilon
 _LIBRARY.define("mix_positions(Tensor x, Tensor gate_up, Tensor down) -> Tensor")
 _LIBRARY.define("attention(Tensor x, Tensor qkv, Tensor output, Tensor? cos, Tensor? sin, int head_dim) -> Tensor")
 
-_NORMED_MLP, _MIX_POSITIONS = torch.ops.trm.normed_mlp.default, torch.ops.trm.mix_positions.default
+_NORMED_MLP = torch.ops.trm.normed_mlp.default
+_MIX_POSITIONS = torch.ops.trm.mix_positions.default
 _MIX_BY_ATTENTION = torch.ops.trm.attention.default
 for _operation, _lowering in (
     (_NORMED_MLP, normed_mlp),
@@ -67,6 +68,19 @@ def kernels(config: ComputeConfig, platform: str) -> dict[str, Any]:
     except KeyError as error:
         raise UserError(f"--compute.choices: {error} is not known on a {platform}; run trm prove --choose") from None
     return {"lowerings": lowerings, "functions": functions_of(lowerings)}
+
+
+def check_served(module: torch.nn.Module, config: ComputeConfig, operations: Collection[str]) -> None:
+    """Raises `UserError` for a submodule that the kernels of the run do not serve, by its attribute `UNSERVED`: names
+    of kernels of `--compute` and what they leave out."""
+    asked = {name for name in ("attention", "mlp") if getattr(config, name) == "fused"}
+    if {ATTENTION, _MIX_BY_ATTENTION.name()} & set(operations):
+        asked.add("attention")
+    for submodule in module.modules():
+        for kernel, left_out in getattr(submodule, "UNSERVED", {}).items():
+            if kernel in asked:
+                option = f"--compute.{kernel}"
+                raise UserError(f"{option} fused does not serve {left_out}; use {option} plain, or omit {left_out}")
 
 
 def functions_of(operations: Collection[str]) -> dict[str, Callable]:

@@ -12,7 +12,7 @@ import torch
 import bridge
 from models_torch import registry
 from train_jax.core.objective import Objective, sparse_tables
-from train_jax.core.optim.chain import Norm, Optimizer, dense_optimizer, learning_rates, trainable
+from train_jax.core.optim.chain import Norm, Optimizer, dense_optimizer, logged_learning_rates, trainable
 from train_jax.errors import UserError
 from train_jax.run.config import RunConfig
 from train_jax.task import Task
@@ -53,7 +53,7 @@ def build_optimizer(
         return own
     trained = trainable(objective.params, config.optim)
     dense = dense_optimizer(config.optim, total_steps, norm)
-    return Optimizer(dense, learning_rates(trained, config.optim, total_steps))
+    return Optimizer(dense, logged_learning_rates(trained, config.optim, total_steps))
 
 
 def build_objective(
@@ -67,9 +67,10 @@ def build_objective(
     module = build_module(config, task, local_batch_size, variant=variant)
     options: dict[str, Any] = {"recompute": recompute, "name_scopes": True}
     if "fused" in (config.compute.attention, config.compute.mlp) or config.compute.choices:
-        from train_jax.run.kernels import kernels  # without kernels, it is not needed
+        from train_jax.run.kernels import check_served, kernels  # without kernels, they are not needed
 
         options |= kernels(config.compute, platform)
+        check_served(module, config.compute, options["lowerings"])
     try:
         fn = bridge.export(module, **options)
     except (bridge.BridgeError, re.error) as error:

@@ -15,14 +15,17 @@ from train_jax.task import Task
 def model_flops(config: RunConfig, task: Task, devices: int) -> float | None:
     """Returns the FLOPs of the matrix products in one forward and one backward pass, of the examples of one device.
 
-    Recomputation and the optimizer are not counted. None for models of the user.
+    Recomputation and the optimizer are not counted. None for models of the user that cannot be counted.
     """
     examples = config.global_batch_size // devices
-    if is_outside(config.model):
-        return None
     from models_torch.flops import train_flops_per_example  # imports PyTorch's counters
 
-    return examples * train_flops_per_example(config.model, sized(config.arch, task, examples))
+    try:
+        return examples * train_flops_per_example(config.model, sized(config.arch, task, examples))
+    except ValueError:
+        if not is_outside(config.model):
+            raise
+        return None
 
 
 PEAK_BF16_FLOPS = {

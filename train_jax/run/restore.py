@@ -38,7 +38,8 @@ def choose(checkpoints: Checkpoints, wanted: str) -> int:
 
     Raises `UserError` if there is no such checkpoint.
     """
-    steps, folder = checkpoints.steps(), checkpoints.folder
+    steps = checkpoints.steps()
+    folder = checkpoints.folder
     if wanted == NEWEST and steps:
         return steps[-1]
     if wanted == "best":
@@ -209,7 +210,9 @@ def mean_weights(read: Iterable[tuple[Arrays, Arrays]], tables: Collection[str])
     The sums have 64 bits. All other buffers are those of the newest one.
     """
     sums: dict[str, np.ndarray] = {}
-    count, params, buffers = 0, {}, {}
+    count = 0
+    params = {}
+    buffers = {}
     for params, buffers in read:
         count += 1
         for name, array in (params | {name: buffers[name] for name in tables}).items():
@@ -262,7 +265,8 @@ def initial_weights(
     tables = {table.weights for table in objective.tables}
     resized = {}
     for name in sorted(tables & weights.keys() & own.keys()):
-        theirs, ours = weights[name], own[name]
+        theirs = weights[name]
+        ours = own[name]
         if len(theirs) not in (0, len(ours)) and theirs.shape[1:] == ours.shape[1:]:
             resized[name] = theirs.double().mean(0, keepdim=True).to(ours.dtype).expand(ours.shape).contiguous()
             say(

@@ -55,7 +55,8 @@ def decide_start(config: RunConfig, total_steps: int, fingerprint: str) -> Start
             raise UserError("--run-dir is empty; give the folder of the run, such as runs/mine")
         _check_folder(folder.path)
         changed_fields(folder, config)
-        continues, finished = bool(complete_steps(folder.checkpoints)), None
+        continues = bool(complete_steps(folder.checkpoints))
+        finished = None
         if folder.finished.exists():
             figures = read_finished(folder)
             finished = figures if figures["train_steps"] >= total_steps else None

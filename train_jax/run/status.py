@@ -7,14 +7,13 @@ import dataclasses
 import fnmatch
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from train_jax.errors import UserError
 from train_jax.plugin import find, load_object
 from train_jax.run.events import goodput_of, read_events, read_heartbeat
-from train_jax.run.folder import RunFolder, complete_steps, read_fields
+from train_jax.run.folder import RunFolder, complete_steps, read_fields, runs_below
 from train_jax.run.tracking import duration, read_metrics
 from train_jax.storage.storage import path_of
 
@@ -66,26 +65,20 @@ def find_runs(paths: Sequence[str]) -> list[RunFolder]:
     """
     if not paths:
         raise UserError("trm status needs a run; give run folders, or folders of runs")
-    runs = [list(_runs_below(path_of(path))) for path in paths]
+    runs = [list(runs_below(path_of(path))) for path in paths]
     if [] in runs:
         raise UserError(f"no run at {paths[runs.index([])]} and none below it; train one with `trm train PRESET`")
     return [run for below in runs for run in below]
 
 
-def _runs_below(folder: Path, depth: int = 3) -> Iterator[RunFolder]:
-    """Yields the run in a folder, otherwise those below it, as in the ROOT/GROUP/ID/seed-N of a sweep."""
-    if (run := RunFolder(folder)).config.is_file():
-        yield run
-    elif depth and folder.is_dir():
-        for each in sorted(folder.iterdir()):
-            yield from _runs_below(each, depth - 1)
-
-
 def read_status(folder: RunFolder, now: float | None = None) -> RunStatus:
     """Reads one run. Raises `UserError` for a folder whose config.json is damaged. `now`: seconds of the epoch."""
     now = time.time() if now is None else now
-    config, events, records = read_fields(folder), read_events(folder), read_metrics(folder)
-    beat, task = read_heartbeat(folder), config["task"]
+    config = read_fields(folder)
+    events = read_events(folder)
+    records = read_metrics(folder)
+    beat = read_heartbeat(folder)
+    task = config["task"]
     report = find("reports", task)
     metric = load_object(report, "commands").metric if report else None
     step = max([record["step"] for record in records] + [event.get("step", 0) for event in events[-1:]], default=0)

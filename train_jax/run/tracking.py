@@ -43,7 +43,8 @@ class Tracker:
         kept = [record for record in records if self._stays(record, start_step)]
         if len(kept) < len(records):  # atomic: a crash loses nothing
             write_text(metrics, "".join(f"{json.dumps(record)}\n" for record in kept))
-        self._folder, self._file = folder, LineFile(metrics)
+        self._folder = folder
+        self._file = LineFile(metrics)
         self._wandb = _start_wandb(config, folder)
 
     def _stays(self, record: Mapping[str, float], start_step: int) -> bool:

@@ -27,7 +27,8 @@ class Clock:
         self.since = self.now() if since is None else since
         self._seconds = dict.fromkeys(KINDS, 0.0)
         self._taken, self._lap = dict(self._seconds), dict(self._seconds)
-        self._kind, self._last = "start", self.since
+        self._kind = "start"
+        self._last = self.since
         self._lock = threading.Lock()  # the heartbeat of a run reads in another thread
         self.earlier_train_seconds = 0.0
         """Training time of earlier sessions of the run."""
@@ -40,7 +41,8 @@ class Clock:
         """Counts the time from now on as this kind. Returns the previous kind."""
         with self._lock:
             self._settle()
-            before, self._kind = self._kind, kind
+            before = self._kind
+            self._kind = kind
         return before
 
     @contextlib.contextmanager
@@ -65,7 +67,8 @@ class Clock:
         """Returns the seconds of each kind of training time since the last call."""
         with self._lock:
             self._settle()
-            before, self._lap = self._lap, dict(self._seconds)
+            before = self._lap
+            self._lap = dict(self._seconds)
         return {kind: self._lap[kind] - before[kind] for kind in TRAINING}
 
     def spent(self, *, take: bool = False) -> tuple[float, str, dict[str, float]]:

@@ -122,7 +122,8 @@ def roll_call(cluster: Cluster, platform_name: str, timeout_seconds: float) -> P
 
 
 def _call(cluster: Cluster, own: dict[str, Any], timeout_seconds: float) -> Present:
-    present, links = {0: own}, []
+    present = {0: own}
+    links = []
     deadline = time.monotonic() + timeout_seconds
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     address = ("", cluster.port)

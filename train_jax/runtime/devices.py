@@ -71,7 +71,12 @@ class Devices:
     @property
     def kind(self) -> str:
         """Number and kind of the devices, such as `8 x TPU v4`."""
-        return f"{self.count} x {self.local[0].device_kind}"
+        return f"{len(self._all)} x {self.local[0].device_kind}"
+
+    @property
+    def per_replica(self) -> int:
+        """The number of devices that have one replica of the model."""
+        return len(self._all) // self.count
 
     @property
     def positions(self) -> list[int]:

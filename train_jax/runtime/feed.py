@@ -23,8 +23,11 @@ class Batches:
 
     def __init__(self, task: Task, devices: Devices, *, total_steps: int, steps_per_dispatch: int = 1, parts: int = 0):
         """`parts`: number of parts of a device's examples that the task makes one by one; 0 for a whole process."""
-        self._task, self._devices, self._parts = task, devices, parts
-        self._total_steps, self._steps_per_dispatch = total_steps, steps_per_dispatch
+        self._task = task
+        self._devices = devices
+        self._parts = parts
+        self._total_steps = total_steps
+        self._steps_per_dispatch = steps_per_dispatch
 
     def at(self, step: int, state: TrainState | None = None) -> dict[str, np.ndarray]:
         """Returns the batch of one step, with a leading device axis."""
@@ -67,8 +70,11 @@ class _Dispatches(Sequence[range]):
     """The dispatches from one step to another, computed when they are asked for: a run may have 10**12 of them."""
 
     def __init__(self, dispatch: Callable[[int], range], first: int, end: int, size: int):
-        self._dispatch, self._first, self._size = dispatch, first, size
-        before, after = first // size, -(-end // size)
+        self._dispatch = dispatch
+        self._first = first
+        self._size = size
+        before = first // size
+        after = -(-end // size)
         self._count = after - before if first < end else 0
 
     def __len__(self) -> int:
@@ -86,7 +92,8 @@ class OnDemand:
     """The batches `make(0, state)`, `make(1, state)`, … in order, each computed for the current state."""
 
     def __init__(self, make: Callable[..., Any]):
-        self._make, self._number = make, 0
+        self._make = make
+        self._number = 0
         self._peeked: list[Any] = []
 
     def next(self, state: TrainState) -> Any:
@@ -99,7 +106,8 @@ class OnDemand:
         return self._peeked[0]
 
     def _take(self, state: TrainState) -> Any:
-        batch, self._number = self._make(self._number, state), self._number + 1
+        batch = self._make(self._number, state)
+        self._number = self._number + 1
         return batch
 
     def close(self) -> None: ...

@@ -40,12 +40,14 @@ class Peers:
 
     def __init__(self, index: int, count: int, coordinator: str):
         """Connects to all processes; blocks until all are connected. `coordinator` is the host of process 0."""
-        self.index, self.count = index, count
+        self.index = index
+        self.count = count
         self._hosts: dict[int, str] = {index: platform.node()}
         self._links: dict[int, _Link] = {}
         self._handlers: dict[str, Handler] = {"left": self._on_left, "lost": self._on_lost, "failed": self._on_failed}
         self._waiting: defaultdict[str, list[tuple[int, Any]]] = defaultdict(list)
-        self._routing, self._ending = threading.RLock(), threading.Lock()
+        self._routing = threading.RLock()
+        self._ending = threading.Lock()
         self._left: set[int] = set()
         self._failed: set[int] = set()
         self._all_left = threading.Event()
@@ -215,7 +217,9 @@ class _Link:
 
     def __init__(self, connection: socket.socket):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket, self._rest, self._sending = connection, b"", threading.Lock()
+        self._socket = connection
+        self._rest = b""
+        self._sending = threading.Lock()
 
     def patience(self, seconds: float) -> None:
         """Sets the seconds that `receive` waits before it raises TimeoutError."""

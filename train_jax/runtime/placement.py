@@ -20,7 +20,12 @@ class Placement:
 
     def __init__(self, devices: Devices, sharding: Sharding):
         """`sharding` is the sharding of the training step."""
-        self._devices, self.sharding = devices, sharding
+        self._devices = devices
+        self.sharding = sharding
+
+    def table(self) -> list[str]:
+        """Returns lines for the log of a run that say which device has what; none if every device has everything."""
+        return []
 
     def shapes(self, state: TrainState) -> TrainState:
         """Returns the shapes that the training step takes, for those of a whole state."""

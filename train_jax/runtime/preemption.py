@@ -58,7 +58,8 @@ class Preemption:
 
     def after_step(self, step: int, save: Callable[[], None]) -> None:
         """Sets how to save after `step`; call it with the lock held. `save` blocks until the state is on disk."""
-        self._step, self._save = step, save
+        self._step = step
+        self._save = save
 
     def check(self) -> None:
         """Saves and raises `PreemptedError` at the end of a step if the run stops there."""
@@ -142,8 +143,11 @@ class _Agreement:
     """The agreement of all processes on the step at which they stop."""
 
     def __init__(self, connected: Peers | None):
-        self._peers, self._changed = connected, threading.Condition()
-        self._begun, self._proposed, self._closed = 0, False, False
+        self._peers = connected
+        self._changed = threading.Condition()
+        self._begun = 0
+        self._proposed = False
+        self._closed = False
         self._stop: int | None = None
         self._votes: dict[int, int] = {}
         if connected is not None:

@@ -49,7 +49,9 @@ class Programs:
         self._saved_at = saved_at
         self._clock = clock or Clock()
         self._news: list[str] = []
-        self._devices, self._step_at, self.variants = devices, step_at, variants
+        self._devices = devices
+        self._step_at = step_at
+        self.variants = variants
         self._compiled: dict[_Key, Future] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._called: frozenset[Any] = frozenset()
@@ -77,7 +79,8 @@ class Programs:
 
     def _call(self, compiled: Any, *args: Any) -> Any:
         # No transfer between host and devices during dispatch, except while the program compiles.
-        known, self._called = compiled in self._called, self._called | {compiled}
+        known = compiled in self._called
+        self._called = self._called | {compiled}
         with jax.transfer_guard("disallow" if known else "allow"):
             return compiled(*args)
 
@@ -118,7 +121,8 @@ class Programs:
 
     def news(self) -> list[str]:
         """Returns one line for each program that was compiled since the last call."""
-        lines, self._news = self._news, []
+        lines = self._news
+        self._news = []
         return lines
 
     def __enter__(self) -> Programs:

@@ -75,7 +75,8 @@ def _tell(line: str) -> bool:
 
 def restarts_option(argv: Sequence[str]) -> tuple[int, list[str]]:
     """Returns the value of `--restarts`, by default 0, and the other arguments. Raises `UserError` for a wrong one."""
-    rest, value = list(argv), None
+    rest = list(argv)
+    value = None
     for index, word in enumerate(argv):
         name, equals, after = word.partition("=")
         if name == "--restarts":
@@ -93,7 +94,10 @@ class Supervisor:
     """Runs a command again until another restart would not change its end."""
 
     def __init__(self, command: Sequence[str], restarts: int, say: Callable[[str], None], wait_scale: float = 1.0):
-        self._command, self._restarts, self._say, self._wait_scale = command, restarts, say, wait_scale
+        self._command = command
+        self._restarts = restarts
+        self._say = say
+        self._wait_scale = wait_scale
         self._process: subprocess.Popen | None = None
         self._stopped = threading.Event()
         self._step: int | None = None
@@ -150,7 +154,9 @@ class Supervisor:
 
     def _attend(self, process: subprocess.Popen, pipe: int) -> bool:
         """Waits until the process ends; returns whether it was killed because it gave no sign of life."""
-        reader, heard, begun = _Reader(pipe), None, False
+        reader = _Reader(pipe)
+        heard = None
+        begun = False
         while process.poll() is None:
             asleep = time.monotonic()
             for line in reader.lines(BEAT_SECONDS):
@@ -181,7 +187,8 @@ class _Reader:
     """Reads lines from a pipe."""
 
     def __init__(self, pipe: int):
-        self._pipe, self._rest = pipe, b""
+        self._pipe = pipe
+        self._rest = b""
 
     def lines(self, timeout_seconds: float) -> list[bytes]:
         """Returns the complete lines; waits for some up to the timeout."""

@@ -22,7 +22,7 @@ import bridge
 from bridge.parity.sides import in_float64, watching, wide_casts
 from bridge.tensor.arrays import array_of
 from train_jax.core.objective import Objective
-from train_jax.core.optim.chain import learning_rates, trainable
+from train_jax.core.optim.chain import logged_learning_rates, trainable
 from train_jax.core.state import new_state
 from train_jax.core.step import StepOptions, step_of
 from train_jax.errors import UserError
@@ -30,8 +30,9 @@ from train_jax.run.config import RunConfig
 from train_jax.run.model import build_module, build_optimizer
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.devices import on_one_device
+from train_jax.script.models import as_given
 from train_jax.script.structure import is_array, mapped
-from train_jax.script.task import COUNT, LOSS, LOSS_METHOD, ScriptTask, as_given, mean_loss, sums_of
+from train_jax.script.task import COUNT, LOSS, LOSS_METHOD, ScriptTask, mean_loss, sums_of
 
 LOSS_TOLERANCE = 1e-5
 """Largest relative difference of a loss in float32."""
@@ -232,7 +233,8 @@ class _TorchLoop:
     """PyTorch's own loop over a script."""
 
     def __init__(self, config: RunConfig, task: ScriptTask, total_steps: int, dtype: torch.dtype):
-        self._config, self._task = config, task
+        self._config = config
+        self._task = task
         self._module = _module(config, task, dtype)
         parameters: dict[str, Any] = dict(self._module.named_parameters())
         for name in parameters.keys() - trainable(parameters, config.optim).keys():
@@ -259,7 +261,9 @@ class _TorchLoop:
 
     def _train(self, name: str, batch: Any) -> list[torch.Tensor]:
         """Trains a part by its loss."""
-        script, optimizer, clip = self._task.script, self._optimizers[name], self._config.optim.clip_norm
+        script = self._task.script
+        optimizer = self._optimizers[name]
+        clip = self._config.optim.clip_norm
         if self._rate is not None:
             for group in optimizer.param_groups:
                 group["lr"] = float(self._rate(self._steps - 1))
@@ -305,7 +309,7 @@ def _adamw(config: RunConfig, module: torch.nn.Module, total_steps: int) -> tupl
     betas = optim.beta1, optim.beta2
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, 1.0, betas, optim.eps, optim.weight_decay)
-    return optimizer, learning_rates({"": None}, optim, total_steps)[""]
+    return optimizer, logged_learning_rates({"": None}, optim, total_steps)[""]
 
 
 class _JaxLoop:
@@ -326,7 +330,8 @@ class _JaxLoop:
         self._names = task.parts or (LOSS,)
         self._steps = 0
         self._step = on_one_device(step, host_device())
-        params, buffers = self._objective.params, self._objective.buffers
+        params = self._objective.params
+        buffers = self._objective.buffers
         self._state = new_state(
             params, buffers, optimizer.transformation, trainable=trainable(params, config.optim), keeps_ema=False
         )
@@ -356,7 +361,8 @@ def _difference(theirs: Any, ours: Any) -> float:
     if not np.size(theirs):
         return 0.0
     kind = np.complex128 if np.iscomplexobj(theirs) else np.float64
-    theirs, ours = np.asarray(theirs).astype(kind), np.asarray(ours).astype(kind)
+    theirs = np.asarray(theirs).astype(kind)
+    ours = np.asarray(ours).astype(kind)
     if not np.array_equal(np.isfinite(theirs), np.isfinite(ours)):
         return float("inf")
     finite = np.isfinite(theirs)

@@ -44,6 +44,11 @@ class ScriptCommands(Commands):
     checks_exports = True
     check_class = ExportCheck
 
+    def page(self, files: Any) -> str:
+        from train_jax.script.page import page
+
+        return page(files)
+
     def check_export(self, run: Any, weights: Path, console: Console) -> ExportCheck:
         from train_jax.script.export_check import check_export
 

@@ -57,7 +57,9 @@ class MapStyle:
     """Examples by their index: a data set, a list, or the rows of arrays."""
 
     def __init__(self, script: Script, function: str, data: Any, collate: Any = None):
-        self._script, self._function, self._data = script, function, data
+        self._script = script
+        self._function = function
+        self._data = data
         self._collate = script.collate or collate
         self.count = len(data)
         if not self.count:
@@ -72,7 +74,8 @@ class MapStyle:
 
     def batch(self, step: int, size: int, shard: Shard, seed: int) -> Any:
         numbers = step * size + np.arange(size)
-        epochs, places = numbers // self.count, numbers % self.count
+        epochs = numbers // self.count
+        places = numbers % self.count
         chosen = [int(self._permuted(seed, e)[p]) for e, p in zip(epochs.tolist(), places.tolist(), strict=True)]
         index, count = shard
         part = size // count
@@ -165,8 +168,11 @@ class Stream:
     count = None
 
     def __init__(self, script: Script, function: str, data: Any, seed: int):
-        self._script, self._function, self._seed = script, function, seed
-        self._iterator, self._next = iter(data), 0
+        self._script = script
+        self._function = function
+        self._seed = seed
+        self._iterator = iter(data)
+        self._next = 0
         self._generators = generator_states()
         """The states between two reads."""
         self._batch: tuple[int, Any] | None = None
@@ -186,7 +192,8 @@ class Stream:
             set_generators(self._generators)
             if step < self._next:
                 seed_generators(self._seed)
-                self._iterator, self._next = iter(self._script.call(self._function)), 0
+                self._iterator = iter(self._script.call(self._function))
+                self._next = 0
             while self._next <= step:
                 self._batch = self._next, self._read()
                 self._next += 1

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import torch
 from safetensors.torch import load_file
 
 from bridge.parity.sides import watching
@@ -27,7 +26,8 @@ def check_export(run: Restored, weights: Path) -> ExportCheck:
     """
     task = run.task
     assert isinstance(task, ScriptTask)
-    script, data = task.script, task.test_data or task.train_data
+    script = task.script
+    data = task.test_data or task.train_data
     if data.count is None:
         raise UserError(f"{script.file} has no examples by number to check the weights with; use --no-check")
     examples = min(_EXAMPLES, data.count)
@@ -35,7 +35,8 @@ def check_export(run: Restored, weights: Path) -> ExportCheck:
     module = build_module(run.config, task, examples)
     module.load_state_dict(load_file(weights), strict=True)
     module.eval()
-    with torch.no_grad(), script.errors_of("loss()"), watching(None) as watch:
+    # With gradients, which the loss of a potential needs for its forces.
+    with script.errors_of("loss()"), watching(None) as watch:
         theirs = sums_of(script.loss(as_given(module), batch), script.line_of("loss"), task.parts)
     draws = [array_of(draw) for draw in watch.draws]
     arrays = task.form.arrays(batch, "collate()")

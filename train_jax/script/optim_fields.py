@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from train_jax.core.optim.config import OptimConfig
 from train_jax.errors import UserError
@@ -18,13 +19,20 @@ def check_beside_optimizer(optim: OptimConfig, where: str, defaults: OptimConfig
 
     `where`: the line of `optimizer`.
     """
-    for field in dataclasses.fields(optim):
-        value = getattr(optim, field.name)
-        if field.name not in BESIDE_OPTIMIZER and value != getattr(defaults, field.name):
-            raise UserError(
-                f"{where}: optim.{field.name} is {value!r}, but the optimizer is that of the script, which does not "
-                "read it; set it there, or omit one of the two"
-            )
+    names = [field.name for field in dataclasses.fields(optim)]
+    changed = [name for name in names if getattr(optim, name) != getattr(defaults, name)]
+    check_given_beside_optimizer(optim, changed, where)
+
+
+def check_given_beside_optimizer(optim: OptimConfig, given: Iterable[str], where: str) -> None:
+    """Raises `UserError` for a field among `given` that the script's own optimizer replaces."""
+    for name in given:
+        if name in BESIDE_OPTIMIZER or not hasattr(optim, name):
+            continue
+        raise UserError(
+            f"{where}: optim.{name} is {getattr(optim, name)!r}, but the optimizer is that of the script, which does "
+            "not read it; set it there, or omit one of the two"
+        )
 
 
 def beside_optimizer(optim: OptimConfig) -> OptimConfig:

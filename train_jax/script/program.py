@@ -17,21 +17,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-LAYOUT, PROGRAM, WEIGHT = "layout", "program.", "weights."
+LAYOUT = "layout"
+PROGRAM = "program."
+WEIGHT = "weights."
 
 
 class Program:
     """The programs of a file of `trm export --format program`."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        """Reads the file. Raises OSError, ValueError or KeyError for one that is none."""
+        """Reads the file. Raises OSError, ValueError or KeyError for one that is none, or that this JAX cannot read."""
         with np.load(path) as file:
             layout = json.loads(file[LAYOUT].tobytes())
             self.sizes: list[int] = layout["sizes"]
             self.inputs: dict[str, tuple[str, list[int], bool]] = layout["inputs"]
             """Dtype and shape of each input, of the largest size, and whether its first axis is that of the rows."""
-            self._programs = {n: export.deserialize(bytearray(file[f"{PROGRAM}{n}"].tobytes())) for n in self.sizes}
+            programs = {n: bytearray(file[f"{PROGRAM}{n}"].tobytes()) for n in self.sizes}
             stored = {n.removeprefix(WEIGHT): file[n] for n in file.files if n.startswith(WEIGHT)}
+        try:
+            self._programs = {n: export.deserialize(program) for n, program in programs.items()}
+        except Exception as error:  # JAX has no exception of its own for another version of its format
+            raise ValueError(
+                f"{path} was written with JAX {layout['jax']}, and JAX {jax.__version__} cannot read it; install that "
+                f"release, or export the run again ({type(error).__name__}: {error})"
+            ) from error
         self._weights = {n: jnp.asarray(_from_stored(a, layout["dtypes"].get(n))) for n, a in stored.items()}
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -42,7 +51,8 @@ class Program:
         if inputs.keys() != self.inputs.keys():
             raise ValueError(f"the inputs are {', '.join(inputs)}, expected {', '.join(self.inputs)}")
         names = [name for name, (_, _, is_rows) in self.inputs.items() if is_rows]
-        count, largest = len(inputs[names[0]]) if names else self.sizes[-1], self.sizes[-1]
+        count = len(inputs[names[0]]) if names else self.sizes[-1]
+        largest = self.sizes[-1]
         parts = [self._part(inputs, names, start, min(start + largest, count)) for start in range(0, count, largest)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

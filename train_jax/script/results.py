@@ -21,9 +21,10 @@ from train_jax.core.objective import Objective
 from train_jax.errors import UserError
 from train_jax.run.model import build_module
 from train_jax.run.restore import Restored
+from train_jax.script.models import Models, add_method, as_given
 from train_jax.script.program import LAYOUT, PROGRAM, WEIGHT, Program, as_stored
 from train_jax.script.structure import Form, arrays_in
-from train_jax.script.task import Models, ScriptTask, add_method, as_given
+from train_jax.script.task import ScriptTask
 from train_jax.storage.files import whole_file
 
 PLATFORMS = ("cpu", "cuda", "tpu")

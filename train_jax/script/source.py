@@ -7,6 +7,7 @@
     def collate(examples): ...        optional, as for torch.utils.data.DataLoader
     def optimizer(model): ...         optional, a torch.optim.Optimizer
     def schedule(optimizer): ...      optional, a torch.optim.lr_scheduler.LRScheduler
+    def preview(outputs, batch): ...  optional, images and texts for the report
 
 The file imports nothing of this package. Names and signatures are checked when it is read.
 """
@@ -32,6 +33,7 @@ FUNCTIONS = {
     "collate": ("examples",),
     "optimizer": ("model",),
     "schedule": ("optimizer",),
+    "preview": ("outputs", "batch"),
 }
 """The arguments of each function of a script, by position."""
 REQUIRED = ("model", "train_data", "loss")
@@ -51,6 +53,7 @@ class Script:
     collate: Callable[[list], Any] | None = None
     optimizer: Callable[[Any], Any] | None = None
     schedule: Callable[[Any], Any] | None = None
+    preview: Callable[[Any, Any], Any] | None = None
 
     @property
     def file(self) -> str:

@@ -15,6 +15,7 @@ import optax
 import torch
 from torch import nn
 
+from bridge.module.copying import independent
 from models_torch.config import ForwardDtype, ModelConfig
 from models_torch.ranges import Range
 from train_jax.core.objective import Batch, Call, LossSums, Objective
@@ -23,10 +24,12 @@ from train_jax.core.reduction import AXIS
 from train_jax.core.state import TrainState
 from train_jax.errors import UserError, check_fields
 from train_jax.runtime.devices import Devices
-from train_jax.runtime.processes import process_shard
+from train_jax.runtime.processes import is_main_process, process_shard
 from train_jax.script.data import Source, read_data
-from train_jax.script.optim_fields import check_beside_optimizer
+from train_jax.script.models import Models, add_method, as_given
+from train_jax.script.optim_fields import check_beside_optimizer, check_given_beside_optimizer
 from train_jax.script.optimizers import clip_grad_norm, translate
+from train_jax.script.preview import initial_preview, trained_preview, write_preview
 from train_jax.script.schedules import check_schedule
 from train_jax.script.source import Script, script_of
 from train_jax.script.structure import Form
@@ -36,6 +39,7 @@ from train_jax.task import Evaluation, Evaluator, Periodic, Task, TaskConfig
 
 if TYPE_CHECKING:
     from train_jax.run.config import RunConfig
+    from train_jax.run.folder import RunFolder
 
 LOSS_METHOD = "script_loss"
 """Name of the method of the module that computes the loss of a batch, given by name."""
@@ -72,6 +76,18 @@ class ScriptConfig(TaskConfig):
 class ScriptEvaluation(Evaluation):
     """Means over the test examples."""
 
+    preview: Sequence[dict[str, str]] = ()
+    """Images and texts of the script's `preview`."""
+
+    def record(self, folder: RunFolder, step: int) -> None:
+        if self.preview:
+            write_preview(folder, [*self.preview])
+
+    def save(self, folder: RunFolder, split: str) -> None:
+        super().save(folder, split)
+        if self.preview:
+            write_preview(folder, [*self.preview])
+
     @property
     def summary(self) -> str:
         means = [f"{name} {value:.4f}" for name, value in self.metrics.items() if name != "count"]
@@ -92,11 +108,19 @@ class ScriptTask(Task):
     def __init__(self, config: RunConfig, facts: dict[str, Any] | None = None):
         super().__init__(config, facts)
         self.script: Script = script_of(config.model.partition(":")[0])
+        self._modules: dict[torch.dtype, nn.Module] = {}
         self._facts = facts
         if facts is None and not config.steps and self.train_data.count is None:
             raise UserError(f"{self.script.line_of('train_data')}: train_data() has no length; give --steps")
         if facts is None and self.script.optimizer is not None:
             check_beside_optimizer(config.optim, self.script.line_of("optimizer"))
+
+    @classmethod
+    def check_given(cls, config: RunConfig, given: Sequence[str]) -> None:
+        script = script_of(config.model.partition(":")[0])
+        if script.optimizer is not None:
+            names = [name.removeprefix("optim.") for name in given if name.startswith("optim.")]
+            check_given_beside_optimizer(config.optim, names, script.line_of("optimizer"))
 
     # Data
 
@@ -130,6 +154,8 @@ class ScriptTask(Task):
             )
         if self.test_data is not None:
             self.form.arrays(self.test_data.rows(0, 1), self.script.line_of("test_data"))
+        if self.script.preview is not None:
+            initial_preview(self, config)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -171,7 +197,8 @@ class ScriptTask(Task):
     ) -> list[dict[str, np.ndarray]]:
         if not self.workers:
             return super().shards(step, shards, state)
-        size, seed = self.config.global_batch_size, self.config.seed
+        size = self.config.global_batch_size
+        seed = self.config.seed
         steps = Steps(self.train_data, self.form, shards, size, seed, self._collate)
         return self.workers.batch(step, shards, steps)
 
@@ -188,17 +215,30 @@ class ScriptTask(Task):
     # The model and its loss
 
     def build(self, arch: Any) -> nn.Module:
+        """Returns the module of the script, or a copy of it, because `model` may take long and may return one object.
+
+        It is made once for each default dtype, which tensors of the module that are no parameters have.
+        """
+        dtype = torch.get_default_dtype()
+        if dtype in self._modules:
+            module = independent(self._modules[dtype])
+        else:
+            module = self._modules[dtype] = self._new_module()
+        self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
+        add_method(module, LOSS_METHOD, self._loss_of_arrays(arch.torch_dtype))
+        return module
+
+    def _new_module(self) -> nn.Module:
         models = self.script.call("model")
         for model in models.values() if isinstance(models, dict) else (models,):
             if not isinstance(model, nn.Module):
-                where, kind = self.script.line_of("model"), type(model).__name__
+                where = self.script.line_of("model")
+                kind = type(model).__name__
                 raise UserError(f"{where}: model() returns {kind}, expected an nn.Module, or a dict of them")
         module = Models(models) if isinstance(models, dict) else models
         module.train()
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise UserError(f"{self.script.line_of('model')}: model() has no parameter that requires grad to train")
-        self.torch_optimizer, self.torch_schedule = self._optimizer_of(module)
-        add_method(module, LOSS_METHOD, self._loss_of_arrays(arch.torch_dtype))
         return module
 
     def class_of(self, model: nn.Module) -> type[nn.Module]:
@@ -228,7 +268,8 @@ class ScriptTask(Task):
         """Returns the schedule of the script, a dict of some for a dict of optimizers, or None."""
         if self.script.schedule is None:
             return None
-        schedule, where = self.script.call("schedule", optimizer), self.script.line_of("schedule")
+        schedule = self.script.call("schedule", optimizer)
+        where = self.script.line_of("schedule")
         if not isinstance(optimizer, dict):
             check_schedule(optimizer, schedule, where)
             return schedule
@@ -337,7 +378,10 @@ class ScriptTask(Task):
                 computed, _ = parallel_step(placed, devices.shard(batch))
                 for name, value in devices.to_host(computed).items():
                     sums[name] = sums.get(name, 0.0) + float(value) / times
-            return ScriptEvaluation(_means(sums) | {"count": float(examples)})
+            preview = ()
+            if self.script.preview is not None and is_main_process():
+                preview = trained_preview(self, self.config, objective, devices.to_host(state))
+            return ScriptEvaluation(_means(sums) | {"count": float(examples)}, tuple(preview))
 
         return evaluate
 
@@ -377,15 +421,6 @@ def _all_of(parts: Mapping[str, optax.GradientTransformation]) -> optax.Gradient
 
 def _listed(optimizer: Any) -> list[Any]:
     return list(optimizer.values()) if isinstance(optimizer, dict) else [optimizer]
-
-
-class Models(nn.ModuleDict):
-    """The models of a script that returns several in a dict."""
-
-
-def as_given(module: nn.Module) -> Any:
-    """Returns the models as the script knows them: a dict if `model` returns one."""
-    return dict(module.items()) if isinstance(module, Models) else module
 
 
 def sums_of(result: Any, where: str, parts: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
@@ -465,11 +500,3 @@ def _flat(outputs: Mapping[str, tuple[Any, Any]], rows: Any) -> dict[str, Any]:
 def _means(sums: Mapping[str, Any]) -> dict[str, float]:
     names = [name for name in sums if not name.endswith(COUNT)]
     return {name: float(sums[name]) / max(float(sums[f"{name}{COUNT}"]), 1e-30) for name in names}
-
-
-def add_method(module: nn.Module, name: str, method: Any) -> None:
-    """Adds a method to one module by a subclass of its class, which keeps the names of its parameters."""
-    own = type(module)
-    subclass = type(own.__name__, (own,), {name: method, "__module__": own.__module__})
-    subclass.__qualname__ = own.__qualname__
-    module.__class__ = subclass

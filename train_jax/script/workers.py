@@ -29,8 +29,12 @@ class Steps(Dataset):
     """The parts of the batches of steps, as arrays by name: what a worker computes."""
 
     def __init__(self, source: Source, form: Form, shards: Sequence[Shard], size: int, seed: int, where: str):
-        self._source, self._form, self._shards = source, form, tuple(shards)
-        self._size, self._seed, self._where = size, seed, where
+        self._source = source
+        self._form = form
+        self._shards = tuple(shards)
+        self._size = size
+        self._seed = seed
+        self._where = where
 
     def __getitem__(self, step: int) -> list[Arrays] | UserError:
         """Returns a `UserError` rather than raising it, because a DataLoader makes several lines of its message."""
@@ -46,7 +50,8 @@ class Workers:
 
     def __init__(self, count: int, where: str):
         """`where`: the line of `train_data`, for messages."""
-        self._count, self._where = count, where
+        self._count = count
+        self._where = where
         self._steps: Iterator[Any] = iter(())
         self._next: tuple[int, tuple[Shard, ...]] | None = None
         """The step and the shards that the workers return next."""

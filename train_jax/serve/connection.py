@@ -21,7 +21,8 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, head_seconds: float, **options: Any):
         super().__init__(*args, **options)
-        self._head_seconds, self._timer = head_seconds, None
+        self._head_seconds = head_seconds
+        self._timer = None
 
     @property
     def _waits(self) -> bool:

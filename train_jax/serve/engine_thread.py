@@ -37,15 +37,19 @@ class Answer:
 
     def __init__(self, call: Call, step: int, unread: int):
         """`step` is the step of the checkpoint that answers."""
-        self.call, self.step = call, step
+        self.call = call
+        self.step = step
         self.texts = [call.new_text() for _ in call.requests]
         self.rows: list[Generation] = []
         self.taken = [0] * len(call.requests)
         """The number of tokens in the text of each choice."""
         self.finishes: list[str | None] = [None] * len(call.requests)
         self._parts: deque[Part] = deque()
-        self._unread, self._error, self._ended = unread, None, False
-        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
+        self._unread = unread
+        self._error = None
+        self._ended = False
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
 
     @property
     def usage(self) -> dict[str, int]:
@@ -76,7 +80,8 @@ class Answer:
         return self._wake()
 
     def end(self, error: ApiError | None = None) -> None:
-        self._error, self._ended = error, True
+        self._error = error
+        self._ended = True
         self._wake()
 
     def _wake(self) -> bool:
@@ -97,8 +102,11 @@ class EngineThread:
 
         The engine has the weights of checkpoint `step`; `weights` returns those of another checkpoint.
         """
-        self.engine, self._most_rows, self._unread = engine, most_rows, unread
-        self.step, self._weights = step, weights
+        self.engine = engine
+        self._most_rows = most_rows
+        self._unread = unread
+        self.step = step
+        self._weights = weights
         self._changed = threading.Condition()
         self._new: list[Answer] = []
         self._cancelled: list[Answer] = []
@@ -168,7 +176,10 @@ class EngineThread:
             )
             if self._closed:
                 return False
-            new, cancelled, self._new, self._cancelled = self._new, self._cancelled, [], []
+            new = self._new
+            cancelled = self._cancelled
+            self._new = []
+            self._cancelled = []
         self._open += new
         self._waiting += new
         for answer in cancelled:
@@ -202,13 +213,15 @@ class EngineThread:
 
     def _deliver_choice(self, answer: Answer, number: int, row: Generation) -> bool:
         """Passes the new text of a choice on; returns false if nobody reads it."""
-        text, content = answer.texts[number], row.content
+        text = answer.texts[number]
+        content = row.content
         new = slice(answer.taken[number], len(content))
         first = answer.call.first_tokens[number] if answer.call.echo and new.start == 0 else None
         answer.taken[number] = len(content)
         pieces = [] if first is None or not content else [text.feed([first], [None])]
         pieces.append(text.feed(content[new], row.log_probs[new], row.most_probable[new]))
-        piece, finish = joined(pieces), None
+        piece = joined(pieces)
+        finish = None
         if text.stopped:
             self.engine.cancel(row)
         if row.finish is not None:

@@ -43,7 +43,8 @@ class Gate:
 
     def __init__(self, limits: Limits, token: str = "", clock: Callable[[], float] = time.monotonic):
         """A request needs `token`; if that is empty, the request's host must be this machine."""
-        self.limits, self.token = limits, token
+        self.limits = limits
+        self.token = token
         self.statuses: Counter[int] = Counter()
         self._clock = clock
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
@@ -89,7 +90,8 @@ class Gate:
 
     def _check_token(self, request: Request) -> None:
         """Raises `ApiError` without the token, and while a client that guessed has to wait: longer each time."""
-        client, now = _client_of(request), self._clock()
+        client = _client_of(request)
+        now = self._clock()
         failures = self._failures.get(client, _Failures(0, now))
         if now < failures.until:  # even the right token is not compared: the answer would say that it is right
             wait = math.ceil(failures.until - now)
@@ -110,7 +112,9 @@ class Gate:
 
     def check_rate(self, request: Request) -> None:
         """Raises `ApiError` if a client has made too many requests in a minute."""
-        client, now, most = _client_of(request), self._clock(), self.limits.requests_per_minute
+        client = _client_of(request)
+        now = self._clock()
+        most = self.limits.requests_per_minute
         if most is None and is_loopback(client):
             return
         most = most or _REQUESTS_PER_MINUTE
@@ -125,7 +129,8 @@ class Gate:
         times.append(now)
 
     async def _body(self, request: Request) -> bytes:
-        content, limits = bytearray(), self.limits
+        content = bytearray()
+        limits = self.limits
         try:
             async with asyncio.timeout(limits.body_seconds):
                 async for part in request.stream():

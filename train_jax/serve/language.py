@@ -61,7 +61,9 @@ class Model:
         says about the model.
         """
         self.card = dict(card or {})
-        self.name, self.tokenizer, self.step = name, tokenizer, step
+        self.name = name
+        self.tokenizer = tokenizer
+        self.step = step
         checkpoints = checkpoints or {}
         self.steps = sorted({step, *checkpoints})
         self.thread = EngineThread(
@@ -105,11 +107,13 @@ class TextService:
         """`functions` are what models may call in a chat besides arithmetic."""
         self._functions = functions
         self.models = {model.name: model for model in models}
-        self._gate, self._created = gate, int(time.time())
+        self._gate = gate
+        self._created = int(time.time())
 
     @property
     def routes(self) -> Sequence[Route]:
-        gate, read = self._gate, partial(read_chat, functions=self._functions)
+        gate = self._gate
+        read = partial(read_chat, functions=self._functions)
         return [
             Route("/v1/models", gate.open(self._list)),
             Route("/v1/models/{name:path}", gate.open(self._describe)),

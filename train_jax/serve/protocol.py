@@ -29,7 +29,8 @@ from train_jax.language.tokenizer import Tokenizer
 from train_jax.serve.limits import ApiError, read_fields, refuse_others
 
 _Kind = TypeVar("_Kind", bound="Fields")
-_STOP_STRINGS, _STOP_CHARACTERS = 4, 256
+_STOP_STRINGS = 4
+_STOP_CHARACTERS = 256
 _BIASED_TOKENS = 1024
 
 
@@ -135,9 +136,11 @@ def read_chat(
     except (ValueError, UserError) as error:
         raise ApiError(400, f"messages: {error}", "messages") from None
     _check_continuation(body, continues=messages.begun is not None)
-    most, name = fields.max_completion_tokens, "max_completion_tokens"
+    most = fields.max_completion_tokens
+    name = "max_completion_tokens"
     if most is None:
-        most, name = fields.max_tokens, "max_tokens"
+        most = fields.max_tokens
+        name = "max_tokens"
     most = _room("messages", name, prompt, most, longest, capacity)
     stop = _stop_strings(body.get("stop"))
     ends = answer_ends(tokenizer, functions=functions)

@@ -34,7 +34,8 @@ from train_jax.serve.limits import ApiError, find_model, read_fields, read_json,
 TRAJECTORIES = 4
 """Number of trajectories side by side; the programs for this number and for 1 are compiled before any request."""
 _SIDE = 252
-_SEARCHED, _SOLVED = 1000, 4
+_SEARCHED = 1000
+_SOLVED = 4
 """Test puzzles among which a hard one is searched, and of these the number that the model solves for that."""
 _KINDS = ("sudoku", "maze")
 
@@ -62,7 +63,9 @@ class Player:
 
     def __init__(self, name: str, run: Restored):
         """Raises `UserError` unless the run was trained on Sudokus or mazes."""
-        self.name, self._run, self._stepper = name, run, Stepper(run)
+        self.name = name
+        self._run = run
+        self._stepper = Stepper(run)
         self.act_steps: int = self._stepper.task.halt_max_steps
         self.kind = known_kind(self._stepper.task.metadata, f"{name} was trained on")
         if self.kind.key.partition("-")[0] not in _KINDS:
@@ -123,7 +126,8 @@ class Player:
         """
         data_dir = data_dirs(self._run.config.data_dir)[0]
         split = load_split(data_dir, "test")
-        inputs, labels = split.inputs[:_SEARCHED], split.labels[:_SEARCHED]
+        inputs = split.inputs[:_SEARCHED]
+        labels = split.labels[:_SEARCHED]
         candidates = np.argsort(-(inputs != labels).sum(axis=1), kind="stable")[:_SOLVED]
         return max(map(int, candidates), key=lambda index: self._steps_until_solved(from_test_set(data_dir, index)))
 
@@ -134,7 +138,8 @@ class Player:
         return self.act_steps
 
     def _lines(self, tokens: np.ndarray) -> list[str]:
-        drawing, values = self.kind.drawing, self.kind.values(tokens)
+        drawing = self.kind.drawing
+        values = self.kind.values(tokens)
         characters = [drawing.character(value).replace(" ", ".") for value in values.tolist()]
         rows = range(0, len(characters), drawing.cols)
         return ["".join(characters[first : first + drawing.cols]) for first in rows]
@@ -152,7 +157,9 @@ class PuzzleService:
 
     def __init__(self, gate: Gate, players: Iterable[Player]):
         self.players = {player.name: player for player in players}
-        self._gate, self._open, self._steps = gate, 0, 0
+        self._gate = gate
+        self._open = 0
+        self._steps = 0
         self._device = asyncio.Lock()
 
     @property
@@ -180,7 +187,8 @@ class PuzzleService:
     async def _example(self, request: Request, content: bytes) -> Response:
         body = read_json(content)
         refuse_others(body, ("model", "index", "hard"), {})
-        player, index = find_model(self.players, body.get("model")), body.get("index", 0)
+        player = find_model(self.players, body.get("model"))
+        index = body.get("index", 0)
         if body.get("hard") is True:
             async with self._device:
                 index = await _or_refusal(lambda: player.hard_example, "hard")
@@ -192,7 +200,8 @@ class PuzzleService:
         body = read_json(content)
         refuse_others(body, ("model", "puzzle", *(each.name for each in dataclasses.fields(SolveFields))), {})
         player = find_model(self.players, body.get("model"))
-        fields, text = read_fields(SolveFields, body), body.get("puzzle")
+        fields = read_fields(SolveFields, body)
+        text = body.get("puzzle")
         if not isinstance(text, str):
             raise ApiError(400, "puzzle is not a text; write one character for each cell", "puzzle")
         puzzle = await _or_refusal(partial(player.kind.parse, text), "puzzle")
@@ -248,7 +257,8 @@ def _cycles(puzzle: PuzzleInput, answers: Sequence[StepAnswers], row: int) -> li
 
 
 def _drawn(trace: Trace) -> dict[str, Any]:
-    step, text = trace.act_steps, caption(trace, trace.act_steps)
+    step = trace.act_steps
+    text = caption(trace, trace.act_steps)
     return {
         "board": str(board_at(trace, step, label=text, side=_SIDE)),
         "caption": text,

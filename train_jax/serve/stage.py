@@ -118,7 +118,8 @@ def open_services(config: Serve, gate: Any) -> Sequence[Any]:
     from train_jax.serve.language import TextService
     from train_jax.serve.puzzles import Player, PuzzleService, first_solution
 
-    models, players = [], []
+    models = []
+    players = []
     for name, run_dir in _names(config).items():
         run = restore(run_dir, step=config.step)
         if isinstance(run.task, PuzzleTask):

@@ -25,7 +25,8 @@ from train_jax.errors import StorageError, UserError
 from train_jax.storage.files import cannot_be_written, make_folder
 from train_jax.storage.storage import is_remote, read_generation, write_generation
 
-LEASE_SECONDS, RENEW_SECONDS = 30.0, 8.0
+LEASE_SECONDS = 30.0
+RENEW_SECONDS = 8.0
 
 _held: dict[str, Lease | _Lock] = {}
 
@@ -97,7 +98,8 @@ class _Lock:
     """A locked file."""
 
     def __init__(self, path: Path, descriptor: int):
-        self._path, self._descriptor = path, descriptor
+        self._path = path
+        self._descriptor = descriptor
         self.lost = False
 
     def check(self) -> None:
@@ -133,15 +135,19 @@ class Lease:
     """One object in storage that names the process that may write the folder around it; empty after its release."""
 
     def __init__(self, path: Path):
-        self._path, self._generation, self._renewals = path, 0, 0
+        self._path = path
+        self._generation = 0
+        self._renewals = 0
         self._token = secrets.token_hex(8)
-        self._lock, self._released = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._released = threading.Event()
         self.lost = False
         self._renewer = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def acquire(self) -> None:
         """Takes the lease; waits for an owner that is silent. Raises `HeldError` if the owner is alive."""
-        first, end = read_generation(self._path), time.monotonic() + LEASE_SECONDS
+        first = read_generation(self._path)
+        end = time.monotonic() + LEASE_SECONDS
         newest = first
         while newest == first and first[0] and time.monotonic() < end:
             time.sleep(min(1.0, LEASE_SECONDS / 10))

@@ -24,7 +24,8 @@ class LineFile:
             sync(path.parent)
         except OSError as error:
             raise cannot_be_written(path, error) from None
-        self._path, self._torn = path, ends_in_a_torn_line(path)
+        self._path = path
+        self._torn = ends_in_a_torn_line(path)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record. Raises `OSError` if the line cannot be written; the next line is intact all the same."""

@@ -105,12 +105,14 @@ def is_built(directory: str | Path, recipe: Mapping[str, Any], layout: Layout, *
 def _difference(record: dict[str, Any] | None, recipe: Mapping[str, Any]) -> str:
     if record is None:
         return "a data set without a valid recipe.json, or without a split"
-    existing, requested = record["recipe"], _as_json(recipe)
+    existing = record["recipe"]
+    requested = _as_json(recipe)
     name = next(name for name in [*requested, *existing] if existing.get(name) != requested.get(name))
     values = [each.get(name) for each in (existing, requested)]
     while all(isinstance(value, dict) for value in values):  # such as a dict of files: the first one that differs
         key = next(key for key in [*values[1], *values[0]] if values[0].get(key) != values[1].get(key))
-        name, values = f"{name}.{key}", [value.get(key) for value in values]
+        name = f"{name}.{key}"
+        values = [value.get(key) for value in values]
     values = map(brief, values)
     return "a data set with other options ({} is {}, requested {})".format(brief(name).strip("'"), *values)
 

@@ -15,7 +15,8 @@ from train_jax.errors import StorageError, UserError
 
 PATIENCE_SECONDS = 120.0
 """Seconds for which a request is repeated; the last attempt may take half a minute longer."""
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 16.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 16.0
 _MISSING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _LOCAL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 _CLIENT_PACKAGES = {"gcsfs", "aiohttp", "requests", "urllib3", "google", "fsspec"}
@@ -31,7 +32,8 @@ T = TypeVar("T")
 
 def retried(call: Callable[[], T], what: str) -> T:
     """Returns the result of the call, repeated while it fails for a transient reason."""
-    end, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
+    end = time.monotonic() + PATIENCE_SECONDS
+    pause = FIRST_PAUSE_SECONDS
     while True:
         try:
             return call()
@@ -52,7 +54,8 @@ def _raise_final(error: Exception, what: str) -> None:
     """Raises the error for the user, unless the error is transient."""
     if isinstance(error, StorageError | UserError):
         raise error
-    kind, text = type(error).__name__, str(error)
+    kind = type(error).__name__
+    text = str(error)
     code = getattr(error, "code", None)
     bucket = "/".join(what.split("/")[:3])
     if kind == "DefaultCredentialsError" or code == 401:

@@ -22,7 +22,9 @@ from train_jax.runtime.devices import Devices
 from train_jax.storage.files import whole_file
 from train_jax.trainer.start import Training, start
 
-PROGRAM, ARRAYS, CONVENTION = "step.{platform}.program", "state.npz", "convention.json"
+PROGRAM = "step.{platform}.program"
+ARRAYS = "state.npz"
+CONVENTION = "convention.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
 """Platforms, and their names in `jax.export`."""
 
@@ -51,7 +53,7 @@ def export_step(run_dir: str, step: str, devices: int) -> ExportedStep:
     folder, config = read_run(run_dir)
     with contextlib.closing(Checkpoints(folder, writes=False)) as checkpoints:
         number = choose(checkpoints, step)
-        compute = dataclasses.replace(config.compute, runner="shard_map", load="")
+        compute = dataclasses.replace(config.compute, runner="shard_map", load="", shard=(), model_devices=1)
         training = start(dataclasses.replace(config, compute=compute), devices=Devices(devices, "shard_map"))
         if compute.shard_optimizer:
             raise UserError(f"{run_dir} has compute.shard_optimizer, whose step is not exported; continue it without")
@@ -73,7 +75,8 @@ def _programs(training: Training, state: Any, carry: Any, batch: Any, key: Any) 
 
     A program for several platforms decides at every product which one it is on, and XLA then fuses other operations.
     """
-    step, devices = training.parallel_step(), training.devices
+    step = training.parallel_step()
+    devices = training.devices
 
     def by_names(arrays: dict[str, Any], batch: dict[str, Any], key: jax.Array) -> Any:
         inputs = like_tree(state, arrays, STATE), like_tree(carry, arrays, CARRY)
@@ -82,7 +85,8 @@ def _programs(training: Training, state: Any, carry: Any, batch: Any, key: Any) 
 
     arrays = by_name(devices.shapes(state), STATE) | by_name(devices.shapes(carry, sharded=True), CARRY)
     arguments = arrays, devices.shapes(batch, sharded=True), devices.shapes(key)
-    program, platforms = jax.jit(by_names), platforms_for(training.config.compute, devices.platform)
+    program = jax.jit(by_names)
+    platforms = platforms_for(training.config.compute, devices.platform)
     return {platform: export.export(program, platforms=(platform,))(*arguments) for platform in platforms}
 
 

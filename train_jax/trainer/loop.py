@@ -67,6 +67,7 @@ def train(
         if begin.finished is not None:
             require_equal(identity(training), f"fields, or other data in {config.data_dir}")
             return begin.finished
+        remarks += training.placement.table()
         with all_or_none():
             if verify and not begin.continues and is_main_process():
                 remarks += filter(None, [verified(config, training.task)])
@@ -97,7 +98,9 @@ class Trainer:
         clock: Clock,
         closing: contextlib.ExitStack,
     ):
-        self._training, self._preemption, self._closing = training, preemption, closing
+        self._training = training
+        self._preemption = preemption
+        self._closing = closing
         self._folder = open_folder(training, closing)
         self._events = Events(self._folder if is_main_process() else None, clock, total_steps=training.total_steps)
         closing.enter_context(self._events.recorded())
@@ -113,7 +116,8 @@ class Trainer:
     def start(self, state: TrainState, remarks: list[str]) -> None:
         """Begins at `state`, or at the newest checkpoint, and says so after the remarks."""
         state, resumed = self._restored(state, remarks)
-        training, clock = self._training, self._events.clock
+        training = self._training
+        clock = self._events.clock
         with clock.doing("restore"):
             placed = training.placement.place(state)
         first_step = 0 if resumed is None else resumed.step
@@ -147,7 +151,8 @@ class Trainer:
 
     def _restored(self, state: TrainState, remarks: list[str]) -> tuple[TrainState, Resumed | None]:
         """Returns the state to continue from, on the host, and its checkpoint; `state` if there is none."""
-        training, clock = self._training, self._events.clock
+        training = self._training
+        clock = self._events.clock
         with clock.doing("restore"):
             resumed = self._saving.restore(state)
             if resumed is None:
@@ -170,7 +175,8 @@ class Trainer:
 
     def step(self, dispatch: range) -> None:
         """Trains the steps of one dispatch, and calls the hooks before, around and after it."""
-        session, clock = self.session, self.session.clock
+        session = self.session
+        clock = self.session.clock
         session.dispatch = dispatch
         session.events.check()
         session.metrics = {}
@@ -193,7 +199,8 @@ class Trainer:
 
     def finish(self) -> dict[str, Any]:
         """Calls the ends of the hooks, which evaluate and save; returns the figures of the run, and writes them."""
-        session, folder = self.session, self._folder
+        session = self.session
+        folder = self._folder
         session.clock.switch("end")
         for hook in self._hooks:
             hook.end(session)
@@ -224,7 +231,9 @@ def _heading(training: Training, first_step: int) -> str:
 
 
 def _feed(training: Training, dispatches: Sequence[range]) -> OnDemand:
-    batches, devices, whole = training.batches, training.devices, training.placement.whole
+    batches = training.batches
+    devices = training.devices
+    whole = training.placement.whole
     if training.task.needs_state:
         return OnDemand(lambda number, state: devices.shard(batches.from_step(dispatches[number].start, whole(state))))
     ahead = training.config.compute.batches_ahead

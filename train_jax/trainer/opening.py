@@ -24,7 +24,9 @@ def identity(training: Training) -> str:
 
 def open_folder(training: Training, closing: contextlib.ExitStack) -> RunFolder:
     """Returns the run's folder with the files that describe the run, checked to be the same for every process."""
-    config, task, devices = training.config, training.task, training.devices
+    config = training.config
+    task = training.task
+    devices = training.devices
     require_equal(identity(training), f"fields, or other data in {config.data_dir}")
     if process_shard()[1] > 1:
         require_equal(hash_of_all(source_hashes(config)), "code (`trm preflight` names the files that differ)")

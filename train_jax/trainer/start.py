@@ -30,6 +30,7 @@ from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.clock import Clock
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.feed import Batches
+from train_jax.runtime.mesh import MeshDevices, StateByName, devices_of
 from train_jax.runtime.placement import Placement, ShardedState
 from train_jax.runtime.programs import Programs
 from train_jax.storage.storage import path_of
@@ -95,10 +96,8 @@ class Training:
 
     def evaluations(self) -> Sequence[Periodic]:
         """Returns the task's evaluations. Raises `UserError` for a cadence that no dispatch ends at."""
-        evaluations, dispatch = (
-            self.task.evaluations(self.objective, self.devices),
-            self.config.compute.steps_per_dispatch,
-        )
+        evaluations = self.task.evaluations(self.objective, self.devices)
+        dispatch = self.config.compute.steps_per_dispatch
         for each in evaluations:
             if each.every % dispatch:
                 raise UserError(
@@ -145,7 +144,8 @@ class Training:
         def step_at(variant: Any) -> Any:
             if is_last(variant):
                 return self.parallel_step()
-            size, platform = part_size(self.config, self.devices), self.devices.platform
+            size = part_size(self.config, self.devices)
+            platform = self.devices.platform
             return self.parallel_step(build_objective(self.config, self.task, size, variant=variant, platform=platform))
 
         return Programs(self.devices, step_at, self.task.variants(self.total_steps), clock, saved_at)
@@ -156,7 +156,7 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
 
     Raises `UserError` for invalid configurations and data.
     """
-    devices = devices or Devices(runner=config.compute.runner)
+    devices = devices or devices_of(config.compute)
     if config.compute.load and config.compute.runner != "shard_map":
         raise UserError(f"--compute.load {config.compute.load} needs --compute.runner shard_map: pmap loads no program")
     if config.compute.load:
@@ -172,6 +172,8 @@ def start(config: RunConfig, task: Task | None = None, devices: Devices | None =
             f"the batches of task {config.task} depend on the model after every step, and compute.steps_per_dispatch "
             f"is {config.compute.steps_per_dispatch}; use 1"
         )
+    if task.needs_state and config.compute.shard:
+        raise UserError(f"the batches of task {config.task} depend on the model, which --shard divides; omit it")
     training = assemble(config, task, devices)
     if config.keep_best:
         _check_keep_best(config, task.evaluated, training.evaluations(), training.total_steps)
@@ -214,10 +216,13 @@ def assemble(config: RunConfig, task: Task, devices: Devices) -> Training:
 
 def _memory_of_whole_state(config: RunConfig) -> contextlib.AbstractContextManager:
     """Sets the default device for arrays of the whole state: the host if a device may not have the memory."""
-    return jax.default_device(host_device()) if config.compute.shard_optimizer else contextlib.nullcontext()
+    divided = config.compute.shard_optimizer or config.compute.shard
+    return jax.default_device(host_device()) if divided else contextlib.nullcontext()
 
 
 def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Placement:
+    if isinstance(devices, MeshDevices):
+        return StateByName(devices, objective.params)
     if not config.compute.shard_optimizer:
         return Placement(devices, Replicated(config.compute.reduction))
     for rule in (config.optim.optimizer, *(group.optimizer or "" for group in config.optim.groups)):
@@ -228,7 +233,8 @@ def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Pla
             )
     if config.optim.skip_zero_gradients:
         raise UserError("optim.skip_zero_gradients needs whole gradients; omit it, or compute.shard_optimizer")
-    params, optim = objective.params, config.optim
+    params = objective.params
+    optim = config.optim
     sharding = Sharded(params, trainable(params, optim), matrices_alike(params, optim), devices.count)
     return ShardedState(devices, sharding)
 
@@ -240,7 +246,8 @@ def part_size(config: RunConfig, devices: Devices) -> int:
 
 def part_count(config: RunConfig, devices: Devices) -> int:
     """Returns the number of parts in which a device processes its examples one after the other."""
-    local_batch, least = devices.local_batch_size(config.global_batch_size), config.compute.accumulation_steps
+    local_batch = devices.local_batch_size(config.global_batch_size)
+    least = config.compute.accumulation_steps
     if local_batch % least:
         raise UserError(
             f"compute.accumulation_steps {least} does not divide the {local_batch} examples on a device; "

@@ -67,9 +67,11 @@ class Heads:
         return [self._head(rows, *each, halves_first).astype(dtype) for each in self.each()]
 
     def _head(self, rows: Rows, example: int, head: int, halves_first: bool) -> Rows:
-        channel, width = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1), self.head_dim
+        channel = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
+        width = self.head_dim
         if halves_first:
-            channel, width = channel & (LANES // 2 - 1), width // 2
+            channel = channel & (LANES // 2 - 1)
+            width = width // 2
         mine = (channel >= head * width) & (channel < (head + 1) * width)
         return jnp.where(mine, self.example(rows, example), 0.0)
 
@@ -137,7 +139,8 @@ def mix_by_attention(
         half = head_dim // 2
         parts = weight.reshape(-1, 2, half, x.shape[2])
         first, second = (heads(parts[:, i].reshape(-1, x.shape[2]), half).astype(cos.dtype) for i in (0, 1))
-        c, s = cos[:, None], sin[:, None]
+        c = cos[:, None]
+        s = sin[:, None]
         return jnp.concatenate((first * c - second * s, second * c + first * s), -1).astype(x.dtype)
 
     query, key, value = jnp.split(qkv, 3)
@@ -228,7 +231,8 @@ def _forward(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    blocks, hidden = heads.blocks, x.shape[2]
+    blocks = heads.blocks
+    hidden = x.shape[2]
     halves_first = tables is not None
 
     def kernel(x_ref, q_ref, k_ref, v_ref, output_ref, *rest):
@@ -239,7 +243,8 @@ def _forward(
         for start in range(0, hidden, LANES):
             part = slice(start, start + LANES)
             query, key, value = (dot(narrow, ref[part, :], 1, 1) for ref in (q_ref, k_ref, v_ref))
-            query, key = _rotated(query, tables_ref) * heads.scale, _rotated(key, tables_ref)
+            query = _rotated(query, tables_ref) * heads.scale
+            key = _rotated(key, tables_ref)
             attended = _attended(heads, query, key, value, x.dtype, halves_first=halves_first).astype(x.dtype)
             for ref, rows in zip(kept, (query, key, value, attended), strict=False):
                 ref[0, :, part] = rows.astype(x.dtype)
@@ -248,8 +253,9 @@ def _forward(
 
     latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda i: (i, 0, 0))
     of_rows = pl.BlockSpec((1, blocks.rows, hidden), lambda i: (i, 0, 0))
-
-    weights, constants = qkv.astype(x.dtype), [] if tables is None else [tables]
+    rows_shape = jax.ShapeDtypeStruct((blocks.steps, blocks.rows, hidden), x.dtype)
+    weights = qkv.astype(x.dtype)
+    constants = [] if tables is None else [tables]
     kept = 4 if keep else 0
     return pl.pallas_call(
         kernel,
@@ -261,10 +267,7 @@ def _forward(
             *(once(each.shape, (0, 0, 0)) for each in constants),
         ],
         out_specs=[latent, *[of_rows] * kept],
-        out_shape=[
-            jax.ShapeDtypeStruct(x.shape, x.dtype),
-            *[jax.ShapeDtypeStruct((blocks.steps, blocks.rows, hidden), x.dtype)] * kept,
-        ],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype), *[rows_shape] * kept],
         scratch_shapes=[pltpu.VMEM((blocks.rows, hidden), jnp.float32)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
         interpret=interpret,
@@ -289,7 +292,8 @@ def _backward(
     latent = pl.BlockSpec((blocks.examples, blocks.positions, hidden), lambda core, i: (core * steps + i, 0, 0))
     of_rows = pl.BlockSpec((1, blocks.rows, hidden), lambda core, i: (core * steps + i, 0, 0))
 
-    weights, constants = qkv.astype(x.dtype), [] if tables is None else [tables]
+    weights = qkv.astype(x.dtype)
+    constants = [] if tables is None else [tables]
     by_x, by_weights = pl.pallas_call(
         _gradient_kernel(heads, x.shape, x.dtype, steps, has_tables=tables is not None),
         grid=(cores, steps),
@@ -333,7 +337,8 @@ def _gradient_kernel(
 
         columns = rows_of(blocks, step, x_ref, rows_ref, shape).T.astype(dtype)
         total = rows_of(blocks, step, by_out_ref, rows_ref, shape)
-        by_out, by_out_columns = total.astype(dtype), total.T.astype(dtype)
+        by_out = total.astype(dtype)
+        by_out_columns = total.T.astype(dtype)
         for start in range(0, shape[2], LANES):
             part = slice(start, start + LANES)
             by_attended = dot(by_out, output_ref[:, part], 1, 0)
@@ -342,7 +347,8 @@ def _gradient_kernel(
             by_query, by_key, by_value = _group_gradients(
                 heads, query, key, value, by_attended, dtype, halves_first=has_tables
             )
-            by_query, by_key = _rotated_back(by_query * heads.scale, tables_ref), _rotated_back(by_key, tables_ref)
+            by_query = _rotated_back(by_query * heads.scale, tables_ref)
+            by_key = _rotated_back(by_key, tables_ref)
             for i, (gradient, ref) in enumerate([(by_query, q_ref), (by_key, k_ref), (by_value, v_ref)]):
                 narrow = gradient.astype(dtype)
                 total += dot(narrow, ref[part, :], 1, 0)

@@ -15,7 +15,8 @@ from models_torch.layers import round_up
 
 Latent = Float[Array, "batch positions hidden"]
 
-LANES, SUBLANES = 128, 8
+LANES = 128
+SUBLANES = 8
 """A vector register of a TPU holds 8 rows of 128 numbers of 32 bits."""
 VECTOR_MEMORY = 15 * 2**20
 """Bytes of a TPU v4's vector memory that a kernel may plan with; it has 16 MiB."""

@@ -97,7 +97,8 @@ def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: b
 
     (batch, positions, hidden), width = x.shape, down.shape[1]
     examples = examples_of(x, width)
-    filled, rows = round_up(positions, LANES), round_up(positions, SUBLANES)
+    filled = round_up(positions, LANES)
+    rows = round_up(positions, SUBLANES)
     chunk = 2 * LANES if hidden % (2 * LANES) == 0 else LANES
 
     def kernel(x_ref, gate_ref, up_ref, down_ref, out_ref, *rest):
@@ -108,7 +109,8 @@ def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: b
             for start in range(0, hidden, chunk):
                 part = slice(start, start + chunk)
                 values = filled_ref[:, part].astype(x.dtype)
-                gate, up = dot(gate_ref[...], values, 1, 0), dot(up_ref[...], values, 1, 0)
+                gate = dot(gate_ref[...], values, 1, 0)
+                up = dot(up_ref[...], values, 1, 0)
                 for ref, value in zip(kept, (gate, up), strict=False):
                     ref[example, :, part] = value.astype(x.dtype)
                 added = dot(down_ref[...], gated(gate, up).astype(x.dtype), 1, 0)
@@ -117,7 +119,8 @@ def _forward(interpret: bool, x: Latent, gate_up: Array, down: Array, *, keep: b
     def of_examples(size):
         return pl.BlockSpec((examples, size, hidden), lambda i: (i, 0, 0))
 
-    gates, downs = _filled(gate_up, (2 * width, filled), x.dtype), _filled(down, (rows, width), x.dtype)
+    gates = _filled(gate_up, (2 * width, filled), x.dtype)
+    downs = _filled(down, (rows, width), x.dtype)
     kept = 2 if keep else 0
     return pl.pallas_call(
         kernel,
@@ -151,12 +154,14 @@ def _backward(interpret: bool, residuals: tuple[Array, ...], cotangent: Latent) 
     examples = examples_of(x, width)
     steps = batch // examples
     cores = 2 if steps % 2 == 0 else 1
-    filled, rows = round_up(positions, LANES), round_up(positions, SUBLANES)
+    filled = round_up(positions, LANES)
+    rows = round_up(positions, SUBLANES)
 
     def of_examples(size):
         return pl.BlockSpec((examples, size, hidden), lambda core, i: (core * (steps // cores) + i, 0, 0))
 
-    gates, downs = _filled(gate_up.T, (rows, 2 * width), x.dtype), _filled(down.T, (width, filled), x.dtype)
+    gates = _filled(gate_up.T, (rows, 2 * width), x.dtype)
+    downs = _filled(down.T, (width, filled), x.dtype)
     by_x, by_weights = pl.pallas_call(
         _gradient_kernel(x.shape, x.dtype, examples, filled),
         grid=(cores, steps // cores),

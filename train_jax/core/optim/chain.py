@@ -68,9 +68,12 @@ def group_labels(params: Mapping[str, Any], config: OptimConfig) -> dict[str, st
     return labels
 
 
-def learning_rates(params: Iterable[str], config: OptimConfig, total_steps: int) -> dict[str, optax.Schedule]:
-    """Returns the learning rates that the trained parameters have: one named "" if it is the same for all of them,
-    otherwise those of the parameter groups, `default` and `group_0`, …"""
+def logged_learning_rates(params: Iterable[str], config: OptimConfig, total_steps: int) -> dict[str, optax.Schedule]:
+    """Returns the learning rates to log; the update rules have theirs from the same `schedule.learning_rate`.
+
+    One is named "" if it is that of all trained parameters; otherwise there are those of the parameter groups,
+    `default` and `group_0`, …
+    """
     used = set(group_labels(dict.fromkeys(params), config).values())
     configs = {label: of_group for label, of_group in _by_label(config) if label in used}
     schedules = {(c.lr, c.warmup_steps, c.decay, c.decay_share, c.lr_min_ratio) for c in configs.values()}
@@ -82,7 +85,8 @@ def learning_rates(params: Iterable[str], config: OptimConfig, total_steps: int)
 def matrices_alike(params: Arrays, config: OptimConfig) -> list[list[str]]:
     """Returns the trained matrices that a `muon` optimizer updates, in lists of one parameter group and shape."""
     params = trainable(params, config)
-    labels, configs = group_labels(params, config), dict(_by_label(config))
+    labels = group_labels(params, config)
+    configs = dict(_by_label(config))
     alike: dict[Hashable, list[str]] = {}
     for name, rule in muon_labels(params).items():
         if rule == "muon" and configs[labels[name]].optimizer in MATRIX_RULES:

@@ -152,7 +152,8 @@ def scale_by_normuon(beta2: float) -> optax.GradientTransformation:
         # All sums of squares are those of the matrix, divided by its number of columns, or rows of a wide one.
         squares = mean_square(matrix)
         factors = jax.lax.rsqrt(jnp.maximum(nu, 1e-10)).astype(jnp.float32)
-        before, after = jnp.sqrt(squares.sum()), jnp.sqrt((squares * jnp.square(factors)).sum())
+        before = jnp.sqrt(squares.sum())
+        after = jnp.sqrt((squares * jnp.square(factors)).sum())
         return matrix * (factors * before / jnp.maximum(after, 1e-10)).astype(matrix.dtype)
 
     def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[optax.Updates, ScaleByNorMuonState]:

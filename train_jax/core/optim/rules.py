@@ -50,7 +50,8 @@ def scale_by_adam_atan2(
         count = state.count + 1
         mu = optax.tree.update_moment(updates, state.mu, b1, 1)
         nu = optax.tree.update_moment(updates, state.nu, b2, 2)
-        mean, square = optax.tree.bias_correction(mu, b1, count), optax.tree.bias_correction(nu, b2, count)
+        mean = optax.tree.bias_correction(mu, b1, count)
+        square = optax.tree.bias_correction(nu, b2, count)
         angle = jax.tree.map(lambda m, v: a * jnp.arctan2(m, b * jnp.sqrt(v)), mu if published else mean, square)
         angle = optax.tree.bias_correction(angle, b1, count) if published else angle
         return angle, ScaleByAdamATan2State(count, mu, nu)
@@ -119,7 +120,8 @@ class RowGradients(NamedTuple):
 def sum_by_row(ids: Int[Array, "examples"], gradients: Float[Array, "examples width"]) -> RowGradients:
     """Sums the gradients of the examples of each row."""
     order = jnp.argsort(ids)
-    ids, gradients = ids[order], gradients[order]
+    ids = ids[order]
+    gradients = gradients[order]
     is_first = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
     group = jnp.cumsum(is_first) - 1
     sums = jax.ops.segment_sum(gradients, group, num_segments=ids.size, indices_are_sorted=True)

@@ -100,7 +100,8 @@ def tool_of(tokenizer: Tokenizer, functions: Functions | None = None) -> Callabl
     another stop token.
     """
     special = special_tokens(tokenizer)
-    start, end = special["<|python_start|>"], special["<|python_end|>"]
+    start = special["<|python_start|>"]
+    end = special["<|python_end|>"]
 
     def respond(tokens: Sequence[int]) -> list[int] | None:
         if tokens[-1] != end:

@@ -70,7 +70,8 @@ class Rendered(NamedTuple):
 def render(tokenizer: Tokenizer, conversation: Conversation) -> Rendered:
     """Returns the tokens of a conversation. Raises `UserError` for a text that is not valid UTF-8."""
     special = special_tokens(tokenizer)
-    tokens, weights = [tokenizer.bos], [0]
+    tokens = [tokenizer.bos]
+    weights = [0]
 
     def add(ids: Sequence[int], weight: int) -> None:
         tokens.extend(ids)

@@ -93,7 +93,8 @@ def answer_requests(tokenizer: Tokenizer, problems: Problems, how: Answering) ->
 
 def written_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
     """Returns the text of an assistant's message, without calls of tools, their outputs and special tokens."""
-    stream, tokens = answer_stream(tokenizer), list(tokens)
+    stream = answer_stream(tokenizer)
+    tokens = list(tokens)
     return stream.feed(tokens, [0.0] * len(tokens)).text + stream.finish().text
 
 

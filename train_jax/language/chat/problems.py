@@ -78,7 +78,10 @@ class Problems(ABC):
 
         Raises `UserError` for an option out of range, or without data that the problems are made from.
         """
-        self.split, self.seed, self.folder, self.options = split, seed, folder, self.OPTIONS | options
+        self.split = split
+        self.seed = seed
+        self.folder = folder
+        self.options = self.OPTIONS | options
         self._items = self.items(count)
         distinct = len(self._items)
         self._count = count if count is not None and split == "train" and distinct else min(count or distinct, distinct)
@@ -145,7 +148,8 @@ class Arithmetic(Problems):
     may learn both. With several operations, the answer has a step for each, in `steps` of 100 problems, and in the
     others it is the result alone."""
 
-    name, has_tool = "arithmetic", False
+    name = "arithmetic"
+    has_tool = False
     OPTIONS: ClassVar[dict[str, Any]] = {"operations": 1, "digits": 2, "operators": "+-*", "steps": 100}
     _QUESTIONS = (
         "What is {} in your head?", "Without the calculator: {}", "In your head: {} = ?", "Calculate {} in your head.",
@@ -187,7 +191,8 @@ class Arithmetic(Problems):
         return terms[0] + "".join(f" {rng.choice(self.options['operators'])} {term}" for term in terms[1:])
 
     def make(self, item: str, rng: Random) -> Problem:
-        asked, steps = rng.choice(self._QUESTIONS).format(item), _steps(item)
+        asked = rng.choice(self._QUESTIONS).format(item)
+        steps = _steps(item)
         return said(asked, " = ".join(steps if rng.randrange(100) < self.options["steps"] else steps[-1:]))
 
     def is_right(self, index: int, answer_text: str) -> bool:
@@ -199,7 +204,8 @@ class Arithmetic(Problems):
 class Calculator(Arithmetic):
     """Arithmetic answered with the calculator. A third of the questions have words in place of the operators."""
 
-    name, has_tool = "calculator", True
+    name = "calculator"
+    has_tool = True
     _QUESTIONS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}", "what's {}")
     _WORDS = str.maketrans({"+": "plus", "-": "minus", "*": "times"})
 
@@ -220,7 +226,8 @@ def _without_order(expression: str) -> str:
 
 def _steps(expression: str) -> list[str]:
     """Returns what is left after each operation: products first, from left to right."""
-    terms, steps = expression.split(), []
+    terms = expression.split()
+    steps = []
     while len(terms) > 1:
         place = terms.index("*") if "*" in terms else 1
         terms[place - 1 : place + 2] = [str(calculate(" ".join(terms[place - 1 : place + 2])))]
@@ -270,7 +277,8 @@ class Counting(Spelling):
 
     def make(self, item: str, rng: Random) -> Problem:
         letter = rng.choice(item if rng.random() < 0.9 else "abcdefghijklmnopqrstuvwxyz")
-        lines, count = [f"{item}:{','.join(item)}"], 0
+        lines = [f"{item}:{','.join(item)}"]
+        count = 0
         for number, each in enumerate(item, 1):
             count += each == letter
             lines.append(f"{number}:{each}" + (f" {letter}={count}" if each == letter else ""))
@@ -287,7 +295,8 @@ class Glosses(Problems):
     """The word of a meaning is chosen from four."""
 
     name = "glosses"
-    kind, baseline = "categorical", 0.25
+    kind = "categorical"
+    baseline = 0.25
     license = "WordNet (WordNet licence)"
 
     def items(self, count: int | None) -> Sequence[Gloss]:
@@ -349,7 +358,8 @@ class SmallTalk(Problems):
     license = "chatterbot-corpus (BSD-3-Clause)"
 
     def items(self, count: int | None) -> Sequence[Conversation]:
-        where, installed = self.folder, package_folder("chatterbot_corpus")
+        where = self.folder
+        installed = package_folder("chatterbot_corpus")
         if not where and installed is None:
             raise UserError(f"smalltalk needs the package chatterbot-corpus; run {pip_install('chat')}")
         folder = path_of(where) if where or installed is None else installed / "data" / "english"

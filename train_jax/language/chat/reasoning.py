@@ -62,7 +62,8 @@ class ReasoningGym(Problems):
         return said(item["question"], str(item["answer"]))
 
     def is_right(self, index: int, answer_text: str) -> bool:
-        item, text = self._items[index % len(self._items)], answer_text.strip()
+        item = self._items[index % len(self._items)]
+        text = answer_text.strip()
         if text == str(item["answer"]).strip() or self._executes:
             return text == str(item["answer"]).strip()
         try:

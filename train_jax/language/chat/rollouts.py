@@ -87,7 +87,8 @@ class RolloutTask(ChatTask):
         return f"{len(self.problems):,} problems, {self.fields.samples} answers to each"
 
     def check(self, config: RunConfig, devices: Devices) -> None:
-        fields, rows = self.fields, config.global_batch_size
+        fields = self.fields
+        rows = config.global_batch_size
         if rows % fields.samples:
             raise UserError(f"samples {fields.samples} does not divide global_batch_size {rows}; use a divisor of it")
         if fields.normalization == "published" and fields.samples % fields.pass_samples:
@@ -125,7 +126,8 @@ class RolloutTask(ChatTask):
     def batch(self, step: int, shard: tuple[int, int], state: TrainState | None = None) -> dict[str, np.ndarray]:
         assert state is not None, "the answers depend on the weights"
         self.load(state.params, state.buffers)
-        numbers, samples = self._questions(step), self.fields.samples
+        numbers = self._questions(step)
+        samples = self.fields.samples
         rows = list(self.answers(self._requests(step, numbers)))
         texts = (written_text(self.tokenizer, row.tokens) for row in rows)
         right = [self.problems.is_right(numbers[place // samples], text) for place, text in enumerate(texts)]
@@ -151,7 +153,9 @@ class RolloutTask(ChatTask):
 
         Rows are as long as the longest answer may be, not as those of the base training.
         """
-        fields, count, length = self.fields, len(rows), self.answer_capacity
+        fields = self.fields
+        count = len(rows)
+        length = self.answer_capacity
         groups = rewards.reshape(-1, fields.samples)
         advantages = (groups - groups.mean(axis=1, keepdims=True)).reshape(-1)
         batch = {
@@ -160,7 +164,8 @@ class RolloutTask(ChatTask):
             "log_probs": np.zeros((count, length), np.float32),
         }
         for number, row in enumerate(rows):
-            tokens, first = [*row.request.prompt, *row.tokens], len(row.request.prompt) - 1
+            tokens = [*row.request.prompt, *row.tokens]
+            first = len(row.request.prompt) - 1
             batch["inputs"][number, : len(tokens) - 1] = tokens[:-1]
             trained = ~np.array(row.forced)
             if not fields.train_end and row.finish == "stop":
@@ -169,7 +174,8 @@ class RolloutTask(ChatTask):
             batch["targets"][number, places] = np.array(row.tokens)[trained]
             batch["log_probs"][number, places] = np.array(row.log_probs, np.float32)[trained]
         trained = (batch["targets"] != IGNORED_TARGET).sum(axis=1).astype(np.float32)
-        weights, divisor = advantages, trained
+        weights = advantages
+        divisor = trained
         if fields.normalization == "published":
             passes = trained.reshape(-1, fields.pass_samples).sum(axis=1).clip(min=1)
             weights = advantages / np.repeat(passes, fields.pass_samples)
@@ -185,7 +191,8 @@ class RolloutTask(ChatTask):
 
     def loss(self, call: Call, carry: Any, batch: Batch) -> LossSums:
         losses, buffers = call(batch["inputs"], batch["targets"], loss_reduction="none")
-        losses, counts = losses.reshape(batch["targets"].shape), batch["targets"] != IGNORED_TARGET
+        losses = losses.reshape(batch["targets"].shape)
+        counts = batch["targets"] != IGNORED_TARGET
         total = jnp.sum(jnp.where(counts, losses * batch["weights"][:, None], 0))
         largest = jnp.where(counts, jnp.abs(-jax.lax.stop_gradient(losses) - batch["log_probs"]), 0).max(axis=1)
         metrics = {

@@ -22,7 +22,8 @@ from typing import Self
 from train_jax.errors import UserError
 from train_jax.language.chat import sandboxed, seccomp
 
-SECONDS, START_SECONDS = 5, 60
+SECONDS = 5
+START_SECONDS = 60
 MESSAGE_BYTES = 2**20
 INSTALL = "pip install -c constraints.txt -e '.[sandbox]'"
 _SCRIPT = "/sandboxed.py"

@@ -28,7 +28,9 @@ class SchemaBias:
     changes = True
 
     def __init__(self, matcher: Any, vocab_size: int):
-        self._matcher, self._vocab_size, self._read = matcher, vocab_size, 0
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._read = 0
 
     def logits_after(self, tokens: Sequence[int]) -> Float[np.ndarray, " vocab_size"]:
         self._follow(tokens)

@@ -11,7 +11,8 @@ import errno
 import platform
 import struct
 
-X86, ARM = "x86_64", "aarch64"
+X86 = "x86_64"
+ARM = "aarch64"
 AUDIT = {X86: 0xC000003E, ARM: 0xC00000B7}
 """AUDIT_ARCH_… of the processors, which a filter compares with that of the call."""
 
@@ -57,9 +58,17 @@ COMMANDS = {
 }
 """The commands, the second argument, of the calls that have one."""
 
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_NUMBER_OFFSET, _AUDIT_OFFSET, _COMMAND_OFFSET = 0, 4, 24  # in struct seccomp_data; little endian
+_LOAD = 0x20
+_IF_EQUAL = 0x15
+_IF_AT_LEAST = 0x35
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_ERROR = 0x00050000
+_KILL = 0x80000000
+# in struct seccomp_data; little endian
+_NUMBER_OFFSET = 0
+_AUDIT_OFFSET = 4
+_COMMAND_OFFSET = 24
 _OTHER_ABI = 0x40000000
 """From here on, the numbers of x86-64 are those of a second ABI (x32) for the same processor."""
 

@@ -15,7 +15,8 @@ from train_jax.errors import UserError
 from train_jax.language.chat.conversations import Part
 from train_jax.language.chat.problems import Problem, Problems, said, split_of
 
-_SIZE, _CELLS = 4, 16
+_SIZE = 4
+_CELLS = 16
 
 
 @cache
@@ -58,7 +59,8 @@ class Sudoku(Problems):
             raise UserError(f"the task sudoku has the option empty={self.options['empty']}; use 1 to 10")
         rng = Random(f"sudoku {self.options} {self.split} {self.seed}")
         items: dict[str, None] = {}
-        misses, wanted = 0, 1000 if count is None else count
+        misses = 0
+        wanted = 1000 if count is None else count
         while len(items) < wanted and misses < 1000:
             puzzle = self._puzzle(rng)
             misses = misses + 1 if puzzle in items or split_of(puzzle) != self.split or solve(puzzle) is None else 0

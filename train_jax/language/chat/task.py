@@ -104,7 +104,8 @@ class ChatTask(LanguageTask):
 
         Raises `UserError` for a question that is longer than a row.
         """
-        longest, length = max(self.question_lengths), self.config.arch.seq_len
+        longest = max(self.question_lengths)
+        length = self.config.arch.seq_len
         if longest > length:
             raise UserError(f"a problem has {longest} tokens and arch.seq_len is {length}; use a longer one")
         return min(length, longest + self.fields.max_tokens - 1)
@@ -163,6 +164,7 @@ class ChatTask(LanguageTask):
 
     def evaluations(self, objective: Objective, devices: Devices) -> list[Periodic]:
         """Returns the evaluation of the text, and of the problems."""
-        text, fields = list(super().evaluations(objective, devices)), self.fields
+        text = list(super().evaluations(objective, devices))
+        fields = self.fields
         asked = Periodic(self.evaluate_problems, fields.problems_every_steps, "problems", fields.problems_limit)
         return [*text, asked] if self.asked else text

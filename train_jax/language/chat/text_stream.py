@@ -77,10 +77,13 @@ class TextStream:
           apart: tokens that begin a part that is no text.
           shown_as: the text of some tokens, such as special ones; these are not among the tokens of a piece.
         """
-        self._tokenizer, self._stop = tokenizer, tuple(stop)
-        self._kinds, self._shown_as = apart or {}, shown_as or {}
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._kinds = apart or {}
+        self._shown_as = shown_as or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._text, self._sent = "", 0
+        self._text = ""
+        self._sent = 0
         self._tokens: deque[TokenText] = deque()
         self._inside: Apart | None = None
         self._content = b""
@@ -131,7 +134,8 @@ class TextStream:
         if self._inside is not None:
             part = Part(self._inside.type, self._content.decode("utf-8", errors="replace"))
             self._apart.append((len(self._text), part))
-            self._inside, self._content = None, b""
+            self._inside = None
+            self._content = b""
 
     def _add(self, token: int, log_prob: float | None, top: Sequence[tuple[int, float]]) -> None:
         shown = self._shown_as.get(token)
@@ -153,7 +157,8 @@ class TextStream:
         searched = max(0, before - max(map(len, self._stop), default=0) + 1)
         found = [place for stop in self._stop if (place := self._text.find(stop, searched)) >= 0]
         if found:
-            self._text, self.stopped = self._text[: min(found)], True
+            self._text = self._text[: min(found)]
+            self.stopped = True
             while self._tokens and self._tokens[-1].start >= len(self._text):
                 self._tokens.pop()
 
@@ -175,7 +180,8 @@ class TextStream:
         return Piece(parts, tokens)
 
     def _text_until(self, end: int) -> list[Part]:
-        text, self._sent = self._text[self._sent : end], max(end, self._sent)
+        text = self._text[self._sent : end]
+        self._sent = max(end, self._sent)
         return [Part("text", text)] if text else []
 
 

@@ -187,7 +187,8 @@ LAYOUT = Layout(
 
 def build_summary(directory: Path, built: bool, seconds: float) -> str:
     """Returns a line about a data set that was built or existed."""
-    data, test = InstructionSet(str(directory)), InstructionSet(str(directory / "test"))
+    data = InstructionSet(str(directory))
+    test = InstructionSet(str(directory / "test"))
     counts = (
         f"{len(data.epoch(0).inst_len):,} instructions with {data.total_length:,} tokens, "
         f"{len(test.epoch(0).inst_len):,} held out"

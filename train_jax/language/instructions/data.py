@@ -91,7 +91,8 @@ class InstructionSet:
 
     def epoch(self, number: int) -> Samples:
         """Returns the samples of an epoch; the first epoch follows the last one. The latest one stays in memory."""
-        number, last = number % self.epochs, self._last
+        number = number % self.epochs
+        last = self._last
         if last is None or last[0] != number:
             last = self._last = number, self._read(number)
         return last[1]
@@ -153,7 +154,9 @@ def assign(lengths: np.ndarray, rows: int) -> list[list[int]]:
 
     Which of several rows with equally few tokens gets a sample depends on the heap, so this is not `heapq`.
     """
-    loads, owners, result = [0] * rows, list(range(rows)), [[] for _ in range(rows)]
+    loads = [0] * rows
+    owners = list(range(rows))
+    result = [[] for _ in range(rows)]
     for number in np.argsort(lengths, kind="stable")[::-1].tolist():
         result[owners[0]].append(number)
         loads[0] += int(lengths[number])
@@ -171,7 +174,8 @@ def assign(lengths: np.ndarray, rows: int) -> list[list[int]]:
 def count_fitting(lengths: np.ndarray, rows: int, capacity: int) -> int:
     """Returns the number of first samples that a step takes: at least one."""
     candidates = lengths[: int(np.searchsorted(np.cumsum(lengths), rows * capacity)) + 1]
-    least, beyond = 1, len(candidates) + 1
+    least = 1
+    beyond = len(candidates) + 1
     while beyond - least > 1:
         middle = (least + beyond) // 2
         if fits(candidates[:middle], rows, capacity):
@@ -196,7 +200,10 @@ class PackedSteps:
     def __init__(self, data: InstructionSet, rows: int, seq_len: int, *, drop_last: bool = True):
         """If `drop_last`, the samples at the end of an epoch that do not fill a step are not used; otherwise they
         form a step with free rows."""
-        self._data, self._rows, self._seq_len, self._drop_last = data, rows, seq_len, drop_last
+        self._data = data
+        self._rows = rows
+        self._seq_len = seq_len
+        self._drop_last = drop_last
         self._found: list[Step] = []
         self._lock = threading.Lock()
 

@@ -16,7 +16,8 @@ def instruction_tokenizer(directory: str, tokenizer_dir: str | None = None) -> T
     Prompts have the condition `direct`, or the first one without it. Raises `UserError` for damaged data.
     """
     tokenizer_dir = tokenizer_dir or directory
-    data, tokenizer = InstructionSet(directory), Tokenizer.load(tokenizer_dir)
+    data = InstructionSet(directory)
+    tokenizer = Tokenizer.load(tokenizer_dir)
     unused = (f"<|unused_{number}|>" for number in range(tokenizer.vocab_size, data.vocab_size))
     tokenizer = Tokenizer(tokenizer.ranks, tokenizer.pattern, (*tokenizer.specials, *unused))
     info = data.metadata["tokenizer_info"]

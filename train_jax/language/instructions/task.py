@@ -126,7 +126,8 @@ class InstructionTask(Task):
 
     @property
     def description(self) -> str:
-        samples, test = len(self.data.epoch(0).inst_len), len(self.held_out.epoch(0).inst_len)
+        samples = len(self.data.epoch(0).inst_len)
+        test = len(self.held_out.epoch(0).inst_len)
         return f"{samples:,} instructions with {self.data.total_length:,} tokens, {test:,} held out"
 
     def check(self, config: RunConfig, devices: Devices) -> None:
@@ -165,7 +166,8 @@ class InstructionTask(Task):
 
     def variants(self, total_steps: int) -> BackpropSchedule:
         arch: Any = self.config.arch
-        config, last = self._task_config, arch.bp_steps
+        config = self._task_config
+        last = arch.bp_steps
         return BackpropSchedule(min(config.bp_first, last), last, total_steps * config.bp_warmup_share)
 
     def arch_of(self, variant: Any) -> Any:
@@ -185,7 +187,8 @@ def response_sums(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
 
     A response is exact if every target of it is the most probable token.
     """
-    targets, samples = batch["targets"], batch["samples"]
+    targets = batch["targets"]
+    samples = batch["samples"]
     counts = targets != IGNORED_TARGET
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(counts, targets, 0))
     correct = counts & (jnp.argmax(logits, -1) == targets)
@@ -195,7 +198,8 @@ def response_sums(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
     def by_sample(values: jax.Array) -> jax.Array:
         return jax.ops.segment_sum(values.astype(jnp.float32).ravel(), place.ravel(), num_segments=rows * size + 1)[:-1]
 
-    asked, right = by_sample(counts), by_sample(correct)
+    asked = by_sample(counts)
+    right = by_sample(correct)
     return {
         "loss": jnp.where(counts, losses, 0).sum(),
         "correct": correct.sum().astype(jnp.float32),
@@ -230,13 +234,15 @@ class InstructionEvaluator:
         """Evaluates on the first `limit` samples, rounded up to whole batches."""
         state = self._devices.replicate(state)
         sums: dict[str, float] = {}
-        done, step = 0, 0
+        done = 0
+        step = 0
         while (taken := self._steps.at(step)).epoch == 0 and not (limit and done >= limit):
             batch = self._steps.batch(step, process_shard())
             metrics, _ = self._step(state, self._devices.shard(self._devices.split_batch(batch)))
             for name, value in self._devices.to_host(metrics).items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-            done, step = done + taken.count, step + 1
+            done = done + taken.count
+            step = step + 1
         return Evaluation(figures_of(sums) | {"count": float(done)})
 
 

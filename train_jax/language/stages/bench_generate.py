@@ -81,7 +81,10 @@ def _measured(options: BenchGenerate, objective: Objective, devices: Devices, ro
     module: Any = objective.fn.module
     engine = Engine(module, devices, slots=rows, capacity=capacity, tokens_per_dispatch=options.tokens_per_dispatch)
     engine.load(objective.params, objective.buffers)
-    generator, vocab_size, first, later = np.random.default_rng(0), module.config.vocab_size, [], []
+    generator = np.random.default_rng(0)
+    vocab_size = module.config.vocab_size
+    first = []
+    later = []
     for _ in range(options.rounds + 1):
         prompts = generator.integers(vocab_size, size=(rows, options.prompt_tokens)).tolist()
         started = time.perf_counter()
@@ -89,12 +92,14 @@ def _measured(options: BenchGenerate, objective: Objective, devices: Devices, ro
             engine.submit(Request(prompt=tuple(prompt), max_tokens=options.tokens, sampling=GREEDY))
         engine.step()
         first.append(time.perf_counter() - started)
-        started, before = time.perf_counter(), engine.counts.decodes
+        started = time.perf_counter()
+        before = engine.counts.decodes
         while not engine.idle:
             engine.step()
         calls = engine.counts.decodes - before
         later.append((time.perf_counter() - started) / max(1, calls * options.tokens_per_dispatch))
-    to_first, per_token = statistics.median(first[1:]), statistics.median(later[1:])
+    to_first = statistics.median(first[1:])
+    per_token = statistics.median(later[1:])
     # A device reads its weights and, for each row, the keys and values of the prompt and on average half of the others.
     weights = sum(array.nbytes for array in objective.params.values())
     traffic = weights * devices.count + engine.cache_bytes * ((options.prompt_tokens + options.tokens / 2) / capacity)

@@ -64,7 +64,9 @@ class Session:
     """A conversation as tokens, which the engine caches from turn to turn; a model of instructions keeps none."""
 
     def __init__(self, model: TextModel, config: Chat):
-        self._tokenizer, self._config, self._capacity = model.tokenizer, config, model.positions
+        self._tokenizer = model.tokenizer
+        self._config = config
+        self._capacity = model.positions
         asked_alone = model.tokenizer.instructions is not None
         self._end = () if asked_alone else (special_tokens(model.tokenizer)["<|assistant_end|>"],)
         self._shown_as = {number: _SHOWN_AS.get(name, "") for name, number in model.tokenizer.specials.items()}
@@ -95,7 +97,8 @@ class Session:
                 **answer_ends(self._tokenizer),
             )
         )
-        stream, taken = TextStream(self._tokenizer, shown_as=self._shown_as), 0
+        stream = TextStream(self._tokenizer, shown_as=self._shown_as)
+        taken = 0
         try:
             while row.finish is None:
                 self._engine.step()
@@ -146,7 +149,8 @@ def _messages() -> Iterator[str]:
 
 def _print_answer(session: Session, text: str) -> None:
     """Prints an answer as it comes. Ctrl-C ends it between two dispatches, never in the middle of one."""
-    interrupted, terminal = threading.Event(), sys.stdout.isatty()
+    interrupted = threading.Event()
+    terminal = sys.stdout.isatty()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
         with contextlib.closing(session.answer(text)) as pieces:

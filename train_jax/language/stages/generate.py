@@ -93,7 +93,8 @@ def _between(model: TextModel) -> str:
 
 def _print_samples(config: Generate, model: TextModel, prompts: list[str], requests: list[Request]) -> None:
     for number, row in enumerate(model.complete(requests, batch_size=config.batch_size)):
-        prompt, text = prompts[number // config.num_samples], model.tokenizer.decode(row.content)
+        prompt = prompts[number // config.num_samples]
+        text = model.tokenizer.decode(row.content)
         if config.json:
             record = {"prompt": prompt, "sample": row.request.sample, "text": text, "tokens": row.content}
             print(json.dumps(record | {"finish": row.finish}, ensure_ascii=False), flush=True)

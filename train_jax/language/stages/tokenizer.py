@@ -122,5 +122,6 @@ def _size(tokenizer: Tokenizer) -> str:
 
 
 def cli(argv: list[str]) -> None:
-    unknown, description = "command {} of trm tokenizer", "Trains, evaluates or inspects a tokenizer."
+    unknown = "command {} of trm tokenizer"
+    description = "Trains, evaluates or inspects a tokenizer."
     main(parse_subcommand(COMMANDS, argv, prog="trm tokenizer", unknown=unknown, description=description))

@@ -13,6 +13,7 @@ from train_jax.run.config import RunConfig
 from train_jax.runtime.backend import Choice
 from train_jax.runtime.coordination import exchange
 from train_jax.runtime.devices import Devices, Runner
+from train_jax.runtime.mesh import devices_of
 from train_jax.task import Task, task_class
 from train_jax.trainer.start import Training, assemble, start
 
@@ -45,7 +46,7 @@ class Context:
 
     @cached_property
     def devices(self) -> Devices:
-        return Devices(runner=self.config.compute.runner)
+        return devices_of(self.config.compute)
 
     @cached_property
     def run(self) -> Training:
@@ -69,6 +70,6 @@ class Context:
 
     def training(self, runner: Runner, **compute: Any) -> Training:
         """Returns the run on all devices with other fields of `ComputeConfig`."""
-        compute = {"runner": runner, "load": "", "steps_per_dispatch": 1, **compute}
+        compute = {"runner": runner, "load": "", "steps_per_dispatch": 1, "shard": (), "model_devices": 1, **compute}
         config = dataclasses.replace(self.config, compute=dataclasses.replace(self.config.compute, **compute))
         return assemble(config, self.task, Devices(runner=runner))

@@ -38,7 +38,8 @@ _MEMINFO = Path("/proc/meminfo")
 
 def check_processes(context: Context) -> Row:
     """Checks that there are as many processes as the user expects; 0 accepts any number."""
-    count, expected = len(context.hosts), context.expect_processes
+    count = len(context.hosts)
+    expected = context.expect_processes
     limit = f"{expected} expected" if expected else ""
     remedy = "start the same command on every host (`gcloud … --worker=all`), or set the JAX_* variables of all"
     wrong = expected not in (0, count)
@@ -47,8 +48,10 @@ def check_processes(context: Context) -> Row:
 
 def check_devices(context: Context) -> Row:
     """Checks that the backend is the chosen one and has as many devices as the user expects. Initializes it."""
-    choice, expected = context.choice, context.expect_devices
-    platform, count = jax.default_backend(), jax.device_count()
+    choice = context.choice
+    expected = context.expect_devices
+    platform = jax.default_backend()
+    count = jax.device_count()
     kind = jax.local_devices()[0].device_kind
     text = f"{count} x {kind}, {jax.local_device_count()} of this process; {platform}: {choice.reason}"
     limit = f"{expected} devices expected on {choice.platform}" if expected else f"on {choice.platform}"
@@ -64,7 +67,8 @@ def check_devices(context: Context) -> Row:
 def check_collective(context: Context) -> Row:
     """Checks the sum over all devices of a vector with one entry for each, and the rate of a large sum. Collective."""
     devices = context.devices
-    count, local = devices.count, len(devices.local)
+    count = devices.count
+    local = len(devices.local)
     first = jax.process_index() * local
     entries = np.eye(count, dtype=np.float32)[first : first + local] * np.arange(1, count + 1, dtype=np.float32)
     total = devices.parallel_map(lambda _, __, x: jax.lax.psum(x, AXIS))
@@ -81,7 +85,8 @@ def check_collective(context: Context) -> Row:
     platform = devices.local[0].platform
     size = ALL_REDUCE_BYTES.get(platform, 2**24)
     seconds = _best_seconds(total, devices.shard(np.ones((local, size // 4), np.float32)))
-    rate, low = 2 * (count - 1) / count * size / seconds / 1e9, ALL_REDUCE_WARN.get(platform, 0.01)
+    rate = 2 * (count - 1) / count * size / seconds / 1e9
+    low = ALL_REDUCE_WARN.get(platform, 0.01)
     return row(
         f"{text}; {size / 2**20:.0f} MiB of each in {seconds * 1e3:.1f} ms, {rate:.2f} GB/s",
         warn=rate < low,
@@ -128,7 +133,8 @@ def check_products(context: Context) -> Row:
 
 def check_training(context: Context) -> Row:
     """Builds the components of the run, with the errors of `trm train`."""
-    devices, size = context.run.devices, context.config.global_batch_size
+    devices = context.run.devices
+    size = context.config.global_batch_size
     text = f"{size} examples, {devices.local_batch_size(size)} on a device; evaluation {context.config.eval_batch_size}"
     return row(text, limit=f"multiples of {devices.count} devices")
 
@@ -136,7 +142,9 @@ def check_training(context: Context) -> Row:
 def check_model(context: Context) -> Row:
     """Runs `bridge.verify` for the module's first training call: outputs, gradients and buffers, in float32."""
     report = compared(context.config, context.task)
-    beyond, worst, where = report.count("beyond tolerance"), report.worst, report.environment
+    beyond = report.count("beyond tolerance")
+    worst = report.worst
+    where = report.environment
     text = f"largest error {max((each.error for each in report.rows), default=0.0):.0e}"
     if beyond:
         text = f"{beyond} differ, most {worst.kind} {worst.name} by {worst.error:.0e}"

@@ -21,7 +21,8 @@ class _Recurrent(nn.Module):
 
     def __init__(self, kind: type[nn.LSTM | nn.GRU]):
         super().__init__()
-        self.embed, self.head = nn.Embedding(32, 16), nn.Linear(24, 5)
+        self.embed = nn.Embedding(32, 16)
+        self.head = nn.Linear(24, 5)
         self.rnn = kind(16, 24, num_layers=2, batch_first=True)
 
     def forward(self, ids):
@@ -69,12 +70,14 @@ def _row(name: str) -> Row:
     build, inputs = _TORCH[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module, args = build().train(), inputs()
+        module = build().train()
+        args = inputs()
     try:
         report = bridge.verify(module, *args, tolerance=TOLERANCE, jitter=0.02, input_gradients=False)
     except bridge.BridgeError as error:
         return named(name, " ".join(str(error).split())[:300], fail=True)
-    beyond, where = report.count("beyond tolerance"), report.environment
+    beyond = report.count("beyond tolerance")
+    where = report.environment
     text = f"{len(report.rows)} leaves in float32, products {where.matmul_precision}, on {where.device}"
     worst = max(each.error for each in report.rows)
     text += f"; largest error {worst:.0e}" + f"; {beyond} beyond, most {report.worst.name}" * bool(beyond)

@@ -31,7 +31,8 @@ from train_jax.storage.files import write_text
 from train_jax.storage.storage import is_remote, path_of
 from train_jax.version import DISTRIBUTION, commit, installed_version
 
-CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 2.0, 5.0
+CLOCK_WARN_SECONDS = 2.0
+CLOCK_FAIL_SECONDS = 5.0
 """Differences between clocks, by which heartbeats are ordered; a time service keeps them within milliseconds."""
 _CLOCK_ROUNDS = 5
 _FOLDER_SECONDS = 10.0
@@ -51,7 +52,8 @@ def _check_same(read: Callable[[], tuple[dict[str, Any], str]], context: Context
     processes have reported their values. Collective.
     """
     values: dict[str, Any] | None = None
-    text, problem = "", None
+    text = ""
+    problem = None
     try:
         values, text = read()
     except Exception as error:
@@ -124,7 +126,8 @@ def check_clock(context: Context) -> Row:
         exchange("preflight clock", "")
         readings.append([float(text) for text in exchange("preflight time", repr(time.time()))])
     best = min(readings, key=lambda each: max(each) - min(each))
-    middle, skew = statistics.median_low(best), max(best) - min(best)
+    middle = statistics.median_low(best)
+    skew = max(best) - min(best)
     odd = max(range(len(best)), key=lambda index: abs(best[index] - middle))
     return row(
         f"clocks differ by up to {skew:.2f} s (process {odd} on {context.hosts[odd]})",
@@ -143,8 +146,10 @@ def check_folder(context: Context) -> Row:
 
     A run folder that does not exist is not created: the tokens are in the nearest existing folder above it.
     """
-    token, run_dir = exchange("preflight folder", secrets.token_hex(8))[0], context.config.run_dir
-    folder, problem = _existing(path_of(run_dir)), ""
+    token = exchange("preflight folder", secrets.token_hex(8))[0]
+    run_dir = context.config.run_dir
+    folder = _existing(path_of(run_dir))
+    problem = ""
     files = [folder / f".preflight-{token}-{process}" for process in range(len(context.hosts))]
     own = files[place()[0]]
     try:
@@ -190,7 +195,8 @@ def _appears(path: Path, token: str) -> bool:
 
 def check_disk(context: Context) -> Row:
     """Checks that there is room for the checkpoints that are kept, and for one that is being written."""
-    folder, count = path_of(context.config.run_dir), context.config.keep_checkpoints + 1
+    folder = path_of(context.config.run_dir)
+    count = context.config.keep_checkpoints + 1
     if is_remote(folder):
         return row("storage has no limit")
     shapes = jax.eval_shape(context.run.initial_state)
@@ -219,7 +225,8 @@ def check_holders(context: Context) -> Row:
     kind = context.choice.platform
     if kind not in ("tpu", "gpu"):
         return row(f"no accelerator is used: the platform is {kind}")
-    holders, unreadable = {}, 0
+    holders = {}
+    unreadable = 0
     for process in sorted(_PROC.glob("[0-9]*")):
         try:
             devices = _open_devices(process) if process.name not in own else []

@@ -32,7 +32,8 @@ LIMIT = 2.0
 """Largest ratio of a kernel's error to the plain path's own, both against the plain path in float32."""
 FLOOR = 1e-5
 """Smaller errors, relative to the largest entry, always count as rounding; so does one bfloat16 rounding, 3.9e-3."""
-_WINDOWS, _WINDOW_SECONDS = 5, 0.05
+_WINDOWS = 5
+_WINDOW_SECONDS = 0.05
 _DIFFERENTIABLE = 3
 """Number of leading arguments that get a gradient; later ones are tables and masks."""
 
@@ -91,14 +92,16 @@ def leaves(result: Any) -> dict[str, np.ndarray]:
 
 def differences(case: Case, ours: Any, plain: Any, exact: Any) -> str:
     """Returns "" if a candidate is as exact as the plain path, otherwise the leaf that differs most, and its errors."""
-    worst, text = 1.0, ""
+    worst = 1.0
+    text = ""
     floor = max(FLOOR, float(jnp.finfo(case.arguments[0].dtype).eps) / 2)
     for name, right in exact.items():
         scale = max(float(np.abs(right).max()), 1e-30)
         error, own = (float(np.nan_to_num(np.abs(x[name] - right).max(), nan=np.inf)) / scale for x in (ours, plain))
         ratio = float(np.nan_to_num(error / max(LIMIT * own, floor), nan=np.inf))  # both may be infinite
         if ratio > worst:
-            worst, text = ratio, f"{name} differs by {error:.1e}, the plain path by {own:.1e}"
+            worst = ratio
+            text = f"{name} differs by {error:.1e}, the plain path by {own:.1e}"
     return text
 
 
@@ -136,7 +139,8 @@ def _bf16(*shape: int) -> Any:
 
 
 def _small() -> list[Case]:
-    x, f32 = _bf16(2, 24, 128), functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    x = _bf16(2, 24, 128)
+    f32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     query = _bf16(1, 2, 256, 128)
     return [
         Case("trm::normed_mlp", (x, f32((512, 128)), f32((128, 256)), 1e-5, -1)),
@@ -205,14 +209,16 @@ def choose_rows(context: Context) -> list[Row]:
     For an operation with several shapes, the smallest sum of times decides. A candidate that is wrong in any process
     is never chosen; the first process measures the times.
     """
-    platform, rows = context.devices.platform, list[Row]()
+    platform = context.devices.platform
+    rows = list[Row]()
     cases = calls_of(context)
     times: dict[str, dict[str, float]] = {}
     wrong: set[tuple[str, str]] = set()
     for case in cases:
         measured, faults = _compared(case, platform)
         by_process = [json.loads(text) for text in exchange("prove kernel", json.dumps([measured, faults]))]
-        measured, faults = by_process[0][0], {k: v for _, each in reversed(by_process) for k, v in each.items()}
+        measured = by_process[0][0]
+        faults = {k: v for _, each in reversed(by_process) for k, v in each.items()}
         wrong |= {(case.operation, name) for name in faults}
         for name, took in measured.items():
             sums = times.setdefault(case.operation, {})
@@ -245,7 +251,8 @@ def _compared(case: Case, platform: str) -> tuple[dict[str, float], dict[str, st
     exact = exact_leaves(case, given)
     run = compiled(plain_of(case.operation), given)
     plain = leaves(run())
-    times, faults = {"plain": milliseconds(run)}, {}
+    times = {"plain": milliseconds(run)}
+    faults = {}
     for name, function in kernels.CANDIDATES[platform][case.operation].items():
         try:
             run = compiled(function, given)

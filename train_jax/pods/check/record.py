@@ -39,7 +39,8 @@ class Record:
 
     def __init__(self, folder: Path, facts: Mapping[str, Any] = MappingProxyType({})):
         """Reads the rows of an existing file; if the facts have an `identity`, only rows with the same one."""
-        self.folder, self.facts = folder, dict(facts)
+        self.folder = folder
+        self.facts = dict(facts)
         self.parts: dict[str, list[Row]] = {}
         self.running = ""
         self.begins = True

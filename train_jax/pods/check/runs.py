@@ -27,7 +27,8 @@ from train_jax.runtime.compilation import SHIPPED, VARIABLE, shipped_programs
 from train_jax.storage.lines import read_lines
 from train_jax.storage.storage import path_of
 
-STEPS, SAVED = 6, 3
+STEPS = 6
+SAVED = 3
 """Steps of a run, and the step of its first checkpoint."""
 SAME = 1e-5
 """Largest relative difference of a loss after the continuation; a GPU adds in varying order."""
@@ -42,7 +43,9 @@ class _Run:
     """A run in its own process. Its output goes to a file, because a pipe that nobody reads would block it."""
 
     def __init__(self, process: subprocess.Popen, output: Path, deadline: float):
-        self.process, self._output, self._deadline = process, output, deadline
+        self.process = process
+        self._output = output
+        self._deadline = deadline
 
     @property
     def text(self) -> str:
@@ -68,7 +71,10 @@ class Runs:
 
     def __init__(self, context: Context, deadline: float, run_seconds: float, first: bool):
         """`run_seconds` is the time limit of each run; the `first` process removes earlier runs."""
-        self._context, self._last, self._seconds, self.first = context, deadline, run_seconds, first
+        self._context = context
+        self._last = deadline
+        self._seconds = run_seconds
+        self.first = first
         self._deadline = deadline
 
     def rows(self, name: str) -> list[Row]:
@@ -168,7 +174,8 @@ class Runs:
 
     def _shipped(self) -> list[Row]:
         """Runs with a compilation cache that holds only programs compiled elsewhere."""
-        name, given = "program, shipped", os.environ.get(VARIABLE, "")
+        name = "program, shipped"
+        given = os.environ.get(VARIABLE, "")
         programs = shipped_programs(path_of(given)) if given else {}
         if not programs:
             return [absent(name, f"{VARIABLE} names no folder of `trm compile-pod --fill-cache`")]

@@ -25,7 +25,8 @@ from train_jax.runtime.devices import Runner
 from train_jax.runtime.feed import Feed
 from train_jax.trainer.start import Training
 
-WINDOWS, WINDOW_SECONDS = 5, 0.25
+WINDOWS = 5
+WINDOW_SECONDS = 0.25
 SAME_LOSS = 2e-2
 """Largest relative difference of the first losses between two variants, which round at different places."""
 MOST_WAIT = 0.25
@@ -38,12 +39,14 @@ class Stepper:
 
     def __init__(self, training: Training, file: Path | None = None):
         """Saves the program in `file` before its first step; after the step, XLA for CPUs cannot write it."""
-        self.training, devices = training, training.devices
+        self.training = training
+        devices = training.devices
         state = training.initial_state()
         batch = training.batches.from_step(0)
         carry = devices.shard(training.initial_carry(state, batch))
         self._given = training.placement.place(state), carry
-        self.batch, self._key = devices.shard(batch), devices.random_key(training.config.seed)
+        self.batch = devices.shard(batch)
+        self._key = devices.random_key(training.config.seed)
         arguments = (*self._given, self.batch, self._key)
         shapes = arguments if devices.compiles_for_arrays else jax.tree.map(_shape, arguments)
         begin = time.perf_counter()
@@ -63,7 +66,8 @@ class Stepper:
 
     def run(self, steps: int) -> float:
         """Returns the seconds per step over several steps with the same batch."""
-        begin, pending = time.perf_counter(), []
+        begin = time.perf_counter()
+        pending = []
         for _ in range(steps):
             self.training.devices.limit_dispatch(pending)
             pending = [*pending[-2:], self(self.batch)]
@@ -88,7 +92,9 @@ def _loss(metrics: dict[str, Any]) -> float:
 
 def step_rows(context: Context) -> list[Row]:
     """Times the step for each variant of kernels and each runner."""
-    rows, first, platform = list[Row](), None, context.devices.platform
+    rows = list[Row]()
+    first = None
+    platform = context.devices.platform
     measured = read_choices(str(context.choices)) if context.choices.exists() else ""
     chosen = context.config.compute.choices or exchange("prove choices", measured)[0]
     plain = {"attention": "plain", "mlp": "plain", "choices": ""}
@@ -121,7 +127,8 @@ def step_rows(context: Context) -> list[Row]:
 
 def _rows_of(name: str, stepper: Stepper, loss: float) -> list[Row]:
     seconds = stepper.seconds()
-    median, training = statistics.median(seconds), stepper.training
+    median = statistics.median(seconds)
+    training = stepper.training
     text = f"{1e3 * median:.2f} ms ({1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f})"
     text += f", {training.config.global_batch_size / median:.0f} examples/s; first step {stepper.compile_seconds:.1f} s"
     figures = {"step_ms": 1e3 * median, "first_step_s": stepper.compile_seconds}
@@ -134,7 +141,8 @@ def _rows_of(name: str, stepper: Stepper, loss: float) -> list[Row]:
         text += f"; {accessed / 1e9:.2f} GB to and from memory by XLA's count"
         if peak and bandwidth:
             estimate = max(float(analysis.get("flops", 0)) / peak, accessed / bandwidth)
-            text, figures["estimate_ms"] = f"{text}, at least {1e3 * estimate:.2f} ms", 1e3 * estimate
+            text = f"{text}, at least {1e3 * estimate:.2f} ms"
+            figures["estimate_ms"] = 1e3 * estimate
     if hasattr(stepper.program, "memory_analysis"):
         text += f"; {memory_of(stepper.program).peak / 2**20:.0f} MiB on a device"
     other = abs(stepper.first_loss - loss) > SAME_LOSS * abs(loss) or not np.isfinite(stepper.first_loss)
@@ -165,10 +173,13 @@ def input_rows(context: Context) -> list[Row]:
     training = context.training(context.config.compute.runner)
     if training.task.needs_state:
         return [absent("input wait", "the batches are made by the model itself")]
-    stepper, batches, devices = Stepper(training), training.batches, training.devices
+    stepper = Stepper(training)
+    batches = training.batches
+    devices = training.devices
     count = min(_INPUT_STEPS, len(batches.dispatches(0)))
     feed = Feed(lambda number: devices.shard(batches.from_step(number)), count, training.config.compute.batches_ahead)
-    waits, total = [], []
+    waits = []
+    total = []
     try:
         for _ in range(count):
             begin = time.perf_counter()

@@ -26,7 +26,8 @@ _NAMES = {
 """The pattern of each kind of name, and what is expected."""
 
 
-NODE, QUEUED = "tpu-vm", "queued-resources"
+NODE = "tpu-vm"
+QUEUED = "queued-resources"
 """Groups of `gcloud compute tpus`: nodes, and the requests for them."""
 
 
@@ -130,21 +131,33 @@ class Gcloud:
 
 
 class DryRun(Gcloud):
-    """Shows command lines and executes none, as if the node did not exist and were ready after its creation."""
+    """Shows command lines and executes none, as if the node did not exist and were ready after its creation.
+
+    All workers get the same commands, so those of the first one stand for all.
+    """
 
     dry = True
 
     def __init__(self, show: Callable[[str], None], type: str):
         """`type` is the accelerator type of the node; without one, the node exists and has one worker."""
-        self._show, self._workers, self._created = show, worker_count(type), not type
+        self._print = show
+        self._workers = worker_count(type)
+        self._created = not type
+        if self._workers > 1:
+            show(f"# commands on worker 0 are shown; those on workers 1 to {self._workers - 1} are the same")
+
+    def _show(self, argv: Sequence[str]) -> None:
+        workers = [word for word in argv if word.startswith("--worker=")]
+        if workers in ([], ["--worker=0"]):
+            self._print(shlex.join(argv))
 
     def run(self, argv: Sequence[str]) -> str:
-        self._show(shlex.join(argv))
+        self._show(argv)
         self._created = self._created or argv[4] == "create"
         return "ended 0" if argv[4] == "ssh" else ""
 
     def json(self, argv: Sequence[str]) -> dict[str, Any]:
-        self._show(shlex.join(argv))
+        self._show(argv)
         if not self._created:
             return {}
         endpoints = [{"ipAddress": f"ADDRESS_OF_WORKER_{worker}"} for worker in range(self._workers)]
@@ -152,5 +165,5 @@ class DryRun(Gcloud):
         return {"state": state, "networkEndpoints": endpoints}
 
     def stream(self, argv: Sequence[str], line: Callable[[bytes], bool]) -> int:
-        self._show(shlex.join(argv))
+        self._show(argv)
         return 0

@@ -36,7 +36,8 @@ class View:
 
     def __init__(self, write: Callable[[str], None]):
         """`write` gets whole lines without the line end."""
-        self._write, self._lock = write, threading.Lock()
+        self._write = write
+        self._lock = threading.Lock()
 
     def line(self, host: int, text: str) -> None:
         """Writes a line of the log of a host."""
@@ -167,7 +168,8 @@ def rehearsal(shape: str, command: Sequence[str], view: View, *, preempt: str = 
     match = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,2})", shape)
     if match is None:
         raise UserError(f"--rehearse {shape}: expected hosts x devices of each, such as 8x4")
-    hosts, devices = int(match[1]), int(match[2])
+    hosts = int(match[1])
+    devices = int(match[2])
     faults = []
     for option, text, number in (("--preempt", preempt, signal.SIGTERM), ("--kill", kill, signal.SIGKILL)):
         match = re.fullmatch(r"(\d{1,3})@(\d{1,9})", text)
@@ -197,7 +199,8 @@ class LocalHosts:
         self.count = hosts
         self.faults = faults
         """Faults that have not happened yet."""
-        self._devices, self._view = devices, view
+        self._devices = devices
+        self._view = view
         self._command = [sys.executable, "-m", "train_jax", *command] if command[0] != "bash" else list(command)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stopping = False

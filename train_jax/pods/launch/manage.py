@@ -36,7 +36,8 @@ LOGS_SECONDS = 0.5
 
 def prepare(record: Record, commands: Gcloud, view: View) -> Record:
     """Writes the record of a new launch, and the archive of the code. Raises `UserError` if an earlier one runs."""
-    source, before = Source.here(), read_record(record.tpu)
+    source = Source.here()
+    before = read_record(record.tpu)
     if before is not None and not before.over:
         raise UserError(
             f"a launch {record.tpu} is {before.phase}; watch it with `trm launch watch {record.tpu}`, or end it with "
@@ -189,7 +190,8 @@ def watch_in_background(name: str) -> Path:
 
 def overview(commands: Gcloud) -> list[str]:
     """Returns a table of the launches of this machine with the states of their nodes, and their problems below it."""
-    rows, remarks = [("tpu", "zone", "type", "node", "launch", "hours")], [""]
+    rows = [("tpu", "zone", "type", "node", "launch", "hours")]
+    remarks = [""]
     for record in records():
         needed = not record.over or record.ready_since is not None
         state = Tpu(commands, record, lambda text: None).state() if needed else ""

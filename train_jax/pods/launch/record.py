@@ -235,7 +235,8 @@ class Source(NamedTuple):
                 f"{root} is no checkout of this project; start trm launch in one, because it copies the code"
             )
         author = ["-c", "user.name=trm", "-c", "user.email=trm@localhost"]
-        commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, *author, "stash", "create")
+        commit = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, *author, "stash", "create")
         untracked = _git(root, "ls-files", "--others", "--exclude-standard").splitlines()
         return Source(root, changed or commit, f"{commit[:12]}{'-dirty' * bool(changed)}", len(untracked))
 

@@ -44,7 +44,9 @@ class Tpu:
     """The node of a record, which it updates, and its workers as the hosts of a run."""
 
     def __init__(self, commands: Gcloud, record: Record, say: Callable[[str], None]):
-        self.gcloud, self.record, self.say = commands, record, say
+        self.gcloud = commands
+        self.record = record
+        self.say = say
         self.count = 0
         """Number of workers; known when the node exists."""
         self._adopts = record.phase == "running"
@@ -87,7 +89,9 @@ class Tpu:
         """
         fresh = self.record.ready_since is None
         if self.state() != "READY":
-            fresh, requested, again = True, False, self.record.begun is not None
+            fresh = True
+            requested = False
+            again = self.record.begun is not None
             self._account()
             while (state := self._settled(requested)) != "READY":
                 if requested and (not again or state == "FAILED"):
@@ -124,7 +128,8 @@ class Tpu:
 
     def _settled(self, requested: bool) -> str:
         """Waits while the node changes its state; returns a lasting one. `requested`: the node will exist soon."""
-        said, until = "", 0.0
+        said = ""
+        until = 0.0
         while True:
             request = self._request_state() if requested else "ACTIVE"
             if request in ("FAILED", "SUSPENDED"):
@@ -180,7 +185,9 @@ class Tpu:
             self.check_wanted()
         fresh = self.make_ready()
         addresses = self.addresses()
-        self.count, adopts, self._adopts = len(addresses), self._adopts and not fresh, False
+        self.count = len(addresses)
+        adopts = self._adopts and not fresh
+        self._adopts = False
         if adopts:
             return
         if self.count > 1 and self.record.collect:
@@ -211,7 +218,9 @@ class Tpu:
         self.say(f"started on {self.count} hosts as {record.id}")
 
     def follow(self, host: int, line: Callable[[str], None]) -> int | None:
-        record, silent_since, attempts = self.record, time.time(), 0
+        record = self.record
+        silent_since = time.time()
+        attempts = 0
         while True:
             code = self._receive(host, record.id, line)
             try:
@@ -265,7 +274,8 @@ class Tpu:
     # ---- files
 
     def _install(self) -> None:
-        record, folder = self.record, self._folder
+        record = self.record
+        folder = self._folder
         archive = str(local_folder(record.tpu) / "code.tar.gz")
         self.change(phase="installing")
         self.say(f"copying and installing on {self.count} hosts")
@@ -282,7 +292,8 @@ class Tpu:
 
     def _send_secrets(self) -> None:
         """Sends the file with secrets, at no time readable for others; the run removes it after reading it."""
-        path, name = self.record.worker_env_file, f"{self._folder}/environment"
+        path = self.record.worker_env_file
+        name = f"{self._folder}/environment"
 
         def send(worker: int) -> None:
             self._command(worker, ["install", "-m", "600", "/dev/null", name])

@@ -150,7 +150,8 @@ def _is_assignment(text: str) -> bool:
 def _check_environment_file(path: str) -> None:
     """Raises `UserError` for a file with secrets that others can read, or whose lines are not NAME=VALUE."""
     try:
-        mode, lines = os.stat(path).st_mode, Path(path).read_text().splitlines()
+        mode = os.stat(path).st_mode
+        lines = Path(path).read_text().splitlines()
     except OSError as error:
         raise UserError(f"--worker-env-file {path}: {error.strerror}") from None
     if mode & 0o077:
@@ -214,7 +215,8 @@ def _show(line: str) -> None:
 
 
 def main(config: Launch | List | Logs | Watch | Stop | Delete) -> None:
-    view, status = View(_show), 0
+    view = View(_show)
+    status = 0
     match config:
         case Launch():
             status = config.run(view)
@@ -238,9 +240,11 @@ def cli(argv: list[str]) -> None:
         check_names(**({} if isinstance(config, List) else {"tpu": config.tpu}))
         main(config)
         return
-    own, command = argv, []
+    own = argv
+    command = []
     if "--" in argv:
-        own, command = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+        own = argv[: argv.index("--")]
+        command = argv[argv.index("--") + 1 :]
     description = (
         "Run a command on every host: `trm launch --tpu NAME --zone ZONE --type v4-64 -- train NAME …` on a TPU slice, "
         "`trm launch --rehearse 8x4 -- train NAME …` on this machine. The command is a stage of trm, or bash with a "

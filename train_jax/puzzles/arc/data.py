@@ -156,7 +156,8 @@ class ArcData(PuzzleData):
             return draw(group.puzzle, self.num_aug, _generator(self.seed, group.name, "symmetries"))
 
         drawn = _in_parallel(draw_one, groups, self.workers, "puzzles augmented", progress)
-        augmented, identifier = [], 1
+        augmented = []
+        identifier = 1
         for group, symmetries in zip(groups, drawn, strict=True):
             augmented.append(Augmented(group, symmetries, identifier))
             identifier += len(symmetries.turns)
@@ -196,7 +197,8 @@ class ArcData(PuzzleData):
 
     def _rendered(self, augmented: "Augmented", split: str) -> list[np.ndarray]:
         """Returns the tokens of inputs and outputs of a group in a split."""
-        group, symmetries = augmented.group, augmented.symmetries
+        group = augmented.group
+        symmetries = augmented.symmetries
         examples = group.splits[split]
         places = Places(*np.zeros((2, len(symmetries.turns), len(examples)), np.intp))
         if split == "train":  # test examples stay in the upper left corner
@@ -332,7 +334,8 @@ def _in_parallel(
     0 workers means one per core. At most two items per worker are computed ahead.
     """
     workers = workers or cores()
-    pool, left = ThreadPoolExecutor(workers), iter(items)
+    pool = ThreadPoolExecutor(workers)
+    left = iter(items)
     try:
         ahead = deque(pool.submit(task, item) for item in islice(left, 2 * workers))
         for done in range(1, len(items) + 1):

@@ -24,7 +24,9 @@ SIDE = 30
 CELLS = SIDE * SIDE
 COLOURS = 10
 
-PAD_TOKEN, END_TOKEN, FIRST_COLOUR_TOKEN = 0, 1, 2
+PAD_TOKEN = 0
+END_TOKEN = 1
+FIRST_COLOUR_TOKEN = 2
 VOCAB_SIZE = FIRST_COLOUR_TOKEN + COLOURS
 
 ColourGrid = UInt8[np.ndarray, "rows cols"]
@@ -99,9 +101,11 @@ def undo(
     Cells outside the grid are `OUTSIDE`, so two grids are equal exactly when their rows are.
     """
     transposed, rows_reversed, cols_reversed = TURNS[symmetries.turns].T
-    row_step, col_step = np.where(rows_reversed, -SIDE, SIDE), np.where(cols_reversed, -1, 1)
+    row_step = np.where(rows_reversed, -SIDE, SIDE)
+    col_step = np.where(cols_reversed, -1, 1)
     start = np.where(rows_reversed, rows - 1, 0) * SIDE + np.where(cols_reversed, cols - 1, 0)
-    down, right = np.where(transposed, col_step, row_step), np.where(transposed, row_step, col_step)
+    down = np.where(transposed, col_step, row_step)
+    right = np.where(transposed, row_step, col_step)
     rows, cols = np.where(transposed, cols, rows), np.where(transposed, rows, cols)
 
     line = np.arange(SIDE)
@@ -125,7 +129,9 @@ def names_of(name: str, symmetries: Symmetries) -> list[str]:
 
 def parse_names(names: Sequence[str]) -> tuple[list[str], Symmetries]:
     """Returns the original's name and the symmetry for every name. Raises `UserError` for an invalid name."""
-    originals, turns, permutations = [], [], []
+    originals = []
+    turns = []
+    permutations = []
     for name in names:
         found = AUGMENTED.fullmatch(name)
         original, turn, permutation = found.groups() if found else (name, "0", "0123456789")
@@ -150,7 +156,8 @@ def draw(puzzle: Puzzle, num_aug: int, rng: np.random.Generator) -> Symmetries:
     if num_aug == 0:
         return ORIGINAL
     sums = _sums(puzzle)
-    kept, marks = ORIGINAL, _fingerprints(sums, ORIGINAL)
+    kept = ORIGINAL
+    marks = _fingerprints(sums, ORIGINAL)
     for _ in range(-(-DRAWN_PER_WANTED * num_aug // DRAWN_AT_ONCE)):
         turns = rng.integers(len(TURNS), size=DRAWN_AT_ONCE, dtype=np.uint8)
         colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (DRAWN_AT_ONCE, 1))
@@ -189,7 +196,8 @@ def _sums(puzzle: Puzzle) -> UInt64[np.ndarray, "turns examples 10 10"]:
     sums = np.zeros((len(TURNS), len(examples), COLOURS, COLOURS), np.uint64)
     for number, example in enumerate(examples):
         for kind, grid in enumerate(example):
-            numbers, cells = _cell_numbers(*grid.shape)[kind], grid.ravel()
+            numbers = _cell_numbers(*grid.shape)[kind]
+            cells = grid.ravel()
             for colour in np.flatnonzero(np.bincount(cells)):
                 sums[:, number, colour] += numbers[cells == colour].sum(axis=0)
     return sums

@@ -63,7 +63,8 @@ def read_subset(source: str | Path, subset: str) -> Subset:
     if NAME.fullmatch(subset) and (Path(source) / subset).is_dir():
         return _read_folder(Path(source) / subset)
     path, solutions_path = find_files(source, subset)
-    puzzles, digests = {}, {}
+    puzzles = {}
+    digests = {}
     content, digests[path.name] = _read_json(path)
     solutions: dict[str, Any] | None = None
     if solutions_path.is_file():
@@ -78,7 +79,8 @@ def read_subset(source: str | Path, subset: str) -> Subset:
 
 
 def _read_folder(folder: Path) -> Subset:
-    puzzles, digest = [], hashlib.sha256()
+    puzzles = []
+    digest = hashlib.sha256()
     for path in sorted(folder.glob("*.json")):
         content, of_file = _load_json(path)
         puzzles.append(_task(path, content))
@@ -188,7 +190,8 @@ def _example(where: str, example: Any, *, needs_output: bool) -> Example:
 
 def _solved(path: Path, puzzle: Puzzle, solutions: dict[str, Any]) -> Puzzle:
     where = f"{path}: puzzle {puzzle.name}"
-    grids, unsolved = solutions.get(puzzle.name), puzzle.sections["test"]
+    grids = solutions.get(puzzle.name)
+    unsolved = puzzle.sections["test"]
     if not isinstance(grids, list) or len(grids) != len(unsolved):
         found = len(grids) if isinstance(grids, list) else "none"
         raise UserError(f"{where}: expected a list of {len(unsolved)} solutions, found {found}; {REMEDY}")
@@ -202,7 +205,8 @@ def _solved(path: Path, puzzle: Puzzle, solutions: dict[str, Any]) -> Puzzle:
 def _grid(where: str, value: Any) -> ColourGrid:
     if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
         raise UserError(f"{where} is not a list of rows; {REMEDY}")
-    rows, cols = len(value), len(value[0]) if value else 0
+    rows = len(value)
+    cols = len(value[0]) if value else 0
     if not (1 <= rows <= SIDE and 1 <= cols <= SIDE):
         raise UserError(f"{where} has {rows} rows and {cols} columns, expected 1 to {SIDE} of each; {REMEDY}")
     for number, row in enumerate(value, 1):

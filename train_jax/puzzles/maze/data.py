@@ -154,7 +154,8 @@ class MazeData(RuleSetData):
                 "test.csv, expected the same number; use tables of one size"
             )
         if self.subsample_size is not None:
-            train, rng = mazes["train"], np.random.default_rng(self.seed)
+            train = mazes["train"]
+            rng = np.random.default_rng(self.seed)
             chosen = subsample(len(train.inputs), self.subsample_size, rng)
             mazes["train"] = Mazes(*(array[chosen] for array in train))
         return mazes

@@ -66,7 +66,9 @@ def generate(
     """
     parts = [Mazes(*np.empty((2, 0, size * size), np.uint8))]
     known = np.empty(0, np.uint64)
-    tried, tried_since, longest = 0, 0, 0
+    tried = 0
+    tried_since = 0
+    longest = 0
     while len(known) < count:
         cells = GROUND[style](BATCH, size, rng)
         mazes, reached = between_far_ends(
@@ -76,7 +78,8 @@ def generate(
         fresh = np.flatnonzero(first_of_each(marks, known=known))[: count - len(known)]
         parts.append(Mazes(*(array[fresh] for array in mazes)))
         known = np.concatenate([known, marks[fresh]])
-        tried, longest = tried + BATCH, max(longest, reached)
+        tried = tried + BATCH
+        longest = max(longest, reached)
         tried_since = 0 if len(fresh) >= LEAST_YIELD * BATCH else tried_since + BATCH
         if tried_since > PATIENCE:
             raise UserError(
@@ -97,7 +100,8 @@ def corridors(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "
     width = size + 2
     inner = (np.arange(1, size + 1)[:, None] * width + np.arange(1, size + 1)).ravel()
     order = rng.permuted(np.tile(inner, (n, 1)), axis=1) + np.arange(n)[:, None] * width**2
-    pointers, sizes = np.zeros(n * width**2, np.intp), np.zeros(n * width**2, np.int32)
+    pointers = np.zeros(n * width**2, np.intp)
+    sizes = np.zeros(n * width**2, np.int32)
     nowhere = np.arange(n)[:, None] * width**2
     pointers[:] = np.repeat(nowhere, width**2)
     for cells in order.T:
@@ -108,7 +112,9 @@ def corridors(n: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "
         pointers[around] = roots
         in_order = np.sort(roots, axis=1)
         twice = ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] > nowhere)).any(axis=1)
-        cells, roots, own_nowhere = cells[~twice], roots[~twice], nowhere[~twice]
+        cells = cells[~twice]
+        roots = roots[~twice]
+        own_nowhere = nowhere[~twice]
         weights = sizes[roots]
         heaviest = np.take_along_axis(roots, weights.argmax(axis=1)[:, None], axis=1)
         root = np.where(heaviest > own_nowhere, heaviest, cells[:, None])
@@ -174,14 +180,17 @@ def cells_of(boards: Boards) -> Bool[np.ndarray, "n rows cols"]:
 
 def beside(boards: Boards) -> tuple[Boards, Boards, Boards, Boards]:
     """Moves the cells by one step in each of the four directions."""
-    down, up = np.zeros_like(boards), np.zeros_like(boards)
-    down[1:], up[:-1] = boards[:-1], boards[1:]
+    down = np.zeros_like(boards)
+    up = np.zeros_like(boards)
+    down[1:] = boards[:-1]
+    up[:-1] = boards[1:]
     return down, up, boards << ONE, boards >> ONE
 
 
 def waves(is_open: Boards, start: Boards) -> Iterator[Boards]:
     """Yields the cells that are 0, 1, 2, … steps away from the start, until no maze has any."""
-    left, wave = is_open & ~start, start
+    left = is_open & ~start
+    wave = start
     while wave.any():
         yield wave
         down, up, right, back = beside(wave)
@@ -191,7 +200,8 @@ def waves(is_open: Boards, start: Boards) -> Iterator[Boards]:
 
 def reached_one_way(wave: Boards, before: Boards, one_way: Boards) -> Boards:
     """Returns the cells of a wave with exactly one shortest path; `one_way` are these cells of the wave before."""
-    once, twice = np.zeros_like(wave), np.zeros_like(wave)
+    once = np.zeros_like(wave)
+    twice = np.zeros_like(wave)
     for board in beside(before):
         twice |= once & board
         once |= board
@@ -202,7 +212,8 @@ def reached_one_way(wave: Boards, before: Boards, one_way: Boards) -> Boards:
 def any_cell(boards: Boards, rng: np.random.Generator) -> Boards:
     """Returns a random cell of each board; an empty board stays empty."""
     cells = cells_of(boards)
-    n, size = len(cells), len(boards)
+    n = len(cells)
+    size = len(boards)
     chosen = np.argmax(cells.reshape(n, size * size) * (1 - rng.random((n, size * size), np.float32)), axis=1)
     board = np.zeros_like(boards)
     board[chosen // size, np.arange(n)] = ONE << (chosen % size).astype(np.uint64)
@@ -234,16 +245,20 @@ def between_far_ends(
         if step > min_path and (max_path is None or step <= max_path):
             eligible |= one_way if only_one else wave
     good = eligible.any(axis=0)
-    is_open, end, eligible = is_open[:, good], end[:, good], eligible[:, good]
+    is_open = is_open[:, good]
+    end = end[:, good]
+    eligible = eligible[:, good]
     other = any_cell(eligible, rng)
     swapped = rng.integers(2, size=good.sum(), dtype=bool)
-    start, goal = np.where(swapped, other, end), np.where(swapped, end, other)
+    start = np.where(swapped, other, end)
+    goal = np.where(swapped, end, other)
     return _solved(is_open, start, goal), longest
 
 
 def _solved(is_open: Boards, start: Boards, goal: Boards) -> Mazes:
     """Marks the path from the start that takes at every step the first neighbour, in `MOVES`, nearer to the goal."""
-    n, size = is_open.shape[1], len(is_open)
+    n = is_open.shape[1]
+    size = len(is_open)
     to_goal = np.full((n, size + 2, size + 2), -1, np.int16)
     for step, wave in enumerate(waves(is_open, goal)):
         to_goal[:, 1:-1, 1:-1][cells_of(wave)] = step
@@ -255,10 +270,13 @@ def _solved(is_open: Boards, start: Boards, goal: Boards) -> Mazes:
     mazes = np.arange(n)
     left = to_goal[mazes, rows + 1, cols + 1]
     while len(mazes := mazes[left > 1]):
-        rows, cols, left = rows[left > 1], cols[left > 1], left[left > 1] - 1
+        rows = rows[left > 1]
+        cols = cols[left > 1]
+        left = left[left > 1] - 1
         nearer = [to_goal[mazes, rows + 1 + down, cols + 1 + right] == left for down, right in MOVES]
         first = np.argmax(nearer, axis=0)
-        rows, cols = rows + np.array(MOVES)[first, 0], cols + np.array(MOVES)[first, 1]
+        rows = rows + np.array(MOVES)[first, 0]
+        cols = cols + np.array(MOVES)[first, 1]
         solutions[mazes, rows, cols] = PATH
     return Mazes(*(grids.reshape(n, size * size) for grids in (inputs, solutions)))
 

@@ -20,7 +20,8 @@ PAD, WALL, OPEN, START, GOAL, PATH = range(6)
 CHARACTERS = "?# SGo"
 """The character of every token. Inputs contain no path token, and mazes no padding."""
 VOCAB_SIZE = len(CHARACTERS)
-SMALLEST, LARGEST = 4, 50
+SMALLEST = 4
+LARGEST = 50
 """Bounds of the number of rows."""
 
 
@@ -117,10 +118,12 @@ def search(inputs: UInt8[np.ndarray, "n cells"]) -> Paths:
 
 
 def _search_block(inputs: UInt8[np.ndarray, "n cells"]) -> Paths:
-    n, size = len(inputs), round(inputs.shape[1] ** 0.5)
+    n = len(inputs)
+    size = round(inputs.shape[1] ** 0.5)
     walled = np.full((n, size + 2, size + 2), WALL, np.uint8)
     walled[:, 1:-1, 1:-1] = inputs.reshape(n, size, size)
-    cells, width = walled.ravel(), size + 2
+    cells = walled.ravel()
+    width = size + 2
     distances = np.where(cells == WALL, -2, -1).astype(np.int16)
     ways = np.zeros(len(cells), np.uint8)
     frontier = np.flatnonzero(cells == START)
@@ -182,7 +185,8 @@ def transform_tokens(inputs: Tokens, labels: Tokens, words: Words) -> tuple[Toke
     """Transforms every example of a batch by the turn that its random words select, all turns equally likely."""
     size = round(inputs.shape[1] ** 0.5)
     turns = _turns(words)
-    new_inputs, new_labels = np.empty_like(inputs), np.empty_like(labels)
+    new_inputs = np.empty_like(inputs)
+    new_labels = np.empty_like(labels)
     for turn in range(len(TURNS)):
         rows = np.flatnonzero(turns == turn)
         for tokens, new in ((inputs, new_inputs), (labels, new_labels)):

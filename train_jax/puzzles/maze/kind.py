@@ -151,7 +151,8 @@ class MazeChecking(Checking):
         if overwritten:
             reasons.append(f"{overwritten} walls or ends overwritten")
         marked = (answer == PATH) & (inputs == OPEN)
-        steps, cells = _steps_along(inputs, marked), int(marked.sum())
+        steps = _steps_along(inputs, marked)
+        cells = int(marked.sum())
         if not cells:
             reasons.append("no path marked")
         elif steps < 0:

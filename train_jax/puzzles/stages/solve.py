@@ -61,7 +61,8 @@ def main(config: Solve) -> None:
         predictions, q_halt_logits, where = _answers_in_views(config, run, puzzle)
     else:
         answers = solve(run, puzzle.tokens, puzzle_identifier=_identifier_in_run(puzzle, config, run))
-        predictions, q_halt_logits = answers.tokens[:, 0], answers.q_halt_logits[:, 0]
+        predictions = answers.tokens[:, 0]
+        q_halt_logits = answers.q_halt_logits[:, 0]
     trace = trace_of(puzzle.kind, puzzle.tokens, predictions, q_halt_logits, puzzle.solution)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(f"{puzzle.name}; {config.run_dir} at step {run.step}, {run.weights}{where}\n")

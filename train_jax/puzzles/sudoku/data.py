@@ -97,7 +97,8 @@ class SudokuData(RuleSetData):
         rng = np.random.default_rng(self.seed)
         make = self._from_tables if tables else self._generated
         originals, findings = make(tables, rng, progress)
-        geometry, num_aug = geometry_of_size(self.size), {"train": self.num_aug, "test": 0}
+        geometry = geometry_of_size(self.size)
+        num_aug = {"train": self.num_aug, "test": 0}
         splits = {
             split: split_arrays(originals[split], geometry, num_aug=num_aug[split], rng=rng, progress=progress)
             for split in originals
@@ -132,7 +133,8 @@ class SudokuData(RuleSetData):
         check_room(self.directory, SudokuKind(TABLE_GEOMETRY), **counts, copies=1 + self.num_aug)
         findings: dict[str, Any] = {}
         for split, path in tables.items():
-            own, guesses = read[split].ratings, guesses_of(path, read[split], progress)
+            own = read[split].ratings
+            guesses = guesses_of(path, read[split], progress)
             findings[f"{split}_difficulty"] = describe_guesses(guesses)
             findings[f"{split}_rating_in_the_table"] = (
                 f"{own.min()} to {own.max()}, mean {own.mean():.1f}, median {np.median(own):g}"
@@ -145,9 +147,11 @@ def split_arrays(
     originals: Originals, geometry: Geometry, *, num_aug: int, rng: np.random.Generator, progress: Progress
 ) -> tuple[Metadata, dict[str, np.ndarray]]:
     """Returns the arrays of a split. A group is an original followed by `num_aug` random equivalent puzzles."""
-    count, copies = len(originals.puzzles), 1 + num_aug
+    count = len(originals.puzzles)
+    copies = 1 + num_aug
     inputs, labels = (np.empty((count, copies, geometry.cells), np.uint8) for _ in range(2))
-    inputs[:, 0], labels[:, 0] = tokens_of(originals.puzzles), tokens_of(originals.solutions)
+    inputs[:, 0] = tokens_of(originals.puzzles)
+    labels[:, 0] = tokens_of(originals.solutions)
     step = max(1, AUGMENTED_AT_ONCE // copies)
     for start in range(0, count if num_aug else 0, step):
         part = slice(start, min(start + step, count))
@@ -208,7 +212,8 @@ def guesses_of(path: Path, table: Table, progress: Progress) -> Integer[np.ndarr
 def _read_chunk(chunk: Sequence[TableRow]) -> tuple[Table, dict[str, np.ndarray]]:
     """Returns well-formed rows, and masks of the wrong ones by description."""
     _, questions, answers, rated = zip(*(row for _, row in chunk), strict=True)
-    puzzles, solutions = _digits(questions), _digits(answers)
+    puzzles = _digits(questions)
+    solutions = _digits(answers)
     faults = {
         "the question contains a character that is neither a digit nor '.'": (puzzles > 9).any(axis=1),
         "the answer is not a solved Sudoku": ~_is_solved(solutions),

@@ -77,7 +77,8 @@ def generate(
             good = np.flatnonzero(batch.empties == num_empty) if num_empty else np.arange(tries)
             if min_difficulty:
                 rated = batch.ratings[good]
-                tried, hard = tried + tries, hard + int((rated >= min_difficulty).sum())
+                tried = tried + tries
+                hard = hard + int((rated >= min_difficulty).sum())
                 if hard * RAREST < tried:
                     raise _too_hard(min_difficulty, hard, tried, rated, num_empty, geometry)
                 good = good[rated >= min_difficulty]

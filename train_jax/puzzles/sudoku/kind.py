@@ -84,7 +84,8 @@ class SudokuKind(Kind):
             )
 
         solutions = solve(grid[None], geometry, most_guesses=MOST_GUESSES)
-        found, is_known = int(solutions.counts[0]), bool(solutions.guesses[0] < MOST_GUESSES)
+        found = int(solutions.counts[0])
+        is_known = bool(solutions.guesses[0] < MOST_GUESSES)
         if is_known and not found:
             raise UserError(f"the {geometry} Sudoku given has no solution; correct the givens")
         solution = tokens_of(solutions.grids[0]) if is_known and found == 1 else None

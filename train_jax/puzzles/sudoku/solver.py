@@ -68,12 +68,10 @@ def is_single(candidates: UInt16[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
 def settle(candidates: Candidates, geometry: Geometry) -> Settled:
     """Applies naked and hidden singles until nothing changes."""
     rows = np.arange(candidates.shape[1])
-    solved, solved_rows, stalled, stalled_rows = (
-        [candidates[:, :0]],
-        [rows[:0]],
-        [candidates[:, :0]],
-        [rows[:0]],
-    )
+    solved = [candidates[:, :0]]
+    solved_rows = [rows[:0]]
+    stalled = [candidates[:, :0]]
+    stalled_rows = [rows[:0]]
     while candidates.shape[1]:
         after, dead, complete = _pass_of_singles(candidates, geometry)
         unchanged = (after == candidates).all(axis=0)
@@ -83,7 +81,8 @@ def settle(candidates: Candidates, geometry: Geometry) -> Settled:
         stalled.append(after[:, stuck])
         stalled_rows.append(rows[stuck])
         going = ~(dead | complete | stuck)
-        candidates, rows = after[:, going], rows[going]
+        candidates = after[:, going]
+        rows = rows[going]
     return Settled(
         np.concatenate(solved, axis=1),
         np.concatenate(solved_rows),
@@ -112,7 +111,8 @@ def _pass_of_singles(
         taken |= singles[cells]
     after = np.where(single, candidates, candidates & ~seen_from_cell(taken))
 
-    once, twice = np.zeros_like(taken), np.zeros_like(taken)
+    once = np.zeros_like(taken)
+    twice = np.zeros_like(taken)
     for cells in units.T:
         masks = after[cells]
         twice |= once & masks
@@ -148,7 +148,8 @@ def search(
         while len(owners):
             if len(owners) > BLOCK:
                 pending.append((block[:, BLOCK:], owners[BLOCK:]))
-                block, owners = block[:, :BLOCK], owners[:BLOCK]
+                block = block[:, :BLOCK]
+                owners = owners[:BLOCK]
             open_still = (counts[owners] < limit) & (guesses[owners] < most_guesses)
             owners = owners[open_still]
             settled = settle(block[:, open_still], geometry)
@@ -167,7 +168,8 @@ def _branch(candidates: Candidates) -> tuple[Candidates, Candidates]:
     columns = np.arange(candidates.shape[1])
     masks = candidates[cells, columns]
     lowest = masks & (~masks + np.uint16(1))
-    chosen, ruled_out = candidates.copy(), candidates.copy()
+    chosen = candidates.copy()
+    ruled_out = candidates.copy()
     chosen[cells, columns] = lowest
     ruled_out[cells, columns] = masks ^ lowest
     return chosen, ruled_out

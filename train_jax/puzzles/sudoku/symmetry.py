@@ -61,7 +61,8 @@ def augment(
     rng: np.random.Generator,
 ) -> tuple[UInt8[np.ndarray, "n cells"], UInt8[np.ndarray, "n cells"]]:
     """Transforms every puzzle and its solution by a random symmetry, drawn uniformly."""
-    new_puzzles, new_solutions = np.empty_like(puzzles), np.empty_like(solutions)
+    new_puzzles = np.empty_like(puzzles)
+    new_solutions = np.empty_like(solutions)
     for start in range(0, len(puzzles), BLOCK):
         block = slice(start, start + BLOCK)
         symmetries = _draw(len(puzzles[block]), geometry, rng)
@@ -134,7 +135,8 @@ def symmetries_of(words: Words, *, geometry: Geometry) -> Symmetries:
 
 def _selected(words: Words, geometry: Geometry) -> SudokuSymmetries:
     of_lines, of_digits = words
-    high, low = np.uint64(32), np.uint64(2**32 - 1)
+    high = np.uint64(32)
+    low = np.uint64(2**32 - 1)
     row_orders, col_orders = axis_orders(geometry)
     digits = digit_orders(geometry.size)
     return SudokuSymmetries(
@@ -179,7 +181,8 @@ def fingerprints(puzzles: UInt8[np.ndarray, "n cells"], geometry: Geometry) -> U
 
 
 def _fingerprint_block(puzzles, geometry: Geometry) -> UInt64[np.ndarray, "n"]:
-    size, n = geometry.size, len(puzzles)
+    size = geometry.size
+    n = len(puzzles)
     digits = np.ascontiguousarray(puzzles.T)
     colours = mix((digits > 0).astype(np.uint64))
     holds = [(digits == digit).astype(np.uint64) for digit in range(1, size + 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from train_jax.errors import UserError
 from train_jax.run.arguments import option_value, parse_run
+from train_jax.run.config import RunConfig
 from train_jax.runtime.processes import join_processes
 from train_jax.script.check import Leaf, StepCheck, check_steps
 
@@ -23,7 +24,10 @@ def cli(argv: list[str]) -> None:
     )
     if config.task != "script":
         raise UserError(f"{name} is no script; give a file such as mine.py, or use `trm prove {name}`")
-    steps = config.steps if option_value(argv, "--steps") else STEPS
+    main(config, config.steps if option_value(argv, "--steps") else STEPS)
+
+
+def main(config: RunConfig, steps: int) -> None:
     with join_processes("cpu"):
         check = check_steps(config, steps, say=lambda line: print(line, flush=True))
     print(_table(check))

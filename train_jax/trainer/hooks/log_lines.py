@@ -25,7 +25,8 @@ class Logging(Hook):
         """FLOPs of a step on one device; None if no peak is known, or for a model that changes during the run."""
         constant = training.task.variants(training.total_steps).after(0) is None
         if constant and peak_flops() is not None:
-            self._model_flops = model_flops(training.config, training.task, training.devices.count)
+            of_replica = model_flops(training.config, training.task, training.devices.count)
+            self._model_flops = None if of_replica is None else of_replica / training.devices.per_replica
 
     def after(self, session: Session, metrics: Any) -> None:
         self._window.append((session.step, metrics))
@@ -41,11 +42,14 @@ class Logging(Hook):
 
     def _log(self, session: Session, window: list[tuple[int, Any]]) -> None:
         """Logs the metrics of a window. Raises `UserError` if too many consecutive steps were skipped."""
-        training, config = session.training, session.training.config
+        training = session.training
+        config = session.training.config
         fetched = training.devices.to_host([metrics for _, metrics in window])
         if config.compute.steps_per_dispatch > 1:  # stacked
             fetched = [{n: v[i] for n, v in stack.items()} for stack in fetched for i in range(len(stack["lr"]))]
-        step, size, count = window[-1][0], config.global_batch_size, len(fetched)
+        step = window[-1][0]
+        size = config.global_batch_size
+        count = len(fetched)
         sums = window_sums(fetched)
         left_out = {name: float(sums.pop(name)) for name in ("skipped_steps", "empty_steps") if name in sums}
         figures = training.task.figures(sums, size * (count - int(left_out["skipped_steps"])))

@@ -60,7 +60,8 @@ class NanDebugging(Hook):
             raise UserError(f"step {step + 1} is not finite: {self._locate(whole)}")
 
     def _locate(self, state: TrainState) -> str:
-        config, objective = self._training.config, self._training.objective
+        config = self._training.config
+        objective = self._training.objective
         devices = self._training.devices
         key = jax.random.fold_in(jax.random.key(config.seed), state.step + state.guard.skipped_steps - 1)
         for replica in range(len(devices.local)):

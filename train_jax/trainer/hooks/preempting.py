@@ -18,7 +18,9 @@ class Preempting(Hook):
     """Saves and ends the process after a notice that the machine will be taken away."""
 
     def __init__(self, preemption: Preemption, logging: Logging, saving: Saving):
-        self._preemption, self._logging, self._saving = preemption, logging, saving
+        self._preemption = preemption
+        self._logging = logging
+        self._saving = saving
         saving.lock = preemption.lock
 
     @contextlib.contextmanager

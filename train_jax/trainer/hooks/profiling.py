@@ -19,7 +19,8 @@ from train_jax.storage.cache import working_folder
 from train_jax.storage.files import upload_folder
 from train_jax.trainer.session import Hook, Session
 
-MEMORY_BEFORE, MEMORY_AFTER = "memory-before.prof", "memory-after.prof"
+MEMORY_BEFORE = "memory-before.prof"
+MEMORY_AFTER = "memory-after.prof"
 """Names of the profiles of the device memory before and after the traced steps, for pprof."""
 
 
@@ -37,7 +38,8 @@ class Profiling(Hook):
             jax.profiler.start_server(config.profile_server)  # XProf can connect until JAX drops the server
         self._begin = first_step + config.profile_skip
         self._end = self._begin + config.profile
-        self._waits, self._traced_from = config.profile > 0, -1
+        self._waits = config.profile > 0
+        self._traced_from = -1
         self.folder = folder.profile(process_shard()[0])
         self._local: Path | None = None
 
@@ -64,7 +66,8 @@ class Profiling(Hook):
             session.say([f"no step was profiled: the run ended at step {session.step}; lower --profile-skip"])
 
     def _start(self, session: Session) -> None:
-        self._waits, self._traced_from = False, session.dispatch.start + 1
+        self._waits = False
+        self._traced_from = session.dispatch.start + 1
         self._local = working_folder(self.folder)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # a line for every call of Python would be most of the file

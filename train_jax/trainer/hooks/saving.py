@@ -23,7 +23,8 @@ class Saving(Hook):
 
     def __init__(self, training: Training, folder: RunFolder, logging: Logging):
         config = training.config
-        self._training, self._logging = training, logging
+        self._training = training
+        self._logging = logging
         self._checkpoints = Checkpoints(folder, Retention(config.keep_checkpoints, config.keep_every_steps))
         self._last: float | None = None
         self.lock: contextlib.AbstractContextManager = contextlib.nullcontext()
@@ -66,12 +67,14 @@ class Saving(Hook):
         training = self._training
         session.tracker.sync()  # a checkpoint has the metrics of all steps before it
         notes = {"train_seconds": session.clock.train_seconds, "data": training.task.fingerprint}
-        value, problem = None, None
+        value = None
+        problem = None
         try:
             value = figure_of_best(session.metrics, training.config.keep_best)
         except UserError as error:  # a task may not name its metrics; the checkpoint is saved all the same
             problem = error
-        whole, rows = training.placement.to_checkpoint(session.state), training.devices.to_rows(session.carry)
+        whole = training.placement.to_checkpoint(session.state)
+        rows = training.devices.to_rows(session.carry)
         self._checkpoints.save(session.step, whole, rows, notes, value)
         if problem is not None:
             self.wait()
