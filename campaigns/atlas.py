@@ -31,6 +31,7 @@ import tyro
 import bridge
 from campaigns.atlas_help import HELP, Help
 from campaigns.atlas_models import Entry, entries, import_torchvision, names_of
+from campaigns.potentials import atlas_rows
 
 NOISE = 0.05
 """Size of the noise added to all weights, so that none is zero."""
@@ -184,6 +185,7 @@ _MODES = {False: "evaluation", True: "training"}
 def page(rows: list[dict[str, Any]]) -> str:
     """The results as Markdown: a table by family, and every model that is not right with its cause."""
     lines = ["", "## By family", "", *_table(rows), "", *_not_tried(rows)]
+    lines += ["", "## Interatomic potentials", "", *_potentials()]
     lines += ["", "## Models that are not right as called", "", *_failures(rows)]
     return "\n".join(lines) + "\n"
 
@@ -216,6 +218,14 @@ def _not_tried(rows: list[dict[str, Any]]) -> list[str]:
     out = collections.Counter(_MODES[row["train"]] for row in rows if not row["help"] and row["status"] in _OUT)
     counts = " and ".join(f"{number} in {mode}" for mode, number in out.items())
     return [f"Models that do not build, or fail in PyTorch itself, are not counted: {counts}."] if out else []
+
+
+def _potentials() -> list[str]:
+    """A row for each potential, with what differentiates its forces again: these have a campaign of their own."""
+    cells = "package, training | energy | forces | stress | gradients of a loss on forces | products with the Hessian"
+    note = "Errors in float32, relative to the largest entry. [More, and the help](potentials.md#what-is-measured)."
+    lines = [note, "", f"| {cells} | `verify` |", "|---|---|---|---|---|---|---|"]
+    return lines + [f"| {' | '.join(row)} |" for row in atlas_rows()]
 
 
 def _share(part: int, whole: int) -> str:

@@ -62,16 +62,16 @@ class Case:
     """False if the package itself does not run in float64."""
 
 
-def structure():
-    """Returns a distorted periodic crystal of two kinds of atoms."""
+def structure(repeat=1):
+    """Returns a distorted periodic crystal of two kinds of atoms: 8 in each of `repeat` ** 3 cells."""
     import ase.build
 
-    atoms = ase.build.bulk("NaCl", "rocksalt", a=5.64, cubic=True)
+    atoms = ase.build.bulk("NaCl", "rocksalt", a=5.64, cubic=True).repeat(repeat)
     atoms.rattle(0.15, seed=SEED)
     return atoms
 
 
-def mace(dtype):
+def mace(dtype, atoms):
     import e3nn
     import torch
 
@@ -103,9 +103,9 @@ def mace(dtype):
     )
 
     def call():
-        config = data.config_from_atoms(structure())
-        atoms = data.AtomicData.from_config(config, z_table=numbers, cutoff=4.5)
-        batch = next(iter(torch_geometric.dataloader.DataLoader([atoms, atoms], batch_size=2))).to_dict()
+        config = data.config_from_atoms(atoms)
+        graph = data.AtomicData.from_config(config, z_table=numbers, cutoff=4.5)
+        batch = next(iter(torch_geometric.dataloader.DataLoader([graph, graph], batch_size=2))).to_dict()
         names = ["positions", "node_attrs", "edge_index", "shifts", "unit_shifts", "cell", "batch", "ptr", "head"]
         return ({name: batch[name] for name in names},), {"training": True, "compute_stress": True}
 
@@ -113,7 +113,7 @@ def mace(dtype):
     return Case(module, "mace-torch", call, (0, "positions"), *outputs, inference={"training": False})
 
 
-def painn(dtype):
+def painn(dtype, atoms):
     import torch
     from torch.utils.data import dataloader
 
@@ -138,7 +138,6 @@ def painn(dtype):
     )
 
     def call():
-        atoms = structure()
         i, j, shifts = neighbor_list("ijS", atoms, cutoff)
         inputs = {
             "_idx": torch.arange(1),
@@ -157,7 +156,7 @@ def painn(dtype):
     return Case(module, "schnetpack", call, (0, "_positions"), *outputs, known=r".*_idx_m")
 
 
-def nequip(dtype):
+def nequip(dtype, atoms):
     import torch
     from nequip.data import compute_neighborlist_, from_ase
     from nequip.model import NequIPGNNModel
@@ -179,7 +178,6 @@ def nequip(dtype):
     )
 
     def call():
-        atoms = structure()
         data = compute_neighborlist_(from_ase(atoms), 4.5)
         data["atom_types"] = torch.tensor((atoms.numbers == 17).astype(np.int64))
         names = ["pos", "cell", "edge_index", "edge_cell_shift", "atom_types"]
@@ -189,7 +187,7 @@ def nequip(dtype):
     return Case(module, "nequip", call, (0, "pos"), ("total_energy",), ("forces",), ("stress",))
 
 
-def tensornet(dtype):
+def tensornet(dtype, atoms):
     import types
 
     import matgl
@@ -204,7 +202,6 @@ def tensornet(dtype):
     module = Potential(model, data_mean=0.3, data_std=1.2, element_refs=[-1.0, -2.0])
 
     def call():
-        atoms = structure()
         i, j, shifts = neighbor_list("ijS", atoms, 4.5)
         graph = types.SimpleNamespace(
             node_type=torch.tensor((atoms.numbers == 17).astype(np.int64)),
@@ -219,7 +216,7 @@ def tensornet(dtype):
     return Case(module, "matgl", call, (0, "frac_coords"), (0,), (1,), (2,), derived=False)
 
 
-def orb(dtype):
+def orb(dtype, atoms):
     import torch
     from orb_models.forcefield import atomic_system, pretrained
 
@@ -235,7 +232,7 @@ def orb(dtype):
 
     def call():
         graph = atomic_system.ase_atoms_to_atom_graphs(
-            structure(), config, wrap=False, device=torch.device("cpu"), output_dtype=dtype
+            atoms, config, wrap=False, device=torch.device("cpu"), output_dtype=dtype
         )
         return (graph,), {}
 
@@ -247,7 +244,7 @@ def orb(dtype):
     return Case(module, "orb-models", call, positions, *outputs, known=known, static=static, derived=False)
 
 
-def chgnet(dtype):
+def chgnet(dtype, atoms):
     from chgnet.graph import CrystalGraphConverter
     from chgnet.model import CHGNet
     from pymatgen.io.ase import AseAtomsAdaptor
@@ -256,7 +253,7 @@ def chgnet(dtype):
     converter = CrystalGraphConverter(atom_graph_cutoff=6, bond_graph_cutoff=3)
 
     def call():
-        graph = converter(AseAtomsAdaptor.get_structure(structure()))
+        graph = converter(AseAtomsAdaptor.get_structure(atoms))
         graph.atom_frac_coord = graph.atom_frac_coord.detach().to(dtype)
         graph.lattice = graph.lattice.detach().to(dtype)
         return ([graph],), {"task": "efs"}
@@ -266,7 +263,7 @@ def chgnet(dtype):
     return Case(module, "chgnet", call, (0, 0, "atom_frac_coord"), *outputs, known=graph, derived=False, double=False)
 
 
-LIBRARIES: dict[str, Callable[[Any], Case]] = {
+LIBRARIES: dict[str, Callable[[Any, Any], Case]] = {
     "mace": mace,
     "painn": painn,
     "nequip": nequip,
@@ -426,7 +423,7 @@ def verify(library, dtype_name):
     dtype = getattr(torch, dtype_name)
     torch.manual_seed(SEED)
     torch.set_default_dtype(dtype)
-    case = LIBRARIES[library](dtype)
+    case = LIBRARIES[library](dtype, structure())
     module = case.module.to(dtype)
     torch.set_default_dtype(dtype)
 
@@ -449,7 +446,7 @@ def measure(library, dtype_name, rounds):
     dtype = getattr(torch, dtype_name)
     torch.manual_seed(SEED)
     torch.set_default_dtype(dtype)
-    case = LIBRARIES[library](dtype)
+    case = LIBRARIES[library](dtype, structure())
     record = {"library": library, "package": f"{case.package} {importlib.metadata.version(case.package)}"}
     record["dtype"] = dtype_name
     if dtype == torch.float64 and not case.double:
@@ -542,12 +539,38 @@ def times(there, ours, positions, rounds):
 COLUMNS = ("energy", "forces", "stress", "weights", "hvp")
 
 
-def write_table(page, results):
-    """Writes the last record of each library and dtype into the page, between its two comments."""
+def last_records(results):
+    """Returns the last value of each field by library and dtype."""
     last = {}
     for line in results.read_text().splitlines():
         record = json.loads(line)
         last.setdefault((record["library"], record["dtype"]), {}).update(record)
+    return last
+
+
+def atlas_rows(results=RESULTS):
+    """Returns the rows of the atlas on potentials: energy, forces and what differentiates these again, in float32."""
+    columns = ("energy", "forces", "stress", "weights", "hvp")
+    rows = []
+    for (name, dtype), record in sorted(last_records(results).items()):
+        if dtype == "float32":
+            errors = [f"{record[column]:.0e}" if record[column] else "0" for column in columns]
+            rows.append([f"{TITLES[name]} ({record['package']})", *errors, record.get("verify", "")])
+    return rows
+
+
+def between(text, name, rows):
+    """Returns the text with other lines between the comment of that name and the next comment that ends a table."""
+    start, end = f"<!-- {name} -->\n", "<!-- end of table -->"
+    before, found, rest = text.partition(start)
+    if not found:
+        raise SystemExit(f"no line {start.strip()} in the page")
+    return before + start + "\n".join(rows) + "\n" + end + rest.partition(end)[2]
+
+
+def write_table(page, results):
+    """Writes the last record of each library and dtype into the page, between its two comments."""
+    last = last_records(results)
     rows = [
         "| package | dtype | known | energy | forces | stress | gradients | Hessian | finite differences | `verify` |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -567,11 +590,7 @@ def write_table(page, results):
                 cells += [f"{record[column]:.0e}" if record[column] else "0" for column in COLUMNS]
                 cells += [f"{max(differences):.0e}" if differences else "", record.get("verify", "")]
             rows.append("| " + " | ".join(cells) + " |")
-    text = page.read_text()
-    start = "<!-- table -->\n"
-    end = "<!-- end of table -->"
-    before, _, rest = text.partition(start)
-    page.write_text(before + start + "\n".join(rows) + "\n" + end + rest.partition(end)[2])
+    page.write_text(between(page.read_text(), "table", rows))
 
 
 def main(argv=None):

@@ -85,6 +85,8 @@ def test_a_page_by_family(tmp_path):
     assert "| pyg/GCN | evaluation | refused | a branch in the module, loop.py:7: `if a / b` | " in text
     assert '`known_inputs="1"`: right |' in text and "unbuilt" not in text
     assert text.count("| both | refused | a branch") == 1, "a model with one result in both modes"
+    potentials = text.partition("## Interatomic potentials")[2].partition("## Models that are not right")[0]
+    assert "gradients of a loss on forces" in potentials and "| PaiNN (schnetpack" in potentials
 
 
 def test_families_take_turns_and_what_is_done_is_left_out():

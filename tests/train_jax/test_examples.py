@@ -6,14 +6,19 @@ steps with PyTorch's, and several devices and processes with one and with Distri
 
 import dataclasses
 import importlib.util
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.script_runs import trained_by_ddp, trained_on
+from support.scripts import ENVIRONMENT
 
 import bridge
 from train_jax.__main__ import main
@@ -107,3 +112,94 @@ def test_means_train_as_distributed_data_parallel(stem, tmp_path):
     weights = trained_on(tmp_path, path, "ours", steps=MEANS[stem], devices=2)
     for name, parameter in expected.items():
         torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-3, atol=2e-5, msg=name)
+
+
+TUNED = """
+
+def model():
+    potential = Potential()
+    potential.load_state_dict(torch.load("trained.pt", weights_only=True))
+    return potential
+
+
+def train_data():
+    return clusters(seed=3, size=16)
+"""
+"""Added to the example: it starts from weights that PyTorch saved."""
+
+KILLED_AT_20 = """
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from train_jax.__main__ import main
+from train_jax.run.checkpoint import Checkpoints
+
+saved = Checkpoints.save
+
+
+def save(self, step, *arguments, **options):
+    if step < 20:
+        return saved(self, step, *arguments, **options)
+    while not Path("runs/killed/checkpoints/10").exists():
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+Checkpoints.save = save
+main(sys.argv[1:])
+"""
+"""The command, which is killed when its last checkpoint would be saved."""
+
+
+def in_pytorch(script, steps):
+    """Returns the weights after PyTorch's own loop on all examples at once: their order changes roundings alone."""
+    module = script.model()
+    optimizer = script.optimizer(module)
+    schedule = script.schedule(optimizer)
+    for _ in range(steps):
+        total, count, _ = script.loss(module, script.train_data().tensors)
+        optimizer.zero_grad()
+        (total / count).backward()
+        optimizer.step()
+        schedule.step()
+    return module.state_dict()
+
+
+def test_a_checkpoint_of_pytorch_is_tuned_on_forces_as_in_pytorch_and_continues_after_a_kill(
+    tmp_path, monkeypatch, forgotten
+):
+    monkeypatch.chdir(tmp_path)
+    example = next(path for path in EXAMPLES if path.stem == "forces").read_text()
+    Path("tuned.py").write_text(example + TUNED)
+    spec = importlib.util.spec_from_file_location("in_pytorch", "tuned.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    torch.manual_seed(5)
+    torch.save(script.Potential().state_dict(), "trained.pt")
+
+    batch = ["--global-batch-size=16", "--eval-batch-size=16", "--checkpoint-every-steps=10", "--wandb=disabled"]
+    train = ["train", "tuned.py", "--steps=20", "--no-verify", *batch]
+
+    def in_a_process(run, *program):
+        """Each run has its own process: the programs of this one are compiled in another way."""
+        command = [sys.executable, *program, *train, f"--run-dir=runs/{run}"]
+        return subprocess.run(command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+
+    assert in_a_process("whole", "-m", "train_jax").returncode == 0
+    assert in_a_process("killed", "-c", KILLED_AT_20).returncode == -signal.SIGKILL
+    continued = in_a_process("killed", "-m", "train_jax")
+    assert continued.returncode == 0 and "continuing at step 10" in continued.stdout
+    weights = {}
+    for run in ("whole", "killed"):
+        assert main(["export", f"runs/{run}", "--plugin", "tuned.py", "--no-check"]) == 0
+        weights[run] = bridge.load_weights(Path("runs") / run / "weights.safetensors")
+    expected = in_pytorch(script, 20)
+    before = torch.load("trained.pt", weights_only=True)
+    for name, weight in weights["whole"].items():
+        assert weight.equal(weights["killed"][name])
+        np.testing.assert_allclose(weight, expected[name], rtol=0, atol=1e-5)
+        assert name == "centers" or not np.allclose(weight, before[name], rtol=0, atol=1e-3)
