@@ -8,6 +8,7 @@ writes traced values into is traced from then on.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from bridge._compat.torch import below_modes, is_view_of, storage_id
 from bridge.context import CallState
 from bridge.dispatch.computation import EMBEDDED
 from bridge.dispatch.metas import meta_of, meta_of_strided, zeros_like
-from bridge.dispatch.schemas import is_random, kind_of, listed, tensors_in
+from bridge.dispatch.schemas import is_random, kind_of, listed, tensors_in, written_arguments
 from bridge.dispatch.views import view_steps
 from bridge.symbolic.rows import Rows
 from bridge.tensor.arrays import array_of, elements, storage_offsets, version_of, what_is_special
@@ -60,9 +61,6 @@ class _Made:
     differentiable: bool
     """True if gradients were enabled."""
 
-    def unchanged(self) -> bool:
-        return self.versions == (*_versions(self.args, self.kwargs), version_of(self.real))
-
 
 class ConstantTable:
     """The traced tensor of every real tensor, by identity or, for one that shares memory, by storage.
@@ -78,6 +76,9 @@ class ConstantTable:
         self._made: dict[int, _Made] = {}
         self._storages: dict[int, torch.Tensor] = {}
         """Memory that the call made, by the first tensor on it."""
+        self._writes = collections.Counter[int]()
+        """The writes into each memory that operations of this call have run. PyTorch's own count leaves out what its
+        formulas of gradients write into a tensor that they have just made, such as `ones_like(x).sub_(y)`."""
 
     def bind(self, real: torch.Tensor, tensor: BridgeTensor) -> None:
         """Associates `tensor` with `real`: code that touches `real`, or a view of it, gets `tensor`."""
@@ -143,8 +144,9 @@ class ConstantTable:
         if "device" in kwargs:
             kwargs = kwargs | {"device": "cpu"}
         with below_modes():
-            before = _versions(args, kwargs)
+            before = self._versions(args, kwargs)
             out = run(*args, **kwargs)
+            self._writes.update(map(storage_id, written_arguments(func, args, kwargs)))
             if func.name().partition(".")[0] in _UNINITIALISED:
                 out.zero_()  # its content is undefined; zeros are deterministic
             if torch.Tag.inplace_view in func.tags:
@@ -153,11 +155,20 @@ class ConstantTable:
                 return out
             for index, real in enumerate(listed(out)):
                 if isinstance(real, torch.Tensor) and real.layout is torch.strided:
-                    versions = (*before, version_of(real))
+                    versions = (*before, self._version(real))
                     self._made[id(real)] = _Made(real, func, args, kwargs, index, versions, torch.is_grad_enabled())
                     if kind_of(func) == "compute" or func is aten.lift_fresh.default:
                         self._storages.setdefault(storage_id(real), real)
         return out
+
+    def _version(self, real: torch.Tensor) -> tuple:
+        return version_of(real), self._writes[storage_id(real)]
+
+    def _versions(self, *values: Any) -> tuple:
+        return tuple(map(self._version, tensors_in(values)))
+
+    def _is_unchanged(self, made: _Made) -> bool:
+        return made.versions == (*self._versions(made.args, made.kwargs), self._version(made.real))
 
     # Making tensors traced.
 
@@ -166,7 +177,7 @@ class ConstantTable:
         if isinstance(real, BridgeTensor):
             return real
         known = self._known.get(id(real))
-        if known is not None and known[1] in (None, version_of(real)):
+        if known is not None and known[1] in (None, self._version(real)):
             return known[2]
         if type(real) is Rows:
             raise real.refused("a result", made=f"; it was made {real.made}")
@@ -185,7 +196,7 @@ class ConstantTable:
             self.bind(real, tensor)
         else:
             tensor = self._constant(context, real)
-        self._known[id(real)] = real, None if storage_id(real) in self._owners else version_of(real), tensor
+        self._known[id(real)] = real, None if storage_id(real) in self._owners else self._version(real), tensor
         return tensor
 
     def materialize(self, context: CallState, real: torch.Tensor) -> BridgeTensor:
@@ -242,7 +253,7 @@ class ConstantTable:
                 "called); or detach it before export",
             )
         made = self._made.get(id(real))
-        if real.numel() > EMBEDDED and made is not None and made.unchanged() and _repeatable(made.func):
+        if real.numel() > EMBEDDED and made is not None and self._is_unchanged(made) and _repeatable(made.func):
             return self._recomputed(context, made)
         meta = empty_meta(real.shape, real.stride(), real.dtype)
         with _unnoted():  # made before the call: it belongs to no region of recomputation
@@ -292,7 +303,3 @@ def _unnoted() -> Iterator[None]:
 
 def _repeatable(func: Any) -> bool:
     return not is_random(func) and func is not aten.lift_fresh.default
-
-
-def _versions(*values: Any) -> tuple:
-    return tuple(map(version_of, tensors_in(values)))

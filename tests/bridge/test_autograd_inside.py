@@ -1,5 +1,6 @@
 """Gradients that a forward asks for itself."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -347,6 +348,17 @@ def test_writes_inside_a_backward():
 
     square = differentiated(forward, backward)
     compare(Call(lambda module, x: square.apply(module(x)), layer()), [randn(3, 4)], 1e-4)
+
+
+def test_large_tensors_that_a_formula_of_gradients_fills():
+    """The slope of SiLU is computed as `ones_like(x).sub_(y)`, and PyTorch does not count that write."""
+
+    def slope(x):
+        x = x * 1
+        return torch.autograd.grad(F.silu(x).sum(), x)[0]
+
+    x = randn(260, 256)
+    np.testing.assert_allclose(in_jax(slope, x, jit=True), slope(x.requires_grad_()), atol=1e-6)
 
 
 def test_the_graph_of_a_call_before_is_gone():
