@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import torch
 from safetensors.torch import load_file
 
 from bridge.parity.sides import watching
