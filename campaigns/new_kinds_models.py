@@ -1,5 +1,8 @@
 """Builders of the models of the work list: small, with random weights, of the packages' own modules."""
 
+# pyright: reportMissingImports=false, reportCallIssue=false
+# The packages are in an environment of their own.
+
 from __future__ import annotations
 
 import functools
@@ -292,7 +295,7 @@ class RunningBest(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         loss = self.net(x).square().mean()
         if loss < self.best:
-            self.best.copy_(loss.detach())
+            self.get_buffer("best").copy_(loss.detach())
         return loss
 
 
@@ -308,7 +311,7 @@ class FakeQuantized(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.initialized == 0:
             self.scale.data.copy_(2 * x.detach().abs().mean() / 127**0.5)
-            self.initialized.fill_(1)
+            self.get_buffer("initialized").fill_(1)
         levels = (x / self.scale).clamp(-128, 127)
         return self.net((levels.round() - levels).detach() * self.scale + levels * self.scale)
 
