@@ -64,7 +64,7 @@ def train(config: RunConfig) -> dict[str, Any]:
     finished run returns its metrics at once. Raises `train_jax.errors.UserError` for a configuration or data that
     cannot be trained, before a folder is made.
     """
-    from train_jax.runtime.mesh import devices_of
+    from train_jax.runtime.devices import devices_of
     from train_jax.trainer.loop import train
 
     return train(config, devices_of(config.compute))

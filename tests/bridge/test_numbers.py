@@ -482,7 +482,7 @@ REFUSED = {
     formatted: "a traced number is formatted .*return the number beside the result",
     printed: "a traced number is formatted",
     key: "a traced number is a key of a dict",
-    shape: r"`torch\.zeros\(…, n\)` has a traced n that may be from .*n\.clamp\(0, ",
+    shape: "asks for the value of a traced tensor .*a mask over a fixed size for a shape",
     viewed: "asks for the value of a traced tensor .*a mask over a fixed size for a shape",
     counted_up: "asks for the value of a traced tensor",
     repeated: "asks for the value of a traced tensor",

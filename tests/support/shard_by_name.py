@@ -25,8 +25,7 @@ from train_jax.plugin import use_file
 from train_jax.run.config import ComputeConfig
 from train_jax.run.presets import preset
 from train_jax.run.restore import restore
-from train_jax.runtime.devices import Devices
-from train_jax.runtime.mesh import devices_of
+from train_jax.runtime.devices import Devices, devices_of
 from train_jax.trainer.loop import train
 from train_jax.trainer.start import start
 

@@ -179,7 +179,7 @@ def test_missing_pieces_leave_gaps_not_inventions(run_dir):
     text = text_of(run_dir)
     assert "not finished" in text and "Not shown: the run has not been evaluated" in text
     assert "held out, raw weights" in text and "EMA weights" not in text
-    about_the_machine = text.replace("cpu_devices", "")  # a field of the configuration
+    about_the_machine = text.replace("cpu_devices", "").replace("model_devices", "")  # fields of the configuration
     assert not [word for word in ("PyTorch", "parameters", "devices", "Machine") if word in about_the_machine]
     assert "20 s with compilation" in text
     folder.evaluation("test").unlink()

@@ -16,7 +16,7 @@ from train_jax.plugin import use_file
 from train_jax.run.arguments import parse_run
 from train_jax.run.config import ComputeConfig
 from train_jax.run.presets import preset
-from train_jax.runtime.mesh import devices_of
+from train_jax.runtime.devices import devices_of
 from train_jax.runtime.shard_patterns import read_pattern
 from train_jax.trainer.start import start
 

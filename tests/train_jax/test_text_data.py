@@ -180,7 +180,7 @@ DAMAGE = {
     "a shard is missing": (lambda folder: (folder / "train" / shard_name(0)).unlink(), "is missing; build it again"),
     "a shard is shorter": (lambda folder: save(folder, np.zeros(3, "<u2")), r"has shape \(3,\) and dtype uint16, exp"),
     "objects": (lambda folder: save(folder, np.array([{}]), allow_pickle=True), "is not a valid array"),
-    "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; build one"),
+    "no recipe": (lambda folder: (folder / "recipe.json").write_text("{}"), "is not a text data set; .*or build one"),
     "another tokenizer": (lambda folder: edit(folder, tokenizer_sha256="0"), "is another tokenizer than recipe.json"),
 }
 

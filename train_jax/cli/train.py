@@ -16,7 +16,7 @@ def main(config: RunConfig, *, verify: bool = True, heading: str = "") -> None:
     from train_jax.runtime.clock import process_start
     from train_jax.runtime.compilation import use_compile_cache
     from train_jax.runtime.coordination import place
-    from train_jax.runtime.mesh import devices_of
+    from train_jax.runtime.devices import devices_of
     from train_jax.runtime.processes import is_main_process, join_processes
     from train_jax.storage.storage import path_of
     from train_jax.trainer.loop import train

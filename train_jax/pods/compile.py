@@ -16,7 +16,7 @@ from train_jax.pods.flops import Products, products
 from train_jax.pods.hlo import Program
 from train_jax.pods.topologies import Topology
 from train_jax.run.config import RunConfig
-from train_jax.runtime.mesh import devices_of
+from train_jax.runtime.devices import devices_of
 from train_jax.task import Task
 from train_jax.trainer.start import Training, assemble
 

@@ -22,7 +22,6 @@ from train_jax.core.reduction import Reduction
 from train_jax.errors import UserError, check_fields
 from train_jax.run.folder import RUN_ID
 from train_jax.runtime.backend import Platform, cores
-from train_jax.runtime.shard_patterns import read_patterns
 from train_jax.storage.json_files import OBJECT, TEXT, read_object
 from train_jax.task import TaskConfig, task_class, task_config_class
 
@@ -57,35 +56,38 @@ class ComputeConfig:
     cpu_examples: Annotated[int, Range(0, 2**24)] = 0
     """Most examples at a time on a CPU with a device for each core; 0 for all."""
     accumulation_steps: Annotated[int, Range(1, 2**16)] = 1
-    """Parts in which a device processes its examples one after the other: less memory, the same gradients."""
+    """Parts of a batch that a device processes in turn: less memory, same gradients."""
     steps_per_dispatch: Annotated[int, Range(1, 2**16)] = 1
     """Optimizer steps in one dispatch."""
     reduction: Reduction = "flat"
     """Sum of gradients: in one collective, or one for each."""
     shard_optimizer: bool = False
-    """Each device keeps and updates a share of parameters and optimizer state; for large models."""
+    """Each device keeps a share of parameters and optimizer state."""
     shard: tuple[str, ...] = ()
-    """Parameters divided over the devices of one process, as NAMES=AXES of data and model; --shard is short for it."""
+    """Parameters divided over devices by name, NAMES=AXES of data and model; or --shard."""
     model_devices: Annotated[int, Range(1, 2**16)] = 1
-    """Devices along the axis `model` of --shard; the batch is divided over the others, the axis `data`."""
+    """Devices along the axis `model` of --shard; the others are along `data`."""
     remat: str = ""
-    """Submodules to recompute in the backward pass: `blocks` of TRM and its like, or a pattern for names."""
+    """Submodules recomputed in the backward pass: `blocks`, or a pattern for names."""
     attention: Literal["plain", "fused"] = "plain"
     """Attention on a TPU: as written, or kernels (bfloat16; TRM and HRM up to 128 positions, causal, windowed)."""
     mlp: Literal["plain", "fused"] = "plain"
-    """MLPs of TRM and HRM: as written, or kernels on a TPU (bfloat16), fewer products on a CPU."""
+    """MLPs of TRM and HRM: as written, or by kernels; on a CPU fewer products."""
     choices: str = ""
     """File of `trm prove --choose`: the fastest right implementations."""
     batches_ahead: Annotated[int, Range(1, 1024)] = 2
     """Number of batches that are prefetched to the devices."""
     compile_cache: bool = True
-    """Keep compiled programs in JAX_COMPILATION_CACHE_DIR, by default a user's cache; of a pod, beside the run."""
+    """Keep compiled programs, in JAX_COMPILATION_CACHE_DIR or a user's cache."""
     load: str = ""
     """Train step in a file of `trm compile-pod --save`; needs shard_map."""
 
     def __post_init__(self):
         check_fields(self, "compute.")
-        read_patterns(self.shard)
+        if self.shard:
+            from train_jax.runtime.shard_patterns import read_patterns  # here: most runs have none
+
+            read_patterns(self.shard)
         if self.model_devices > 1 and not self.shard:
             raise UserError(
                 f"compute.model_devices is {self.model_devices} without --shard; name the parameters to divide"
@@ -129,8 +131,7 @@ class RunConfig:
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
     """Distribution of the work."""
     platform: Platform = "auto"
-    """Platform to compute on: auto takes a TPU or a GPU if the machine has one. Several processes, and machines with a
-    TPU, never fall back to the CPU."""
+    """Platform to compute on: auto takes a TPU or a GPU if the machine has one."""
     init_from: str = ""
     """Run folder or weights file (.safetensors, .pt) with the initial weights; empty for random weights."""
     init_only: str = ""

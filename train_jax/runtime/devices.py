@@ -173,6 +173,9 @@ class Devices:
 
     # ---- placement of arrays
 
+    def placement_by_name(self, params: Any) -> Any:
+        """Returns the `Placement` of parameters that are divided by their names; None, because these are whole."""
+
     def replicate(self, tree: Any) -> Any:
         """Replicates arrays with the sharding that steps return, so that no step is compiled twice."""
         return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec()))
@@ -293,3 +296,14 @@ def _drop_axis(tree: Any) -> Any:
 
 def _add_axis(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[None], tree)
+
+
+def devices_of(compute: Any, available: Sequence[Any] | None = None) -> Devices:
+    """Returns the devices for the fields `compute` of a run; `available` are those of a topology."""
+    if not compute.shard:
+        return Devices(runner=compute.runner, available=available)
+    # Imported here: most runs have whole parameters on each device.
+    from train_jax.runtime.mesh import MeshDevices
+    from train_jax.runtime.shard_patterns import read_patterns
+
+    return MeshDevices(read_patterns(compute.shard), compute.model_devices, available)

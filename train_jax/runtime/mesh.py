@@ -25,18 +25,11 @@ from train_jax.core.state import Arrays
 from train_jax.errors import UserError
 from train_jax.runtime.devices import Devices
 from train_jax.runtime.placement import Placement
-from train_jax.runtime.shard_patterns import AXES, ShardPattern, read_patterns
+from train_jax.runtime.shard_patterns import AXES, ShardPattern
 
 DATA, MODEL = AXES
 _SHOWN = 30
 """Number of parameters in the table of a run."""
-
-
-def devices_of(compute: Any, available: Sequence[Any] | None = None) -> Devices:
-    """Returns the devices for the fields `compute` of a run; `available` are those of a topology."""
-    if not compute.shard:
-        return Devices(runner=compute.runner, available=available)
-    return MeshDevices(read_patterns(compute.shard), compute.model_devices, available)
 
 
 class MeshDevices(Devices):
@@ -67,6 +60,9 @@ class MeshDevices(Devices):
     @property
     def positions(self) -> list[int]:
         return list(range(self.count))
+
+    def placement_by_name(self, params: Arrays) -> StateByName:
+        return StateByName(self, params)
 
     def parallel(self, function: Callable, ins: tuple, outs: Any, donate: tuple[int, ...] = ()) -> Any:
         mapped = jax.vmap(

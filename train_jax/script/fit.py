@@ -15,7 +15,7 @@ from train_jax.plugin import use_scripts
 from train_jax.run.config import RunConfig
 from train_jax.run.folder import RunFolder
 from train_jax.run.restore import Restored, restore
-from train_jax.runtime.mesh import devices_of
+from train_jax.runtime.devices import devices_of
 from train_jax.script.live import live, notebook
 from train_jax.script.models import Models, as_given
 from train_jax.script.optim_fields import beside_optimizer, check_beside_optimizer

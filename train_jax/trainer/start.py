@@ -28,9 +28,8 @@ from train_jax.run.restore import initial_weights
 from train_jax.runtime.backend import host_device
 from train_jax.runtime.batch_size import epochs_to_steps
 from train_jax.runtime.clock import Clock
-from train_jax.runtime.devices import Devices
+from train_jax.runtime.devices import Devices, devices_of
 from train_jax.runtime.feed import Batches
-from train_jax.runtime.mesh import MeshDevices, StateByName, devices_of
 from train_jax.runtime.placement import Placement, ShardedState
 from train_jax.runtime.programs import Programs
 from train_jax.storage.storage import path_of
@@ -221,10 +220,11 @@ def _memory_of_whole_state(config: RunConfig) -> contextlib.AbstractContextManag
 
 
 def _placement(config: RunConfig, objective: Objective, devices: Devices) -> Placement:
-    if isinstance(devices, MeshDevices):
-        named = {name for name, _ in objective.fn.module.named_parameters()}
-        frozen = {name: array for name, array in objective.buffers.items() if name in named}
-        return StateByName(devices, objective.params | frozen)
+    named = {name for name, _ in objective.fn.module.named_parameters()}
+    frozen = {name: array for name, array in objective.buffers.items() if name in named}
+    by_name = devices.placement_by_name(objective.params | frozen)
+    if by_name is not None:
+        return by_name
     if not config.compute.shard_optimizer:
         return Placement(devices, Replicated(config.compute.reduction))
     for rule in (config.optim.optimizer, *(group.optimizer or "" for group in config.optim.groups)):

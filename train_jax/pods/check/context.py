@@ -12,8 +12,7 @@ from train_jax.pods.unbuilt import task_of
 from train_jax.run.config import RunConfig
 from train_jax.runtime.backend import Choice
 from train_jax.runtime.coordination import exchange
-from train_jax.runtime.devices import Devices, Runner
-from train_jax.runtime.mesh import devices_of
+from train_jax.runtime.devices import Devices, Runner, devices_of
 from train_jax.task import Task, task_class
 from train_jax.trainer.start import Training, assemble, start
 
