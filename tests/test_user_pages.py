@@ -41,6 +41,7 @@ COVERED = [
     "docs/pods.md",
     "docs/potentials.md",
     "docs/profiling.md",
+    "docs/releases.md",
     "docs/reliability.md",
     "docs/tpu_types.md",
     "docs/training.md",
@@ -75,7 +76,7 @@ def prose_of(page):
     return re.sub(r"\]\([^)]*\)|<!--.*?-->", "]", text)
 
 
-NOT_COVERED = {"docs/releases.md"}
+NOT_COVERED: set[str] = set()
 """Pages that are not written to these rules yet."""
 
 
@@ -101,7 +102,7 @@ def test_no_commit(page):
 
 @on_each_page
 def test_no_test(page):
-    assert not re.findall(r"\btests/(?!run\.sh)\S*|\btest_(?!data\b)\w+(?:\.py)?", text_of(page))
+    assert not re.findall(r"\btests/(?!run\.sh|newest\.sh|write_hashes\.py)\S*|\btest_(?!data\b)\w+(?:\.py)?", text_of(page))
 
 
 def anchors_of(path):
