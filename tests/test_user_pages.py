@@ -102,7 +102,9 @@ def test_no_commit(page):
 
 @on_each_page
 def test_no_test(page):
-    assert not re.findall(r"\btests/(?!run\.sh|newest\.sh|write_hashes\.py)\S*|\btest_(?!data\b)\w+(?:\.py)?", text_of(page))
+    assert not re.findall(
+        r"\btests/(?!run\.sh|newest\.sh|write_hashes\.py)\S*|\btest_(?!data\b)\w+(?:\.py)?", text_of(page)
+    )
 
 
 def anchors_of(path):

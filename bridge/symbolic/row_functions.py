@@ -602,7 +602,12 @@ def _set_item(func: Any, target: Any, index: Any, value: Any) -> None:
 
 
 def _set_part(rows: Rows, places: tuple, value: Any) -> None:
-    """Runs `rows[:, …] = value`, which assigns a part of every row."""
+    """Runs `rows[:, …] = value`, which assigns a part of every row, or `rows[mask] = value` by a mask of them."""
+    if len(places) == 1 and type(places[0]) is Rows:
+        chosen = rows_of(rows.whole, rows.mask & _mask_of_rows(rows, places[0]), rows.first, rows.made)
+        source = torch.as_tensor(whole_of(chosen, value, "an assignment"), dtype=rows.dtype)
+        rows.whole.copy_(torch.where(chosen.wide(), source, rows.whole))
+        return
     part = _of_rows(rows, places)
     if part.mask is not rows.mask:
         raise rows.refused("an assignment to some of the rows", "choose with torch.where")

@@ -30,7 +30,10 @@ _NUMBER_REMEDY = (
     "mask.to(torch.uint8).argmax() is the place of the only true element and works as an index; "
     "torch.where(mask, x, 0).sum() is the only element of x[mask]; torch.stack makes one tensor of a list of them"
 )
-_ELEMENTWISE = {aten._to_copy.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+_ELEMENTWISE = {
+    aten._to_copy.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.copy_.default,
+    aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor,
+}  # fmt: skip
 """Elementwise operations besides those that PyTorch calls pointwise."""
 _NUMBERS = {
     torch.is_nonzero, torch.Tensor.is_nonzero, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__int__,

@@ -165,6 +165,9 @@ def assigned(x):
     rows[:, 1] = rows[:, 2].exp()
     rows[..., 3:] *= 2
     rows[:, :1] += x[:1, :1]
+    rows.masked_fill_(rows > 1.5, 0.5)
+    rows[rows[:, 1] > 0.6] -= 1
+    rows[rows[:, 2] > 0.3] = rows[rows[:, 2] > 0.3].exp()
     return rows.sum(0)
 
 
