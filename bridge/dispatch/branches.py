@@ -8,6 +8,7 @@ it is assumed not to be taken.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import dis
@@ -27,6 +28,7 @@ from torch import nn
 from bridge._compat.jax import Tracer
 from bridge._compat.torch import below_modes, in_transform
 from bridge.context import CURRENT, CallState, current, refusal
+from bridge.dispatch.constants import WrittenByOneSide
 from bridge.dispatch.values import asked_inside, fails
 from bridge.errors import BridgeError
 from bridge.symbolic.constants import as_constant
@@ -335,7 +337,8 @@ class _Side:
             tensor = call.wrap(part if rows is None else rows.whole)
             handle = tensor._handle
             array = self.add(tensor.value)
-            return _Leaf(part, array, tensor._meta, tensor.requires_grad, handle.live, handle.storage, is_number, rows)
+            same = part if rows is not None else tensor  # a real tensor and its traced one are the same to the code
+            return _Leaf(same, array, tensor._meta, tensor.requires_grad, handle.live, handle.storage, is_number, rows)
 
         leaves, structure = jax.tree.flatten(convert(value, lambda part: part, objects=True))
         return _Tree(value, list(map(leaf, leaves)), structure)
@@ -372,7 +375,7 @@ class _Branch:
         made = dict[bool, _Side]()
         for answer in (True, False):
             try:
-                made[answer] = self._trace(answer, made.get(True, _Side()))
+                made[answer] = self._traced(answer, made.get(True, _Side()))
             except BridgeError:
                 raise
             except Exception as error:
@@ -381,17 +384,30 @@ class _Branch:
                 return self._sides[not answer]()
         then, otherwise = made[True], made[False]
         if otherwise.trees.keys() - then.trees.keys() or otherwise.holders.keys() - then.holders.keys():
-            then = self._trace(True, otherwise)
+            then = self._traced(True, otherwise)
         if outermost:
             call.sides = 0
         call.draws = max(then.draws, otherwise.draws) if self._answer is None else made[self._answer].draws
         return self._merge(then, otherwise)
+
+    def _traced(self, answer: bool, other: _Side) -> _Side:
+        """Traces a side, again if it writes tensors of known numbers from before it, which are traced by then."""
+        call = self._call
+        turns = collections.Counter(call.turns)
+        while True:
+            try:
+                return self._trace(answer, other)
+            except WrittenByOneSide as found:
+                call.turns = turns.copy()
+                call.constants.materialize_with_aliases(call, found.root)
 
     def _trace(self, answer: bool, other: _Side) -> _Side:
         """Traces a side and undoes what it did. Also keeps the values at places that the other side has changed."""
         call = self._call
         side = _Side()
         before = call.draws, call.off_path, call.constants.known(), REGION.notes, REGION.undo
+        before_side = call.constants.before_side
+        call.constants.before_side = call.constants.own_memory()
         call.off_path = call.off_path or (CURRENT.answers is not None and self._answer is not answer)
         call.truths.append((self._condition, answer))
         REGION.undo = undo = Undo()
@@ -422,6 +438,7 @@ class _Branch:
             call.truths.pop()
             call.draws, call.off_path, known, REGION.notes, REGION.undo = before
             call.constants.restore(known)
+            call.constants.before_side = before_side
             undo.run()
             for container, items in self._held:
                 _put(container, items)

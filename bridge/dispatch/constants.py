@@ -62,6 +62,18 @@ class _Made:
     """True if gradients were enabled."""
 
 
+class WrittenByOneSide(BaseException):
+    """A side of a branch writes a tensor of known numbers that was there before it, and has to be traced by then.
+
+    It is no `Exception`, which the module's code might catch.
+    """
+
+    def __init__(self, root: torch.Tensor):
+        super().__init__()
+        self.root = root
+        """The first tensor on that memory."""
+
+
 class ConstantTable:
     """The traced tensor of every real tensor, by identity or, for one that shares memory, by storage.
 
@@ -76,6 +88,8 @@ class ConstantTable:
         self._made: dict[int, _Made] = {}
         self._storages: dict[int, torch.Tensor] = {}
         """Memory that the call made, by the first tensor on it."""
+        self.before_side: frozenset[int] = frozenset()
+        """The memory that was there before the side of a branch that is being traced, by `own_memory`."""
         self._writes = collections.Counter[int]()
         """The writes into each memory that operations of this call have run. PyTorch's own count leaves out what its
         formulas of gradients write into a tensor that they have just made, such as `ones_like(x).sub_(y)`."""
@@ -210,17 +224,24 @@ class ConstantTable:
                     "next call would not see",
                     "register the tensor as a buffer, or clone it before the write",
                 )
+            if id(root) in self.before_side:
+                raise WrittenByOneSide(root)
             memory = storage_id(root)
             self._known = {i: entry for i, entry in self._known.items() if storage_id(entry[0]) != memory}
             self.bind(root, self._constant(context, root))
-            if REGION.undo is not None:
-                # Tensors that share the memory were there before the side of a branch that is being traced. Their
-                # traced ones have to be, too, so that the side's writes into them are undone, and then merged.
-                with _unnoted():
-                    for made in [*self._made.values()]:
-                        if storage_id(made.real) == memory:
-                            self.wrap(context, made.real)
         return self.wrap(context, real)
+
+    def materialize_with_aliases(self, context: CallState, root: torch.Tensor) -> None:
+        """Makes memory traced that one side of a branch will write, and all tensors over it, before the side."""
+        self.materialize(context, root)
+        memory = storage_id(root)
+        for made in [*self._made.values()]:
+            if storage_id(made.real) == memory:
+                self.wrap(context, made.real)
+
+    def own_memory(self) -> frozenset[int]:
+        """Returns the `id` of the first tensor on each memory that the call has made until now, for `before_side`."""
+        return frozenset(map(id, self._storages.values()))
 
     def _alias(
         self, context: CallState, known: list[tuple[BridgeTensor, AutogradHandle]], real: torch.Tensor
@@ -255,14 +276,20 @@ class ConstantTable:
         made = self._made.get(id(real))
         if real.numel() > EMBEDDED and made is not None and self._is_unchanged(made) and _repeatable(made.func):
             return self._recomputed(context, made)
-        meta = empty_meta(real.shape, real.stride(), real.dtype)
-        with _unnoted():  # made before the call: it belongs to no region of recomputation
-            return wrap(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
+        return _embedded(real)
 
     def _recomputed(self, context: CallState, made: _Made) -> BridgeTensor:
         with torch.set_grad_enabled(made.differentiable):
             again = listed(context.redispatch(made.func, made.args, made.kwargs))[made.index]
-        return self.wrap(context, again)  # real if PyTorch decomposes the operation
+        # It is real if PyTorch decomposes the operation.
+        return again if isinstance(again, BridgeTensor) else _embedded(made.real)
+
+
+def _embedded(real: torch.Tensor) -> BridgeTensor:
+    """Returns a tensor whose array is a constant of the program."""
+    meta = empty_meta(real.shape, real.stride(), real.dtype)
+    with _unnoted():  # made before the call: it belongs to no region of recomputation
+        return wrap(array_of(real), meta, tracked=real.requires_grad, live=real.requires_grad, leaf=True)
 
 
 def alias_of(owner: BridgeTensor, real: torch.Tensor, differentiable: bool) -> BridgeTensor:

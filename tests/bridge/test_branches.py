@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from eager import compare, randn
 from torch import nn
 
 import bridge
@@ -236,3 +237,25 @@ def test_converted_code_does_the_same_with_known_values():
     numbers = [0.5, 0.25, 0.5, 4.0, 8.0]
     for name in ("mean", "median", "mode", "stdev", "quantiles", "harmonic_mean", "median_grouped"):
         assert getattr(plain, name)(numbers) == getattr(converted, name)(numbers)
+
+
+# ---- tensors of known numbers that one side writes
+
+
+def accumulated(x, w):
+    out = torch.zeros_like(x)
+    flat = out.view(-1)
+    for i in range(2):
+        if x[i, 0] > 0:
+            out += x * w
+        elif x[i, 1] > 0:
+            flat[3:] = x.flatten()[3:] * 2
+    return out, flat * 1
+
+
+@pytest.mark.parametrize("embedded", [0, 2**16])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_side_writes_a_tensor_of_known_numbers(monkeypatch, embedded, sign):
+    """`embedded`: above so many elements, a tensor of known numbers is computed by the program."""
+    monkeypatch.setattr("bridge.dispatch.constants.EMBEDDED", embedded)
+    compare(accumulated, [sign * randn(3, 4, seed=1), randn(4, seed=2)])
