@@ -182,7 +182,10 @@ MISTAKES = {
     ),
     "nothing to test on": (changed(("points(1, 37)", "points(1, 0)")), r"test_data\(\) has no examples"),
     "another form to test on": (changed(("return points(1, 37)", "return points(1, 37)[:1]")), "different forms"),
-    "a number of Python in a metric": (changed((".float().mean()}", ".float().mean().item()}")), "item"),
+    "a list as long as the data say": (
+        with_loss("x = [1.0] * int(y.sum())"),
+        "asks for the value of a traced tensor",
+    ),
     "NumPy in the loss": (with_loss("logits.detach().numpy()"), "numpy"),
     "a random number of Python": (with_loss("import random; x = x * random.random()"), "random"),
     "a random number of NumPy": (with_loss("import numpy; x = x * numpy.random.rand()"), "random"),
