@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from eager import Call, array, in_jax, randn, verified
+from support.markers import slow_unless
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention, noop_mask
 
@@ -137,7 +138,7 @@ def results_of(function, *inputs):
     return made if isinstance(made, tuple) else (made,)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_unless(("nothing", "documents").__contains__, CASES))
 def test_it_is_the_formula(name):
     """PyTorch's own function has no gradient on a CPU."""
     function, formula = CASES[name]

@@ -212,6 +212,7 @@ def test_largest_where_a_number_is_missing():
         same(BAGS["an empty bag"], weight)
 
 
+@pytest.mark.slow
 def test_a_layer_of_bags():
     layer = nn.EmbeddingBag(6, 3, mode="max", padding_idx=0)
     verified(layer, WORDS.view(2, 4))
@@ -280,6 +281,7 @@ def never_drawn(x):
     return x + torch.rand(6, 4)
 
 
+@pytest.mark.slow
 def test_a_draw_decides_about_draws():
     verified(drawn, BOXES)
     verified(never_drawn, BOXES)
@@ -345,6 +347,7 @@ def test_backward_and_zero_grad(make):
         np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_adversarial_training_with_draws():
     verified(AdversarialOfNoise(), BOXES)
     fn = bridge.export(Adversarial())

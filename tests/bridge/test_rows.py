@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager import compare, in_jax, raises, randn
+from support.markers import slow_unless
 
 import bridge
 
@@ -95,7 +96,7 @@ EXPERTS = [assigned_where_true, added_if_any, left_out_by_shape, left_out_by_len
 
 
 @pytest.mark.parametrize("experts", EXPERTS)
-@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("unused", slow_unless(lambda unused: unused, [False, True]))
 def test_experts(experts, unused):
     """`unused`: no token chooses the third expert."""
     x = X * torch.tensor([1, 1, 0, 1, 1, 1, 1, 1.0]) - 9 * unused * F.one_hot(torch.tensor(2), 8)
@@ -229,7 +230,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sign", slow_unless((1).__eq__, [1, -1]))
 def test_a_function_of_rows(name, sign):
     compare(ROWS[name], [X * sign])
 

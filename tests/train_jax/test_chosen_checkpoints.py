@@ -19,6 +19,7 @@ def run(tmp_path, finished_run):
     return RunFolder(shutil.copytree(finished_run, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_an_average_of_checkpoints_is_the_mean_of_weights_and_tables(run):
     older, newer = (restore(str(run.path), step=step) for step in (50, "newest"))
     mean = restore(str(run.path), average=[60, 50])

@@ -17,6 +17,8 @@ from models_torch.trm import TRMConfig
 from train_jax.__main__ import main
 from train_jax.research.levers import LeverTRM
 
+pytestmark = pytest.mark.slow  # of the study, no part of the product
+
 NAME = "train_jax.research.levers:LeverTRM"
 MIXER = {
     "hidden_size": 16, "num_heads": 2, "mlp_multiple_of": 8, "puzzle_emb_ndim": 16, "puzzle_emb_len": 1, "L_layers": 1,
