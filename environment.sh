@@ -1,5 +1,5 @@
 # Sourced in the folder of the project: creates .venv with the pinned versions if it is missing or out of date, and activates it.
-#   source ./environment.sh [extra …]      extras of pyproject.toml beside `train`: text, chat, sandbox, test, docs, serve, tpu, cuda, gcs;
+#   source ./environment.sh [extra …]      extras of pyproject.toml beside `train`: huggingface, examples, text, chat, test, …;
 #                                          and pod, the TPU compiler, and gpu-aot, that for NVIDIA GPUs
 #   source ./environment.sh newest [extra …]      .venv-newest with Python 3.13 and the newest releases, constraints-newest.txt;
 #                                          status 3 if there is no Python 3.13
