@@ -274,7 +274,7 @@ class ConstantTable:
                 "called); or detach it before export",
             )
         made = self._made.get(id(real))
-        if real.numel() > EMBEDDED and made is not None and self._is_unchanged(made) and _repeatable(made.func):
+        if real.numel() > EMBEDDED and made is not None and self._is_unchanged(made) and _repeatable(made):
             return self._recomputed(context, made)
         return _embedded(real)
 
@@ -328,5 +328,9 @@ def _unnoted() -> Iterator[None]:
         REGION.notes = before
 
 
-def _repeatable(func: Any) -> bool:
-    return not is_random(func) and func is not aten.lift_fresh.default
+def _repeatable(made: _Made) -> bool:
+    """True if the operation gives the same numbers again; PyTorch's C++ may have filled an empty tensor by itself."""
+    if made.func.name().partition(".")[0] in _UNINITIALISED:
+        with below_modes():
+            return not made.real.any()
+    return not is_random(made.func) and made.func is not aten.lift_fresh.default
