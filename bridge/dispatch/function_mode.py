@@ -45,7 +45,7 @@ from bridge.symbolic.places import (
     selected,
 )
 from bridge.symbolic.row_functions import WHOLE
-from bridge.symbolic.rows import Rows, refused, rows_of
+from bridge.symbolic.rows import Rows, ranks, refused, rows_of
 from bridge.symbolic.selections import positions_of, rows_by_length, rows_by_mask, sized
 from bridge.tensor.arrays import tensor_of
 from bridge.tensor.pytrees import TRACED_NUMBERS
@@ -334,8 +334,7 @@ class Functions(TorchFunctionMode):
         mask = getattr(as_operand(args[0]), "rows_mask", None) if len(args) == 1 else None
         if mask is None:
             return self._plain(func, args, kwargs)
-        places = mask.cumsum(0) - 1
-        return rows_of(places.to(kwargs.get("dtype") or torch.int64), mask, 0, self._dispatch.where())
+        return rows_of(ranks(mask).to(kwargs.get("dtype") or torch.int64), mask, 0, self._dispatch.where())
 
     def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
         made = _filled(func, args, {k: v for k, v in kwargs.items() if k != "requires_grad"})

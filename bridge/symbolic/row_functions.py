@@ -18,7 +18,18 @@ from bridge.symbolic.bytecode import only_writes
 from bridge.symbolic.numbers import as_operand
 from bridge.symbolic.places import is_traced_number, places_of
 from bridge.symbolic.ranges import distance
-from bridge.symbolic.rows import ONE_MASK, Rows, elementwise, handles, refused, rows_of, settled, whole_of
+from bridge.symbolic.rows import (
+    LENGTH_REMEDY,
+    ONE_MASK,
+    Rows,
+    elementwise,
+    handles,
+    ranks,
+    refused,
+    rows_of,
+    settled,
+    whole_of,
+)
 from bridge.symbolic.selections import flattened, view_by_mask
 from bridge.tensor.arrays import jax_dtype
 from bridge.tensor.tensor import BridgeTensor
@@ -55,7 +66,6 @@ _ALONG_ROWS = {"softmax": -inf, "log_softmax": -inf, "cumsum": 0, "cumprod": 1, 
 WHOLE = {F.cross_entropy, F.ctc_loss, F.embedding, F.one_hot, *_LOSSES, *_LAST_DIM, *_PRODUCTS}
 """Functions with a lowering of their own, which would see all rows, and with a handler here."""
 _LOOP_REMEDY = "loop over all places, with torch.where(mask[i]) for the rows of each"
-_LENGTHS_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
 
 
 def _named(*names: str) -> set:
@@ -350,13 +360,8 @@ def _extreme(rows: Rows, name: str, whole: torch.Tensor, fill: float, dim: int, 
     """Reduces along the rows, with the place among the selected ones; the first one if all of them are `fill`."""
     result = getattr(torch, name)(whole, dim, True)
     place = torch.where(result.values == fill, rows.mask.to(torch.uint8).argmax(), result.indices)
-    found = whole.gather(dim, place), _ranks(rows)[place]
+    found = whole.gather(dim, place), ranks(rows.mask)[place]
     return type(result)(found if keepdim else [each.squeeze(dim) for each in found])
-
-
-def _ranks(rows: Rows) -> torch.Tensor:
-    """Returns the place of each row among the selected ones."""
-    return rows.mask.cumsum(0) - 1
 
 
 @handles(*_named(*_WITHIN_ROWS), F.softmax, F.log_softmax)
@@ -375,7 +380,7 @@ def _along(func: Any, rows: Rows, *args: Any, **kwargs: Any) -> Any:
         raise rows.refused(f"`{name}` along the rows")
     result = func(rows.only(_number(_ALONG_ROWS[name], rows.dtype)), *args, **kwargs)
     if name in ("argmax", "argmin"):
-        return _ranks(rows)[result]
+        return ranks(rows.mask)[result]
     return rows.like(result)
 
 
@@ -544,8 +549,7 @@ def _at_places(tensor: torch.Tensor, places: tuple) -> Rows:
     if rows.dtype == torch.bool:
         raise rows.refused("a mask of rows as an index of another tensor")
     whole = tensor[tuple(each.only(0) if type(each) is Rows else each for each in places)]
-    behind = whole.dim() - _before(tensor, places, at[0]) - rows.whole.dim()
-    first = whole.dim() - behind - rows.whole.dim() + rows.first
+    first = _before(tensor, places, at[0]) + rows.first
     return settled(rows_of(whole, rows.mask, first, rows.made, rows.length, rows.origin))
 
 
@@ -640,6 +644,11 @@ def _index_put(func: Any, target: Any, indices: Any, values: Any, accumulate: bo
     return target
 
 
+def _with_one_place_more(target: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns the target with a place at the end of a dimension, for rows that the mask leaves out."""
+    return torch.cat([target, target.new_zeros([*target.shape[:dim], 1, *target.shape[dim + 1 :]])], dim)
+
+
 def _put(target: torch.Tensor, places: tuple, rows: Rows, value: Any, accumulate: bool) -> None:
     """Writes at places, of which the last one counts where there are several; rows left out go to one place more."""
     if any(type(each) not in (Rows, slice, int) for each in places) or type(places[0]) is not Rows:
@@ -653,7 +662,7 @@ def _put(target: torch.Tensor, places: tuple, rows: Rows, value: Any, accumulate
         value = value.whole
     elif isinstance(value, torch.Tensor) and value.dim() > behind and value.shape[-1 - behind] != 1:
         raise rows.refused("an assignment of a tensor with rows of its own", "select its rows by the same mask")
-    padded = torch.cat([target, target.new_zeros(1, *target.shape[1:])])
+    padded = _with_one_place_more(target, 0)
     given = [each.only(0) if type(each) is Rows else each for each in places]
     size = len(target)
     first = places[0].whole
@@ -686,10 +695,8 @@ def _scatter(func: Any, target: Any, dim: int, index: Any, src: Any = None, *arg
     dim = index.first
     if isinstance(src, torch.Tensor) and type(src) is not Rows and src.dim():
         raise rows.refused(f"`{func.__name__}` of a tensor with rows of its own")
-    extra = [*target.shape]
-    size = extra[dim]
-    extra[dim] = 1
-    padded = torch.cat([target, target.new_zeros(extra)], dim)
+    size = target.shape[dim]
+    padded = _with_one_place_more(target, dim)
     places = torch.where(index.wide(), index.whole, size)
     outside = func.__name__.removesuffix("_")
     source = src.whole if type(src) is Rows else src
@@ -715,7 +722,7 @@ def _attention(
 ) -> torch.Tensor:
     """Attends to the elements within the length. The others are made zero, because 0 times NaN is NaN."""
     if type(query) is Rows or type(key) is not Rows or type(value) is not Rows or key.length is None:
-        raise refused("attention in which not keys and values alone have a traced length", _LENGTHS_REMEDY, "x[:n]")
+        raise refused("attention in which not keys and values alone have a traced length", LENGTH_REMEDY, "x[:n]")
     if key.behind != 1 or value.behind != 1 or not key.selects_as(value):
         raise key.refused("attention to keys and values of different lengths")
     mask = _attention_mask(attn_mask, key)

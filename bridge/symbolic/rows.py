@@ -21,7 +21,7 @@ from bridge.tensor.tensor import BridgeTensor
 
 aten = torch.ops.aten
 SHAPE_REMEDY = "keep shapes independent of data: torch.where for a branch, a mask and a sum for a selection"
-_LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
+LENGTH_REMEDY = "give attention keys and values of this length, or mask the whole buffer by torch.arange(size) < n"
 
 
 ONE_MASK = "compute the mask once and use it on both sides, or choose with torch.where"
@@ -117,14 +117,13 @@ class Rows(torch.Tensor):
         """Returns rows by the same mask."""
         return rows_of(whole, self.mask, self.first if first is None else first, self.made, self.length, self.origin)
 
-    def wide(self, dims: int | None = None) -> torch.Tensor:
+    def wide(self) -> torch.Tensor:
         """Returns the mask with dimensions of size 1 after its own, as many as `whole` has behind the rows."""
-        return self.mask[(..., *[None] * (self.behind if dims is None else dims))]
+        return self.mask[(..., *[None] * self.behind)]
 
-    def only(self, otherwise: Any, value: torch.Tensor | None = None) -> torch.Tensor:
+    def only(self, otherwise: Any) -> torch.Tensor:
         """Returns all rows, with a number in place of those that the mask leaves out."""
-        whole = self.whole if value is None else value
-        return torch.where(self.wide(), whole, torch.full((), otherwise, dtype=whole.dtype))
+        return torch.where(self.wide(), self.whole, torch.full((), otherwise, dtype=self.dtype))
 
     def selects_as(self, other: Rows) -> bool:
         """True if both are known to be the same rows of as many."""
@@ -138,7 +137,7 @@ class Rows(torch.Tensor):
     def refused(self, what: str, remedy: str = "", made: str = "") -> BridgeError:
         """Returns the error for `what`, which needs the number of rows."""
         if self.length is not None:
-            return refused(what, remedy or _LENGTH_REMEDY, "x[:n]", made)
+            return refused(what, remedy or LENGTH_REMEDY, "x[:n]", made)
         return refused(what, as_constant(self.mask.value, remedy or SHAPE_REMEDY), made=made)  # pyright: ignore
 
     def __iter__(self) -> Any:
@@ -186,6 +185,11 @@ def rows_of(
     rows.origin = origin
     rows.are_places = are_places
     return rows
+
+
+def ranks(mask: torch.Tensor) -> torch.Tensor:
+    """Returns the place of each row among those that the mask selects."""
+    return mask.cumsum(0) - 1
 
 
 def _attribute(func: Any, rows: Rows) -> Any:
