@@ -17,7 +17,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,22 +103,21 @@ def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if function is len and type(args[0]) is Rows:
         return args[0].shape[0]
     instead, most = IN_PLACE_OF.get(id(function), (None, 0))
-    if instead is None or len(args) > most or not any(map(_is_traced, args)):
+    if instead is None or len(args) > most or all(_unknown(each) is None for each in args):
         return function(*args)
     return instead(*args)
 
 
-def _is_traced(value: Any) -> bool:
-    """True for a number, and a tensor of one element, whose value is not known."""
-    if type(value) in NUMBERS:
-        return True
-    call = cast(CallState, current())
-    if not isinstance(value, torch.Tensor) or value.numel() != 1 or in_transform():
-        return False
-    if not call.constants.is_traced(value):
-        return False
+def _unknown(value: Any) -> BridgeTensor | None:
+    """Returns the traced tensor of a number, or of a tensor of one element, whose value is not known; else None."""
+    call = current()
+    value = as_operand(value)
+    if call is None or not isinstance(value, torch.Tensor) or type(value) is Rows or in_transform():
+        return None
+    if value.numel() != 1 or not call.constants.is_traced(value):
+        return None
     tensor = call.wrap(value)
-    return isinstance(tensor.value, Tracer) and known_number(tensor) is None
+    return tensor if isinstance(tensor.value, Tracer) and known_number(tensor) is None else None
 
 
 def _extreme(function: Callable[..., Any], args: tuple) -> Any:
@@ -128,7 +127,7 @@ def _extreme(function: Callable[..., Any], args: tuple) -> Any:
     items = args
     if len(args) == 1 and isinstance(args[0], (list, tuple)):
         items = args[0]
-    if not any(isinstance(item, torch.Tensor) and item.numel() == 1 for item in items):
+    if not any(isinstance(item, torch.Tensor) and type(item) is not Rows and item.numel() == 1 for item in items):
         has_number = not NUMBERS.isdisjoint(map(type, items))
         return extreme(function, items) if has_number else function(*args)
     found, *rest = items
@@ -141,16 +140,9 @@ def _extreme(function: Callable[..., Any], args: tuple) -> Any:
 def truth(value: Any) -> Any:
     """Returns `bool(value)`; a tensor of the type bool if that is traced."""
     call = current()
-    value = as_operand(value)
-    if call is None or not isinstance(value, torch.Tensor) or in_transform() or call.is_checking:
-        return bool(value)
-    if type(value) is Rows or value.numel() != 1:
-        return bool(value)
-    if not call.constants.is_traced(value):
-        return bool(value)
-    tensor = call.wrap(value)
-    if not isinstance(tensor.value, Tracer) or known_number(tensor) is not None:
-        return bool(tensor)
+    tensor = _unknown(value)
+    if call is None or tensor is None or call.is_checking:
+        return bool(as_operand(value))
     for array, answer in call.truths:
         if array is tensor.value:
             return answer
