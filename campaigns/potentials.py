@@ -593,6 +593,14 @@ def write_table(page, results):
     page.write_text(between(page.read_text(), "table", rows))
 
 
+def keep(record, output):
+    """Prints a record, and appends it to the file of all results."""
+    line = json.dumps(record)
+    print(line)
+    with output.open("a") as lines:
+        lines.write(line + "\n")
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", choices=LIBRARIES, nargs="?")
@@ -610,9 +618,7 @@ def main(argv=None):
             record = verify(options.library, options.dtype)
         else:
             record = measure(options.library, options.dtype, options.rounds)
-        print(json.dumps(record))
-        with options.output.open("a") as lines:
-            lines.write(json.dumps(record) + "\n")
+        keep(record, options.output)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from campaigns.potentials import LIBRARIES, SEED, TITLES, InJax, at, between, error, mapped, structure, with_at
+from campaigns.potentials import LIBRARIES, SEED, TITLES, InJax, at, between, error, keep, mapped, structure, with_at
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 SIDES = ("torch", "compiled", "tojax", "jax")
@@ -349,9 +349,7 @@ def main(argv=None):
         write_tables(options.page, options.output)
     if options.library:
         record = measure(options.library, options.repeat, options.rounds, options.sides)
-        print(json.dumps(record))
-        with options.output.open("a") as lines:
-            lines.write(json.dumps(record) + "\n")
+        keep(record, options.output)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from support.sums_of_squares import DATA_AND_LOSS
 from train_jax.errors import UserError
 from train_jax.plugin import use_file
 from train_jax.run.config import ComputeConfig
@@ -29,7 +30,7 @@ from train_jax.runtime.devices import Devices, devices_of
 from train_jax.trainer.loop import train
 from train_jax.trainer.start import start
 
-SCRIPT = """
+SCRIPT = f"""
 import torch
 from torch import nn
 
@@ -48,22 +49,7 @@ class Block(nn.Module):
 def model():
     return nn.Sequential(nn.Linear(6, 16, bias=False), NORM, nn.Sequential(Block(16), Block(16)), nn.Linear(16, 1))
 
-
-def train_data():
-    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
-    return x, x.square().sum(1, keepdim=True)
-
-
-def test_data():
-    x, y = train_data()
-    return x[:50], y[:50]
-
-
-def loss(model, batch):
-    x, y = batch
-    error = (model(x) - y) ** 2
-    return LOSS
-
+{DATA_AND_LOSS}
 
 def optimizer(model):
     return torch.optim.AdamW(model.parameters(), lr=0.01)

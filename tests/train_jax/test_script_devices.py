@@ -6,10 +6,11 @@ import subprocess
 import pytest
 import torch
 from support.script_runs import trained_by_ddp, trained_on
+from support.sums_of_squares import DATA_AND_LOSS
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = """
+SCRIPT = f"""
 import torch
 from torch import nn
 
@@ -17,22 +18,7 @@ from torch import nn
 def model():
     return nn.Sequential(nn.Linear(6, 16), NORM, nn.Tanh(), nn.Linear(16, 1))
 
-
-def train_data():
-    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
-    return x, x.square().sum(1, keepdim=True)
-
-
-def test_data():
-    x, y = train_data()
-    return x[:50], y[:50]
-
-
-def loss(model, batch):
-    x, y = batch
-    error = (model(x) - y) ** 2
-    return LOSS
-
+{DATA_AND_LOSS}
 
 def optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
