@@ -7,12 +7,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.scripts import ENVIRONMENT, script
 
 from models_torch import registry
 from models_torch.flops import language_flops_per_token
@@ -71,11 +71,9 @@ def test_every_depth_has_the_published_run(row):
 
 
 def test_the_table_is_that_of_the_published_script(nanochat):
-    command = [sys.executable, "-m", "support.published_depths"]
-    paths = f"{TESTS}:{TESTS.parent}"
-    environment = os.environ | {"PYTHONPATH": paths, "NANOCHAT_DTYPE": "float32"}
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
-    published = [json.loads(line) for line in printed]
+    environment = os.environ | ENVIRONMENT | {"NANOCHAT_DTYPE": "float32"}
+    printed = subprocess.run(script("published_depths"), env=environment, capture_output=True, text=True, check=True)
+    published = [json.loads(line) for line in printed.stdout.splitlines()]
     assert len(published) == 29 and published == [row for row in rows() if row["year"] == published[0]["year"]]
 
 

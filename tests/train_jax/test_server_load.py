@@ -7,27 +7,23 @@ import os
 import random
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import httpx2
 import numpy as np
 import pytest
+from support.scripts import ENVIRONMENT, script
 
 CLIENTS = 50
 SILENT = 3
 TEXT = "/v1/completions"
 ALPHABET = "abcdefghijklmnopqrstuvwxyz" * 5
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def port():
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    environment = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "support.serve_scripted"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+    environment = os.environ | ENVIRONMENT | {"JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(script("serve_scripted"), env=environment, stdout=subprocess.PIPE, text=True) as server:
         try:
             yield int(server.stdout.readline())
         finally:

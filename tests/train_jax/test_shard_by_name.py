@@ -3,11 +3,10 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.scripts import run_script
 from support.shard_by_name import EXACT
 
 from train_jax.__main__ import main
@@ -20,7 +19,6 @@ from train_jax.runtime.devices import devices_of
 from train_jax.runtime.shard_patterns import read_pattern
 from train_jax.trainer.start import start
 
-TESTS = Path(__file__).parents[1]
 LORA = "base_model.model.model.layers.0.q_proj"
 
 
@@ -123,7 +121,7 @@ def test_model_devices_divide_the_devices(capsys, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharding")
-    subprocess.run([sys.executable, "-m", "support.shard_by_name", str(folder)], check=True, cwd=TESTS)
+    run_script("shard_by_name", folder)
     return json.loads((folder / "found.json").read_text())
 
 
