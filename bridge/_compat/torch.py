@@ -253,6 +253,16 @@ That is so since PyTorch 2.15 (2.14 was not looked at); before, the whole gradie
 """
 
 
+def _rounds_thresholds() -> bool:
+    with torch.inference_mode(False):
+        x, threshold = torch.tensor([0.2373, 0.1]).bfloat16()
+        return torch.equal(nn.functional.softshrink(x, 0.1), x - threshold)
+
+
+ROUNDS_THRESHOLDS = _rounds_thresholds()
+"""True if `softshrink` rounds its threshold to the dtype of the tensor, since PyTorch 2.15 (2.14 was not looked at)."""
+
+
 class Replacement(NamedTuple):
     """A name of PyTorch's that refers to another object while a call runs."""
 

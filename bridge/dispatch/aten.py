@@ -110,8 +110,8 @@ class Dispatch(UncompiledDispatchMode, CallState):
         except TRACE_ERRORS as error:
             raise asks_values(self, func, args, kwargs) from error
         except Exception as error:
-            # Since PyTorch 2.15 a kernel raises it for arguments of the wrong dtype, too.
-            if self._is_missing(error) and str(error) != str(kernel_error(func, args, kwargs)):
+            # Since PyTorch 2.15 `NotImplementedError` is raised for arguments of the wrong dtype, too.
+            if self._is_missing(error) and kernel_error(func, args, kwargs) is None:
                 return untranslated(self, func, args, kwargs, error)
             self._raise_as_pytorch(error, func, args, kwargs)
             raise

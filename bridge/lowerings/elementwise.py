@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge._compat.torch import TIES_ARE_SHARED
+from bridge._compat.torch import ROUNDS_THRESHOLDS, TIES_ARE_SHARED
 from bridge._compat.torchax import torchax_lowering
 from bridge.context import CURRENT, refusal
 from bridge.lowerings.derivatives import Derivative, converted, with_derivatives
@@ -128,6 +128,8 @@ def nan_to_num(x, nan=None, posinf=None, neginf=None):
 
 @lowers(aten.softshrink.default)
 def softshrink(x, lambd=0.5):
+    if ROUNDS_THRESHOLDS:
+        lambd = widened(jnp.asarray(lambd, x.dtype))
     x = widened(x)
     return jnp.where((x >= -lambd) & (x <= lambd), 0, x - lambd * jnp.sign(x))
 
@@ -427,7 +429,7 @@ def clamp(x, low=None, high=None):
         return clamp_max(x, high)
     if not TIES_ARE_SHARED:
         return _clamped(x, low, high)
-    if isinstance(low, jax.Array) or isinstance(high, jax.Array):
+    if not is_number(low) or not is_number(high):
         return _clamped_at_shared_ties(x, low, high)
     return clamp_max(clamp_min(x, low), high)
 
@@ -476,14 +478,14 @@ _below = with_derivatives(lambda t, out, x, high: jnp.where(x < high, t, 0), lam
 def clamp_min(x, low):
     if not TIES_ARE_SHARED:
         return _at_least(x, low)
-    return LOWERINGS[aten.maximum.default](x, low) if isinstance(low, jax.Array) else _above(x, low)
+    return _above(x, low) if is_number(low) else LOWERINGS[aten.maximum.default](x, low)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(x, high):
     if not TIES_ARE_SHARED:
         return _at_most(x, high)
-    return LOWERINGS[aten.minimum.default](x, high) if isinstance(high, jax.Array) else _below(x, high)
+    return _below(x, high) if is_number(high) else LOWERINGS[aten.minimum.default](x, high)
 
 
 def _shifted_meta(op):

@@ -167,6 +167,18 @@ def _asserts_false(instructions: list[dis.Instruction]) -> bool:
     return of_torch and bool(arguments) and arguments[0].opname.startswith("LOAD_") and arguments[0].argval is False
 
 
+def _as_of_python_3_11(instruction: dis.Instruction) -> list[dis.Instruction]:
+    """Returns the two instructions that Python 3.13 has as one, such as `STORE_FAST_LOAD_FAST`."""
+    if instruction.opname == "LOAD_FAST_CHECK":  # of a name that may have no value, since Python 3.12
+        return [instruction._replace(opname="LOAD_FAST")]
+    if type(instruction.argval) is not tuple or "_FAST_" not in instruction.opname:
+        return [instruction]
+    middle = instruction.opname.index("_FAST_") + len("_FAST")
+    names = instruction.opname[:middle], instruction.opname[middle + 1 :]
+    pairs = zip(names, instruction.argval, strict=True)
+    return [instruction._replace(opname=name, argval=argument) for name, argument in pairs]
+
+
 def only_writes(frame: types.FrameType, rows: Any) -> bool:
     """True if the code is a loop over the rows that leaves nothing behind except what it writes into tensors.
 
@@ -177,7 +189,8 @@ def only_writes(frame: types.FrameType, rows: Any) -> bool:
     stored = set[str]()
     for each in dis.get_instructions(frame.f_code):
         places[each.offset] = len(code)
-        code += [each] * (each.opname != "EXTENDED_ARG")
+        if each.opname != "EXTENDED_ARG":
+            code += _as_of_python_3_11(each)
     start = places[frame.f_lasti]
     end = places.get(code[start].argval, 0)
     of = code[start - 2]  # a name, or a call such as `mask.nonzero()`

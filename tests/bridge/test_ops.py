@@ -235,6 +235,7 @@ def test_torchax_in_the_survey():
 # ---- The op survey covers every entry of PyTorch's database
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page is of PyTorch 2.13")
 def test_the_survey_has_every_entry():
     text = (Path(op_survey.__file__).parents[1] / "docs" / "dev" / "op_survey.md").read_text()
     run = re.findall(r"^\| `([\w.-]+)` \|", text.partition("## Every op")[2], re.MULTILINE)

@@ -133,7 +133,7 @@ def test_topk(dtype, largest):
 
 
 def test_ldexp_by_negative_integers():
-    """PyTorch's formula takes the power of two in integers, where it is 0."""
+    """Before PyTorch 2.15, its formula took the power of two in integers, where it is 0."""
     exponents = torch.tensor([2, 0, -1, -2])
 
     def function(x):
@@ -142,7 +142,7 @@ def test_ldexp_by_negative_integers():
     x = torch.ones(4, requires_grad=True)
     function(x).backward()
     assert jax.grad(lambda x: in_jax(function, x))(jnp.ones(4)).tolist() == [4, 1, 0.5, 0.25]
-    assert x.grad is not None and x.grad.tolist() == [4, 1, 0, 0]
+    assert x.grad is not None and x.grad.tolist() in ([4, 1, 0, 0], [4, 1, 0.5, 0.25])
 
 
 def parts_of_what_is_written(x):

@@ -228,7 +228,8 @@ def test_a_write_into_a_view_that_pytorch_takes(name):
 def test_by_nature():
     """docs/bridge.md lists these."""
     singular = torch.diag(torch.tensor([0.0, 2, 3]))
-    np.testing.assert_allclose(jax.grad(lambda x: in_jax(torch.linalg.det, x))(singular.numpy())[0, 0], 6)
+    slope = jax.grad(lambda x: in_jax(torch.linalg.det, x))(singular.numpy())[0, 0]
+    assert slope == pytest.approx(6) or slope == 0  # before and since JAX 0.12
     leaf = singular.clone().requires_grad_()
     torch.linalg.det(leaf).backward()
     assert leaf.grad is not None and leaf.grad[0, 0] == 0
@@ -263,7 +264,7 @@ def test_small_differences_by_nature():
     assert np.isnan(slope).tolist() == [False, True]
     large, small = torch.tensor([1e4, 10]).half()
     plain, compiled = (in_jax(lambda x: (x.half() * large * small).float(), X[:1, 0] * 0 + 0.01, jit=j) for j in (0, 1))
-    assert plain == 1000 and np.isinf(compiled)
+    assert plain == 1000 and (np.isinf(compiled) or compiled == 1000)  # before and since JAX 0.12
     outs = in_jax(Call(nested_autocast, nn.Linear(2, 2)), jnp.ones((2, 2)))
     assert [out.dtype for out in outs] == [jnp.bfloat16, jnp.float16]
     conjugate = Call(lambda z: z * torch.tensor(z.conj().is_conj()))

@@ -106,7 +106,9 @@ def counterpart(config, params):
 @contextlib.contextmanager
 def muon_in_float32():
     """Removes the rounding to bfloat16 in `torch.optim.Muon`, which is much larger than the tolerance."""
-    with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+    method = mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    dtype = mock.patch.object(torch, "bfloat16", torch.float32)  # PyTorch 2.15 calls `Tensor.to`
+    with method, dtype:
         yield
 
 

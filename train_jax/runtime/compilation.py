@@ -192,7 +192,7 @@ _CLASSES = {
     "jax": {"P"},
     "jax._src.core": {"ManualAxisType", "MemorySpace", "ShapedArray"},
     "jax._src.interpreters.pxla": {"AllArgsInfo", "UnloadedMeshExecutable"},
-    "jax._src.layout": {"Format", "Layout"},
+    "jax._src.layout": {"AutoLayoutSingleton", "Format", "Layout"},
     "jax._src.linear_util": {"DebugInfo"},
     "jax._src.mesh": {"AbstractDevice", "AbstractMesh", "AxisType", "Mesh"},
     "jax._src.named_sharding": {"_unpickle_named_sharding"},
