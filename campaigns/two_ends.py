@@ -127,6 +127,9 @@ def run_step(path: Path) -> Any:
     batch = {name: draws.integers(1, 4, shape).astype(dtype) for name, (dtype, shape) in shapes.items()}
     with np.load(folder / "state.npz") as stored:
         arrays = {name: stored[name] for name in stored.files}
+    for name, array in arrays.items():
+        if array.dtype.kind == "V":  # NumPy reads bfloat16 as two bytes
+            arrays[name] = array.view(jax.numpy.bfloat16)
     return jax.jit(program.call)(arrays, batch, arrays.pop("key"))
 
 
@@ -141,7 +144,8 @@ def run_served(path: Path) -> Any:
 def write_arrays(path: Path, tree: Any) -> None:
     import jax
 
-    np.savez(path, *map(np.asarray, jax.tree.leaves(tree)))
+    arrays = map(np.asarray, jax.tree.leaves(tree))
+    np.savez(path, *(a.astype(np.float32) if a.dtype == jax.numpy.bfloat16 else a for a in arrays))
 
 
 def read_arrays(path: Path) -> list[np.ndarray]:
@@ -229,7 +233,9 @@ def compare(first: End, second: End, names: list[str], work: Path) -> int:
         paths = [end.folder / "results" / name for end in (first, second)]
         if name.endswith(".failed"):
             failures.lines.append(name)
-            print(*(f"{path.parents[1].name} does not run {path.read_text()}" for path in paths if path.exists()))
+            print(
+                *(f"{path.parents[1].name} does not run {path.read_text()[-2000:]}" for path in paths if path.exists())
+            )
         elif all(path.exists() for path in paths):
             failures.judge(f"written by {name.removesuffix('.npz')}", largest_difference(*map(read_arrays, paths)))
     for end in (first, second):
