@@ -199,7 +199,6 @@ def pytorch_decomposition(op: Any) -> Callable:
 
 torchax_index_put: Callable[..., jax.Array] = jaten._aten_index_put
 torchax_embedding: Callable[..., jax.Array] = jaten._aten_embedding
-torchax_gather: Callable[..., jax.Array] = jaten._aten_gather
 jax_dtype_of: Callable[[torch.dtype], Any] = mappings.t2j_dtype
 torch_dtype_of: Callable[[Any], torch.dtype] = mappings.j2t_dtype
 

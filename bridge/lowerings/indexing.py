@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bridge._compat.torchax import torchax_embedding, torchax_gather, torchax_index_put
+from bridge._compat.torchax import torchax_embedding, torchax_index_put
 from bridge.lowerings.creation import NARROW, broadcast
-from bridge.lowerings.registry import DECOMPOSITIONS, METAS, decomposes, is_known, lowers, widened
+from bridge.lowerings.registry import BY_LAYOUT, DECOMPOSITIONS, METAS, decomposes, is_known, lowers, widened
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -53,11 +53,6 @@ def take(x, index):
 METAS[aten.take.default] = lambda x, index: x.new_empty(index.shape)
 
 
-@lowers(aten.gather.default)
-def gather(x, dim, index):
-    return picked(lambda x, index: torchax_gather(x, dim, index), x, index)
-
-
 @lowers(aten.nonzero_static.default)
 def nonzero_static(x, *, size, fill_value=-1):
     """Returns the first `size` places, a shape that does not depend on data."""
@@ -71,10 +66,37 @@ Place = tuple[Any, ...]
 """The index that `x.at[…]` takes."""
 
 
-def _along(index: jax.Array, dim: int) -> Place:
-    grid = list(jnp.indices(index.shape, sparse=True))
-    grid[dim] = index
-    return tuple(grid)
+def _along(index: jax.Array, dim: int, repeated: tuple[int, ...] = ()) -> Place:
+    """Returns the place of each entry of `index`, which counts along `dim` and is the same all along `repeated`.
+
+    Such dimensions are slices: XLA then moves whole rows, with one index each.
+    """
+    own = [each for each in range(index.ndim) if each == dim or each not in repeated]
+    block = range(own[0], own[-1] + 1)  # a slice between two arrays would move the dimensions of the result
+    rows = index[tuple(slice(None) if each in block else 0 for each in range(index.ndim))]
+    place: list[Any] = [slice(size) for size in index.shape]
+    place[block.start : block.stop] = jnp.indices(rows.shape, sparse=True)
+    place[dim] = rows
+    return tuple(place)
+
+
+def _repeated(x: torch.Tensor, dim: int, index: torch.Tensor, *_rest: Any, **_named: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the dimensions in which the index was expanded, as graph networks do for the features of an edge."""
+    sizes = zip(index.shape, index.stride(), strict=True)
+    return {"repeated": tuple(each for each, (size, stride) in enumerate(sizes) if size > 1 and not stride)}
+
+
+for _op in (aten.gather.default, aten.scatter_add.default, aten.scatter_reduce.two):
+    BY_LAYOUT[_op] = _repeated
+
+
+@lowers(aten.gather.default)
+def gather(x, dim, index, *, repeated=()):
+    if not index.size:
+        return jnp.zeros(index.shape, x.dtype)
+    dim = dim % max(x.ndim, 1)
+    values = picked(lambda x, index: x[_along(index, dim, repeated)], jnp.atleast_1d(x), jnp.atleast_1d(index))
+    return jnp.reshape(values, index.shape)
 
 
 _METHODS = {"prod": "multiply", "amax": "max", "amin": "min"}
@@ -146,20 +168,20 @@ def _alike(x: jax.Array, value: jax.Array) -> jax.Array:
 
 
 @lowers(aten.scatter_reduce.two)
-def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
+def scatter_reduce(x, dim, index, src, reduce, *, include_self=True, repeated=()):
     if not index.size:
         return x
     shape = x.shape
     x = jnp.atleast_1d(x)
     index = jnp.atleast_1d(index)
     src = jnp.atleast_1d(src)
-    at = _along(index, dim % x.ndim)
+    at = _along(index, dim % x.ndim, repeated)
     return jnp.reshape(_combine(x, at, src[tuple(map(slice, index.shape))], reduce, include_self), shape)
 
 
 @lowers(aten.scatter_add.default)
-def scatter_add(x, dim, index, src):
-    return scatter_reduce(x, dim, index, src, "sum")
+def scatter_add(x, dim, index, src, *, repeated=()):
+    return scatter_reduce(x, dim, index, src, "sum", repeated=repeated)
 
 
 @lowers(aten.scatter.reduce, aten.scatter.value_reduce)

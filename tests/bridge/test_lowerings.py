@@ -327,3 +327,42 @@ def test_a_number_is_not_rounded_before_the_result(name, of):
     out = jax.jit(lambda x: bridge.export(Call(of))({}, {}, x)[0])(to_jax(x, name))
     different = np.asarray(out.astype(jnp.float32)) != of(x).float().numpy()
     assert different.mean() < 0.02, "XLA multiplies by the reciprocal, another float32"
+
+
+# ---- An index that PyTorch has expanded moves whole rows
+
+BLOCK = numbers(3, 4, 5)
+EXPANDED = {
+    "of the last dimensions": (0, torch.tensor([2, 0])[:, None, None].expand(2, 4, 3)),
+    "of the first dimensions": (-1, torch.tensor([4, 1]).expand(3, 4, 2)),
+    "of the middle dimension": (2, torch.tensor([[4, 1], [0, 0]])[:, None].expand(2, 3, 2)),
+    "of both ends": (1, torch.tensor([3, 3, 0])[None, :, None].expand(2, 3, 5)),
+    "of all": (1, torch.tensor(3).expand(2, 3, 5)),
+    "not at all": (0, torch.tensor([[[1], [0]]])),
+}
+
+
+@pytest.mark.parametrize("dim, index", EXPANDED.values(), ids=EXPANDED)
+def test_an_expanded_index_against_float64(dim, index):
+    source = numbers(*index.shape, seed=1)
+    calls = [(aten.gather.default, (BLOCK, dim, index)), (aten.scatter_add.default, (BLOCK, dim, index, source))]
+    reductions = [(BLOCK, dim, index, source, reduce) for reduce in ("prod", "mean", "amax")]
+    for op, args in calls + [(aten.scatter_reduce.two, args) for args in reductions]:
+        truth, slopes = in_pytorch(op, args, {})
+        outputs, grads = in_jax(op, args, {})
+        assert_close(outputs, truth)
+        assert_close(grads, slopes)
+
+
+def test_an_expanded_index_moves_rows():
+    """The sum over the neighbours of an atom, as graph networks write it, has one index for all features."""
+
+    def sums(messages, receivers):
+        places = receivers[:, None].expand_as(messages)
+        return torch.zeros(4, 16).scatter_add(0, places, messages).gather(0, places)
+
+    fn = bridge.export(Call(sums))
+    edges = jnp.array([0, 2, 2, 1, 0, 3, 3, 3])
+    program = jax.make_jaxpr(jax.grad(lambda x: (fn({}, {}, x, edges)[0] ** 2).sum()))(jnp.ones((8, 16)))
+    places = [str(eqn.invars[1].aval.shape) for eqn in program.eqns if eqn.primitive.name in ("gather", "scatter-add")]
+    assert len(places) >= 4 and set(places) == {"(8, 1)"}
