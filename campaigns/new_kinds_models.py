@@ -6,34 +6,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-class Model(NamedTuple):
-    """A module and a call of it."""
-
-    module: nn.Module
-    args: tuple
-    settings: Mapping[str, Any] = MappingProxyType({})
-    """Further arguments of `verify`."""
-
-
-class Function(nn.Module):
-    """A layer and a function of it and the inputs, as a training step has them."""
-
-    def __init__(self, layer: nn.Module, function: Callable[..., Any]):
-        super().__init__()
-        self.layer = layer
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(self.layer, *inputs)
+from campaigns.new_kinds_agents import AGENTS
+from campaigns.new_kinds_calls import Function, Model
+from campaigns.new_kinds_science import SCIENCE
+from campaigns.new_kinds_speech import SPEECH
 
 
 def accuracy_and_f1() -> Model:
@@ -358,37 +341,54 @@ def _plain(make: Callable[[], nn.Module], *shapes: tuple, train: bool | None = N
     return Model(make(), tuple(torch.randn(shape) for shape in shapes), settings)
 
 
-MODELS: dict[str, Callable[[], Model]] = {
-    "Accuracy and F1": accuracy_and_f1,
-    "PSNR and SSIM": psnr_and_ssim,
-    "TabM": tabm,
-    "Segment Anything mask decoder": sam_mask_decoder,
-    "Automatic mask scoring": automatic_mask_scoring,
-    "DimeNet": dimenet,
-    "Temporal graph network": temporal_graph_network,
-    "TransE": transe,
-    "Kornia LoFTR": loftr,
-    "Leaky spiking neuron": leaky_neuron,
-    "Poincare embeddings": poincare_embeddings,
-    "Neural ODE adaptive": neural_ode,
-    "Facenet MTCNN": facenet_mtcnn,
-    "Cross-batch memory": cross_batch_memory,
-    "DINO loss": dino_loss,
-    "FNO2d": fourier_operator,
-    "D-FINE decoder": d_fine_decoder,
-    "Adaptive computation time": functools.partial(_plain, AdaptiveTime, (3, 4)),
-    "Stochastic depth ResNet": functools.partial(_plain, StochasticDepth, (2, 4, 6, 6), train=True),
-    "Loss with NaN guard": functools.partial(_plain, GuardedLoss, (3, 4), (3, 2)),
-    "Running best in a buffer": functools.partial(_plain, RunningBest, (3, 4)),
-    "LSQ fake quantization": functools.partial(_plain, FakeQuantized, (3, 4)),
-    "ColBERT scoring": lambda: Model(LateInteraction(), (torch.randint(1, 20, (2, 4)), torch.randint(0, 20, (2, 6)))),
-    "Ring attention block": functools.partial(_plain, RingAttention, (2, 8, 8)),
-}
+MODELS: dict[str, Callable[[], Model]] = (
+    AGENTS
+    | SCIENCE
+    | SPEECH
+    | {
+        "Accuracy and F1": accuracy_and_f1,
+        "PSNR and SSIM": psnr_and_ssim,
+        "TabM": tabm,
+        "Segment Anything mask decoder": sam_mask_decoder,
+        "Automatic mask scoring": automatic_mask_scoring,
+        "DimeNet": dimenet,
+        "Temporal graph network": temporal_graph_network,
+        "TransE": transe,
+        "Kornia LoFTR": loftr,
+        "Leaky spiking neuron": leaky_neuron,
+        "Poincare embeddings": poincare_embeddings,
+        "Neural ODE adaptive": neural_ode,
+        "Facenet MTCNN": facenet_mtcnn,
+        "Cross-batch memory": cross_batch_memory,
+        "DINO loss": dino_loss,
+        "FNO2d": fourier_operator,
+        "D-FINE decoder": d_fine_decoder,
+        "Adaptive computation time": functools.partial(_plain, AdaptiveTime, (3, 4)),
+        "Stochastic depth ResNet": functools.partial(_plain, StochasticDepth, (2, 4, 6, 6), train=True),
+        "Loss with NaN guard": functools.partial(_plain, GuardedLoss, (3, 4), (3, 2)),
+        "Running best in a buffer": functools.partial(_plain, RunningBest, (3, 4)),
+        "LSQ fake quantization": functools.partial(_plain, FakeQuantized, (3, 4)),
+        "ColBERT scoring": lambda: Model(
+            LateInteraction(), (torch.randint(1, 20, (2, 4)), torch.randint(0, 20, (2, 6)))
+        ),
+        "Ring attention block": functools.partial(_plain, RingAttention, (2, 8, 8)),
+    }
+)
 """Name in the list -> the function that builds it."""
 
 HELP: dict[str, dict[str, Any]] = {
-    "ColBERT scoring": {"known_inputs": "document"},
+    "Conformer encoder": {"known_inputs": "1"},
     "DimeNet": {"known_inputs": ".*"},
+    "ECAPA-TDNN": {"known_inputs": "1"},
+    "Emformer": {"known_inputs": "1"},
+    "FastSpeech 2": {"known_inputs": ".*(lengths|durations)|[134579]"},
+    "ColBERT scoring": {"known_inputs": "document|1"},
+    "RNN-T loss model": {"known_inputs": "1|3"},
+    "Real-time chunking": {"known_inputs": "2"},
+    "SiamRPN tracker": {"known_inputs": "2"},
+    "Tacotron 2": {"known_inputs": "lengths|1"},
     "Temporal graph network": {"known_inputs": ".*", "static": ".*assoc"},
+    "Wav2vec pretraining": {"known_inputs": "1|2"},
+    "YOLOv8 task-aligned loss": {"known_inputs": "1.batch_idx|.*batch_idx.*"},
 }
 """Name -> arguments of `verify` that the message of a refusal names."""

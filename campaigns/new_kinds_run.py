@@ -8,7 +8,6 @@ package is missing is left out. A file of results is continued where it ends.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -21,8 +20,8 @@ import torch
 import tyro
 
 import bridge
-from campaigns.atlas_models import import_torchvision
 from campaigns.new_kinds import LISTS
+from campaigns.new_kinds_calls import import_without_operators
 from campaigns.new_kinds_models import HELP, MODELS
 
 _WORK = Path(__file__).parent / LISTS[0]
@@ -72,8 +71,7 @@ def _compared(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _in_process(name: str, pipe: Any) -> None:
     warnings.simplefilter("ignore")
-    with contextlib.suppress(ImportError):
-        import_torchvision()
+    import_without_operators()
     pipe.send(run(name))
 
 

@@ -108,7 +108,10 @@ def asked_inside(remedy: str) -> tuple[str, str]:
         helps = helps or next((text for start, text in _REMEDIES.items() if module.startswith(start)), "")
         frame = frame.f_back
     if frame is not None and "-packages" in frame.f_code.co_filename:
-        remedy = _LIBRARY_REMEDY.format(f"{frame.f_globals['__name__']}:{frame.f_code.co_qualname}")
+        function = frame.f_code.co_qualname.partition(".<locals>.bridge_")[
+            0
+        ]  # not a side that was made of a part of it
+        remedy = _LIBRARY_REMEDY.format(f"{frame.f_globals['__name__']}:{function}")
     return name, helps or remedy
 
 
