@@ -383,6 +383,7 @@ HELP: dict[str, dict[str, Any]] = {
     "Emformer": {"known_inputs": "1"},
     "FastSpeech 2": {"known_inputs": ".*(lengths|durations)|[134579]"},
     "ColBERT scoring": {"known_inputs": "document|1"},
+    "Pyro-style VAE": {"functions": {"pyro.util:warn_if_nan": lambda value, *args, **kwargs: value}},
     "RNN-T loss model": {"known_inputs": "1|3"},
     "Real-time chunking": {"known_inputs": "2"},
     "SiamRPN tracker": {"known_inputs": "2"},
@@ -392,3 +393,31 @@ HELP: dict[str, dict[str, Any]] = {
     "YOLOv8 task-aligned loss": {"known_inputs": "1.batch_idx|.*batch_idx.*"},
 }
 """Name -> arguments of `verify` that the message of a refusal names."""
+
+
+def one_call_before(model: Model) -> Model:
+    """The first call gives lazy buffers their sizes."""
+    model.module(*model.args)
+    return model
+
+
+def plain_parameters(model: Model) -> Model:
+    """Parameters of a class of their own become PyTorch's."""
+    for module in model.module.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.data))
+    return model
+
+
+def no_early_stopping(model: Model) -> Model:
+    """The decoder runs to its limit."""
+    model.module.get_submodule("decoder").decoder_early_stopping = False
+    return model
+
+
+EDITS: dict[str, Callable[[Model], Model]] = {
+    "Leaky spiking neuron": one_call_before,
+    "Poincare embeddings": plain_parameters,
+    "Tacotron 2": no_early_stopping,
+}
+"""Name -> the change of the module that the message of a refusal names."""

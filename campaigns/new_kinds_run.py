@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,8 @@ import tyro
 
 import bridge
 from campaigns.new_kinds import LISTS
-from campaigns.new_kinds_calls import import_without_operators
-from campaigns.new_kinds_models import HELP, MODELS
+from campaigns.new_kinds_calls import Model, import_without_operators
+from campaigns.new_kinds_models import EDITS, HELP, MODELS
 
 _WORK = Path(__file__).parent / LISTS[0]
 
@@ -42,17 +43,22 @@ class Options:
 def run(name: str) -> dict[str, Any]:
     """Returns the result for a model: as called, with named help, refused, wrong, or an error of another kind."""
     outcome = _compared(name, {})
-    if outcome["result"] == "refused" and name in HELP:
-        helped = _compared(name, HELP[name])
+    if outcome["result"] == "refused" and (name in HELP or name in EDITS):
+        helped = _compared(name, HELP.get(name, {}), EDITS.get(name, _unchanged))
         if helped["result"] == "as called":
-            return helped | {"result": "with named help", "help": sorted(HELP[name]), "message": outcome["message"]}
+            used = [*sorted(HELP.get(name, {})), *([EDITS[name].__name__.replace("_", " ")] if name in EDITS else [])]
+            return helped | {"result": "with named help", "help": used, "message": outcome["message"]}
     return outcome
 
 
-def _compared(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _unchanged(model: Model) -> Model:
+    return model
+
+
+def _compared(name: str, settings: dict[str, Any], edit: Callable[[Model], Model] = _unchanged) -> dict[str, Any]:
     torch.manual_seed(0)
     try:
-        model = MODELS[name]()
+        model = edit(MODELS[name]())
     except ImportError as error:
         return {"result": "not installed", "message": str(error)}
     except Exception as error:
