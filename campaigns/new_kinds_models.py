@@ -15,7 +15,7 @@ from torch import nn
 
 from campaigns.new_kinds_agents import AGENTS
 from campaigns.new_kinds_calls import Function, Model
-from campaigns.new_kinds_science import SCIENCE
+from campaigns.new_kinds_science import SCIENCE, targets_in_rows
 from campaigns.new_kinds_speech import SPEECH
 
 
@@ -89,19 +89,50 @@ def automatic_mask_scoring() -> Model:
     return Model(Function(nn.Conv2d(3, 4, 3, padding=1), scored), (torch.randn(1, 3, 16, 16),))
 
 
-def dimenet() -> Model:
-    from torch_geometric.nn import DimeNet
+def _radius_graph(positions: torch.Tensor, r: float, **_settings: Any) -> torch.Tensor:
+    """The edges within a radius; the package's own function is a compiled one."""
+    near = torch.cdist(positions, positions) < r
+    return (near & ~torch.eye(len(positions), dtype=torch.bool)).nonzero().t()
 
-    net = DimeNet(8, 1, 1, 2, num_spherical=2, num_radial=2)
-    return Model(net, (torch.randint(1, 5, (6,)), torch.randn(6, 3)))
+
+def _triplets(edges: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, ...]:
+    """The pairs of edges k -> j -> i; the package's own function needs a compiled one."""
+    source, target = edges
+    follows = (target[None] == source[:, None]) & (source[None] != target[:, None])
+    after, before = follows.nonzero(as_tuple=True)
+    return target, source, target[after], source[after], source[before], before, after
+
+
+def dimenet() -> Model:
+    from torch_geometric.nn.models import dimenet as package
+
+    package.radius_graph = _radius_graph
+    package.triplets = _triplets
+    net = package.DimeNet(8, 1, 1, 2, num_spherical=2, num_radial=2)
+    return Model(net, (torch.randint(1, 5, (6,)), torch.randn(6, 3)), {"steps": 1})
+
+
+class TemporalGraph(nn.Module):
+    """A batch of events: the memory of their nodes, a loss on it, and the update by the events."""
+
+    def __init__(self, memory: Any):
+        super().__init__()
+        self.memory = memory
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor, time: torch.Tensor, message: torch.Tensor) -> Any:
+        nodes = torch.cat([source, target])
+        memory, last = self.memory(nodes)
+        self.memory.update_state(source, target, time, message)
+        return memory.square().mean(), last
 
 
 def temporal_graph_network() -> Model:
     from torch_geometric.nn import TGNMemory
     from torch_geometric.nn.models.tgn import IdentityMessage, LastAggregator
 
-    memory = TGNMemory(5, 4, 6, 3, IdentityMessage(4, 6, 3), LastAggregator()).eval()
-    return Model(memory, (torch.tensor([0, 2, 3]),))
+    memory = TGNMemory(5, 4, 6, 3, IdentityMessage(4, 6, 3), LastAggregator())
+    events = (torch.tensor([0, 2]), torch.tensor([3, 4]), torch.tensor([5, 6]), torch.randn(2, 4))
+    return Model(TemporalGraph(memory), events, {"train": True})
 
 
 def transe() -> Model:
@@ -214,9 +245,14 @@ def d_fine_decoder() -> Model:
     from transformers import DFineConfig, HGNetV2Config
     from transformers.models.d_fine.modeling_d_fine import DFineForObjectDetection
 
-    backbone = HGNetV2Config(out_features=["stage2", "stage3", "stage4"])
+    backbone = HGNetV2Config(
+        embedding_size=8, stem_channels=[3, 8, 8], hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1],
+        stage_in_channels=[8, 16, 16, 32], stage_mid_channels=[8, 8, 8, 8], stage_out_channels=[16, 16, 32, 32],
+        stage_num_blocks=[1, 1, 1, 1], stage_numb_of_layers=[2, 2, 2, 2], out_features=["stage2", "stage3", "stage4"],
+    )  # fmt: skip
     config = DFineConfig(
-        backbone_config=backbone, d_model=32, encoder_hidden_dim=32, encoder_ffn_dim=32, decoder_ffn_dim=32,
+        backbone_config=backbone, encoder_in_channels=[16, 32, 32], decoder_in_channels=[32, 32, 32], d_model=32,
+        encoder_hidden_dim=32, encoder_ffn_dim=32, decoder_ffn_dim=32,
         decoder_layers=2, num_queries=8, encoder_attention_heads=2, decoder_attention_heads=2, num_denoising=0,
     )  # fmt: skip
     return Model(DFineForObjectDetection(config).eval(), (torch.randn(1, 3, 64, 64),), {"steps": 1})
@@ -390,7 +426,7 @@ HELP: dict[str, dict[str, Any]] = {
     "Tacotron 2": {"known_inputs": "lengths|1"},
     "Temporal graph network": {"known_inputs": ".*", "static": ".*assoc"},
     "Wav2vec pretraining": {"known_inputs": "1|2"},
-    "YOLOv8 task-aligned loss": {"known_inputs": "1.batch_idx|.*batch_idx.*"},
+    "YOLOv8 task-aligned loss": {"functions": {"ultralytics.utils.loss:v8DetectionLoss.preprocess": targets_in_rows}},
 }
 """Name -> arguments of `verify` that the message of a refusal names."""
 
