@@ -141,7 +141,10 @@ def _check_names_and_shapes(given: Mapping[str, Any], expected: Mapping[str, jax
         if shape != array.shape:
             remedy = "pass arrays shaped as in the exported module"
             if what == "buffer":
-                remedy += "; a buffer keeps its shape from call to call: register it at its full size"
+                remedy += (
+                    "; a buffer keeps its shape from call to call: register it at its full size, or call the module "
+                    "once before the export, if its first call gives it that"
+                )
             raise BridgeError(f"{what} {name} has shape {tuple(shape)}, expected {array.shape}: {remedy}")
         if isinstance(given[name], jax.ShapeDtypeStruct):
             what = f"{what} {name} has no values: the module was exported from the meta device"

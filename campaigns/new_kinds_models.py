@@ -6,34 +6,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-class Model(NamedTuple):
-    """A module and a call of it."""
-
-    module: nn.Module
-    args: tuple
-    settings: Mapping[str, Any] = MappingProxyType({})
-    """Further arguments of `verify`."""
-
-
-class Function(nn.Module):
-    """A layer and a function of it and the inputs, as a training step has them."""
-
-    def __init__(self, layer: nn.Module, function: Callable[..., Any]):
-        super().__init__()
-        self.layer = layer
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(self.layer, *inputs)
+from campaigns.new_kinds_agents import AGENTS
+from campaigns.new_kinds_calls import Function, Model
+from campaigns.new_kinds_science import SCIENCE, targets_in_rows
+from campaigns.new_kinds_speech import SPEECH
 
 
 def accuracy_and_f1() -> Model:
@@ -106,19 +89,50 @@ def automatic_mask_scoring() -> Model:
     return Model(Function(nn.Conv2d(3, 4, 3, padding=1), scored), (torch.randn(1, 3, 16, 16),))
 
 
-def dimenet() -> Model:
-    from torch_geometric.nn import DimeNet
+def _radius_graph(positions: torch.Tensor, r: float, **_settings: Any) -> torch.Tensor:
+    """The edges within a radius; the package's own function is a compiled one."""
+    near = torch.cdist(positions, positions) < r
+    return (near & ~torch.eye(len(positions), dtype=torch.bool)).nonzero().t()
 
-    net = DimeNet(8, 1, 1, 2, num_spherical=2, num_radial=2)
-    return Model(net, (torch.randint(1, 5, (6,)), torch.randn(6, 3)))
+
+def _triplets(edges: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, ...]:
+    """The pairs of edges k -> j -> i; the package's own function needs a compiled one."""
+    source, target = edges
+    follows = (target[None] == source[:, None]) & (source[None] != target[:, None])
+    after, before = follows.nonzero(as_tuple=True)
+    return target, source, target[after], source[after], source[before], before, after
+
+
+def dimenet() -> Model:
+    from torch_geometric.nn.models import dimenet as package
+
+    package.radius_graph = _radius_graph
+    package.triplets = _triplets
+    net = package.DimeNet(8, 1, 1, 2, num_spherical=2, num_radial=2)
+    return Model(net, (torch.randint(1, 5, (6,)), torch.randn(6, 3)), {"steps": 1})
+
+
+class TemporalGraph(nn.Module):
+    """A batch of events: the memory of their nodes, a loss on it, and the update by the events."""
+
+    def __init__(self, memory: Any):
+        super().__init__()
+        self.memory = memory
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor, time: torch.Tensor, message: torch.Tensor) -> Any:
+        nodes = torch.cat([source, target])
+        memory, last = self.memory(nodes)
+        self.memory.update_state(source, target, time, message)
+        return memory.square().mean(), last
 
 
 def temporal_graph_network() -> Model:
     from torch_geometric.nn import TGNMemory
     from torch_geometric.nn.models.tgn import IdentityMessage, LastAggregator
 
-    memory = TGNMemory(5, 4, 6, 3, IdentityMessage(4, 6, 3), LastAggregator()).eval()
-    return Model(memory, (torch.tensor([0, 2, 3]),))
+    memory = TGNMemory(5, 4, 6, 3, IdentityMessage(4, 6, 3), LastAggregator())
+    events = (torch.tensor([0, 2]), torch.tensor([3, 4]), torch.tensor([5, 6]), torch.randn(2, 4))
+    return Model(TemporalGraph(memory), events, {"train": True})
 
 
 def transe() -> Model:
@@ -231,9 +245,14 @@ def d_fine_decoder() -> Model:
     from transformers import DFineConfig, HGNetV2Config
     from transformers.models.d_fine.modeling_d_fine import DFineForObjectDetection
 
-    backbone = HGNetV2Config(out_features=["stage2", "stage3", "stage4"])
+    backbone = HGNetV2Config(
+        embedding_size=8, stem_channels=[3, 8, 8], hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1],
+        stage_in_channels=[8, 16, 16, 32], stage_mid_channels=[8, 8, 8, 8], stage_out_channels=[16, 16, 32, 32],
+        stage_num_blocks=[1, 1, 1, 1], stage_numb_of_layers=[2, 2, 2, 2], out_features=["stage2", "stage3", "stage4"],
+    )  # fmt: skip
     config = DFineConfig(
-        backbone_config=backbone, d_model=32, encoder_hidden_dim=32, encoder_ffn_dim=32, decoder_ffn_dim=32,
+        backbone_config=backbone, encoder_in_channels=[16, 32, 32], decoder_in_channels=[32, 32, 32], d_model=32,
+        encoder_hidden_dim=32, encoder_ffn_dim=32, decoder_ffn_dim=32,
         decoder_layers=2, num_queries=8, encoder_attention_heads=2, decoder_attention_heads=2, num_denoising=0,
     )  # fmt: skip
     return Model(DFineForObjectDetection(config).eval(), (torch.randn(1, 3, 64, 64),), {"steps": 1})
@@ -358,37 +377,83 @@ def _plain(make: Callable[[], nn.Module], *shapes: tuple, train: bool | None = N
     return Model(make(), tuple(torch.randn(shape) for shape in shapes), settings)
 
 
-MODELS: dict[str, Callable[[], Model]] = {
-    "Accuracy and F1": accuracy_and_f1,
-    "PSNR and SSIM": psnr_and_ssim,
-    "TabM": tabm,
-    "Segment Anything mask decoder": sam_mask_decoder,
-    "Automatic mask scoring": automatic_mask_scoring,
-    "DimeNet": dimenet,
-    "Temporal graph network": temporal_graph_network,
-    "TransE": transe,
-    "Kornia LoFTR": loftr,
-    "Leaky spiking neuron": leaky_neuron,
-    "Poincare embeddings": poincare_embeddings,
-    "Neural ODE adaptive": neural_ode,
-    "Facenet MTCNN": facenet_mtcnn,
-    "Cross-batch memory": cross_batch_memory,
-    "DINO loss": dino_loss,
-    "FNO2d": fourier_operator,
-    "D-FINE decoder": d_fine_decoder,
-    "Adaptive computation time": functools.partial(_plain, AdaptiveTime, (3, 4)),
-    "Stochastic depth ResNet": functools.partial(_plain, StochasticDepth, (2, 4, 6, 6), train=True),
-    "Loss with NaN guard": functools.partial(_plain, GuardedLoss, (3, 4), (3, 2)),
-    "Running best in a buffer": functools.partial(_plain, RunningBest, (3, 4)),
-    "LSQ fake quantization": functools.partial(_plain, FakeQuantized, (3, 4)),
-    "ColBERT scoring": lambda: Model(LateInteraction(), (torch.randint(1, 20, (2, 4)), torch.randint(0, 20, (2, 6)))),
-    "Ring attention block": functools.partial(_plain, RingAttention, (2, 8, 8)),
-}
+MODELS: dict[str, Callable[[], Model]] = (
+    AGENTS
+    | SCIENCE
+    | SPEECH
+    | {
+        "Accuracy and F1": accuracy_and_f1,
+        "PSNR and SSIM": psnr_and_ssim,
+        "TabM": tabm,
+        "Segment Anything mask decoder": sam_mask_decoder,
+        "Automatic mask scoring": automatic_mask_scoring,
+        "DimeNet": dimenet,
+        "Temporal graph network": temporal_graph_network,
+        "TransE": transe,
+        "Kornia LoFTR": loftr,
+        "Leaky spiking neuron": leaky_neuron,
+        "Poincare embeddings": poincare_embeddings,
+        "Neural ODE adaptive": neural_ode,
+        "Facenet MTCNN": facenet_mtcnn,
+        "Cross-batch memory": cross_batch_memory,
+        "DINO loss": dino_loss,
+        "FNO2d": fourier_operator,
+        "D-FINE decoder": d_fine_decoder,
+        "Adaptive computation time": functools.partial(_plain, AdaptiveTime, (3, 4)),
+        "Stochastic depth ResNet": functools.partial(_plain, StochasticDepth, (2, 4, 6, 6), train=True),
+        "Loss with NaN guard": functools.partial(_plain, GuardedLoss, (3, 4), (3, 2)),
+        "Running best in a buffer": functools.partial(_plain, RunningBest, (3, 4)),
+        "LSQ fake quantization": functools.partial(_plain, FakeQuantized, (3, 4)),
+        "ColBERT scoring": lambda: Model(
+            LateInteraction(), (torch.randint(1, 20, (2, 4)), torch.randint(0, 20, (2, 6)))
+        ),
+        "Ring attention block": functools.partial(_plain, RingAttention, (2, 8, 8)),
+    }
+)
 """Name in the list -> the function that builds it."""
 
 HELP: dict[str, dict[str, Any]] = {
-    "ColBERT scoring": {"known_inputs": "document"},
+    "Conformer encoder": {"known_inputs": "1"},
     "DimeNet": {"known_inputs": ".*"},
+    "ECAPA-TDNN": {"known_inputs": "1"},
+    "Emformer": {"known_inputs": "1"},
+    "FastSpeech 2": {"known_inputs": ".*(lengths|durations)|[134579]"},
+    "ColBERT scoring": {"known_inputs": "document|1"},
+    "Pyro-style VAE": {"functions": {"pyro.util:warn_if_nan": lambda value, *args, **kwargs: value}},
+    "RNN-T loss model": {"known_inputs": "1|3"},
+    "Real-time chunking": {"known_inputs": "2"},
+    "SiamRPN tracker": {"known_inputs": "2"},
+    "Tacotron 2": {"known_inputs": "lengths|1"},
     "Temporal graph network": {"known_inputs": ".*", "static": ".*assoc"},
+    "Wav2vec pretraining": {"known_inputs": "1|2"},
+    "YOLOv8 task-aligned loss": {"functions": {"ultralytics.utils.loss:v8DetectionLoss.preprocess": targets_in_rows}},
 }
 """Name -> arguments of `verify` that the message of a refusal names."""
+
+
+def one_call_before(model: Model) -> Model:
+    """The first call gives lazy buffers their sizes."""
+    model.module(*model.args)
+    return model
+
+
+def plain_parameters(model: Model) -> Model:
+    """Parameters of a class of their own become PyTorch's."""
+    for module in model.module.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.data))
+    return model
+
+
+def no_early_stopping(model: Model) -> Model:
+    """The decoder runs to its limit."""
+    model.module.get_submodule("decoder").decoder_early_stopping = False
+    return model
+
+
+EDITS: dict[str, Callable[[Model], Model]] = {
+    "Leaky spiking neuron": one_call_before,
+    "Poincare embeddings": plain_parameters,
+    "Tacotron 2": no_early_stopping,
+}
+"""Name -> the change of the module that the message of a refusal names."""

@@ -8,12 +8,12 @@ package is missing is left out. A file of results is continued where it ends.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import multiprocessing
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,9 +21,9 @@ import torch
 import tyro
 
 import bridge
-from campaigns.atlas_models import import_torchvision
 from campaigns.new_kinds import LISTS
-from campaigns.new_kinds_models import HELP, MODELS
+from campaigns.new_kinds_calls import Model, import_without_operators
+from campaigns.new_kinds_models import EDITS, HELP, MODELS
 
 _WORK = Path(__file__).parent / LISTS[0]
 
@@ -43,17 +43,22 @@ class Options:
 def run(name: str) -> dict[str, Any]:
     """Returns the result for a model: as called, with named help, refused, wrong, or an error of another kind."""
     outcome = _compared(name, {})
-    if outcome["result"] == "refused" and name in HELP:
-        helped = _compared(name, HELP[name])
+    if outcome["result"] == "refused" and (name in HELP or name in EDITS):
+        helped = _compared(name, HELP.get(name, {}), EDITS.get(name, _unchanged))
         if helped["result"] == "as called":
-            return helped | {"result": "with named help", "help": sorted(HELP[name]), "message": outcome["message"]}
+            used = [*sorted(HELP.get(name, {})), *([EDITS[name].__name__.replace("_", " ")] if name in EDITS else [])]
+            return helped | {"result": "with named help", "help": used, "message": outcome["message"]}
     return outcome
 
 
-def _compared(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _unchanged(model: Model) -> Model:
+    return model
+
+
+def _compared(name: str, settings: dict[str, Any], edit: Callable[[Model], Model] = _unchanged) -> dict[str, Any]:
     torch.manual_seed(0)
     try:
-        model = MODELS[name]()
+        model = edit(MODELS[name]())
     except ImportError as error:
         return {"result": "not installed", "message": str(error)}
     except Exception as error:
@@ -72,8 +77,7 @@ def _compared(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _in_process(name: str, pipe: Any) -> None:
     warnings.simplefilter("ignore")
-    with contextlib.suppress(ImportError):
-        import_torchvision()
+    import_without_operators()
     pipe.send(run(name))
 
 

@@ -52,6 +52,8 @@ from bridge.tensor.tensor import (
 
 _MOST = 64
 """The largest number of sides inside of one branch."""
+_LONGEST = 32
+"""The largest number of sides inside of a loop whose turns are branches."""
 _REMEDY = "compute both ways and choose with torch.where"
 _MISSING = object()
 """The value of a name that is not bound."""
@@ -177,9 +179,36 @@ def ends(stop: Any) -> bool:
 def ends_loop(stop: Any) -> bool:
     """`ends` for a loop that has no other end."""
     if isinstance(stop, torch.Tensor):
-        inside, remedy = asked_inside("give it a fixed number of steps, as a `for` loop has")
-        raise refusal(f"a `while` loop ends by a traced value{inside}", remedy)
+        raise _endless()
     return stop
+
+
+def _endless() -> BridgeError:
+    inside, remedy = asked_inside(
+        "give it a fixed number of steps, as a `for` loop and `while i < n and …` by one of Python's numbers have"
+    )
+    return refusal(f"a `while` loop ends by a traced value{inside}", remedy)
+
+
+def repeat(body: Callable[[], Any], *tests: Callable[[], Any], first: int = 0) -> None:
+    """Runs a `while` loop as long as all tests are true, of which the first turn has had `first` ones.
+
+    From the first traced test on, the rest of the loop is a side of a branch. On that side a counter of turns stays one
+    of Python's numbers, so that it can end the loop.
+    """
+    while True:
+        for done, test in enumerate(tests[first:], first + 1):
+            found = truth(test())
+            if isinstance(found, torch.Tensor):
+                call = current()
+                if call is not None and call.sides > _LONGEST:
+                    raise _endless()
+                return _branch(found, lambda done=done: repeat(body, *tests, first=done), nothing)
+            _branch(found, nothing, nothing)  # `verify` counts the turns
+            if not found:
+                return None
+        body()
+        first = 0
 
 
 # ---- the answers that PyTorch gives while `verify` compares

@@ -98,7 +98,7 @@ def compute(context: CallState, func: Any, args: tuple, kwargs: dict, like: Brid
     if len(values) != len(outs):
         raise NotImplementedError(f"its lowering gives {len(values)} results, PyTorch {len(outs)}")
     results = _results(context, func, values, outs, inputs)
-    if not (isinstance(outs[-1], torch.Tensor) and outs[-1].dtype in DIFFERENTIABLE):
+    if random or not (isinstance(outs[-1], torch.Tensor) and outs[-1].dtype in DIFFERENTIABLE):
         follow(context, func, args, kwargs, results)
     return type(metas)(results) if several else results[0]
 

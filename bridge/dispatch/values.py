@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -108,7 +109,9 @@ def asked_inside(remedy: str) -> tuple[str, str]:
         helps = helps or next((text for start, text in _REMEDIES.items() if module.startswith(start)), "")
         frame = frame.f_back
     if frame is not None and "-packages" in frame.f_code.co_filename:
-        remedy = _LIBRARY_REMEDY.format(f"{frame.f_globals['__name__']}:{frame.f_code.co_qualname}")
+        # Not a side of a branch that was made of a part of it, and not a comprehension in it.
+        function = re.sub(r"\.<locals>\.(bridge_|<).*", "", frame.f_code.co_qualname)
+        remedy = _LIBRARY_REMEDY.format(f"{frame.f_globals['__name__']}:{function}")
     return name, helps or remedy
 
 

@@ -9,17 +9,18 @@ import jax.numpy as jnp
 import torch
 
 from bridge._compat.torch import below_modes
+from bridge.context import refusal
 from bridge.lowerings.registry import decomposes, lowers
 from bridge.lowerings.values import is_traced, known
+from bridge.symbolic.constants import as_constant
 
 aten = torch.ops.aten
 
 
 def _known(lengths: torch.Tensor) -> torch.Tensor:
     if is_traced(lengths):
-        raise NotImplementedError(
-            "the lengths of its sequences are traced and decide shapes; give them as a list or a constant tensor"
-        )
+        remedy = as_constant(lengths.value, "give them as a list or a constant tensor")  # pyright: ignore
+        raise refusal("the lengths of packed sequences are traced and decide shapes", remedy)
     return known(lengths)
 
 

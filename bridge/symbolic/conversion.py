@@ -218,6 +218,13 @@ def _may_branch(node: ast.AST) -> bool:
     return not _is_known(node.test) or any(_may_branch(each) and _jumps([each]) for each in inner)
 
 
+def _may_end(node: ast.While) -> bool:
+    """True for a loop that a traced value may end, and nothing else."""
+    if node.orelse or _jumps(node.body) or _is_known(node.test):
+        return False
+    return not any(isinstance(each, ast.NamedExpr) for each in ast.walk(node.test))
+
+
 def _raises(node: ast.stmt) -> bool:
     """True for `raise` and for an assertion of PyTorch's that is False."""
     call = getattr(node, "value", None)
@@ -501,10 +508,23 @@ class _Converter:
                 done += self._branch(node, [], "")
             elif _may_branch(node) and whole:
                 return done + self._branch(node, rest, "return ")
+            elif isinstance(node, ast.While) and _may_end(node):
+                done += self._repeated(node)
             else:
                 self._within(node, whole and not rest)
                 done.append(node)
         return done
+
+    def _repeated(self, node: ast.While) -> list[ast.stmt]:
+        """Returns the statements for a `while` loop that a traced value may end."""
+        n = next(self._numbers)
+        is_and = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
+        tests = node.test.values if is_and else [node.test]  # pyright: ignore[reportAttributeAccessIssue]
+        turn = _function(f"{_TURN}_{n}", self._block(node.body, False), node)
+        call = _parsed(f"{_RUNTIME!r}.repeat({_TURN}_{n}{', lambda: 0' * len(tests)})", node)
+        for made, test in zip(call[0].value.args[1:], tests, strict=True):
+            made.body = test
+        return [turn, *call]
 
     def _within(self, node: Any, last: bool) -> None:
         """Converts the branches inside of any other statement."""

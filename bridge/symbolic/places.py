@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import torch
 
 from bridge._compat.jax import Tracer
+from bridge.symbolic.constants import as_constant
 from bridge.symbolic.numbers import as_operand
 from bridge.symbolic.ranges import distance, range_of
 from bridge.tensor.tensor import BridgeTensor, View, as_view, empty_meta
@@ -122,7 +123,7 @@ def check_within(number: BridgeTensor, name: str, most: int, what: str, error: E
         remedy = f"{name}.clamp(0, {top}), for a number min(max({name}, 0), {top}), or another one within the dimension"
         raise error(
             f"{what} has a traced {name} that may be from {low} to {high}",
-            remedy,
+            as_constant(number.value, remedy),
         )
 
 

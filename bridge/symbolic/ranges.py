@@ -96,7 +96,10 @@ def after_write(target: BridgeTensor, source: BridgeTensor) -> Interval | None:
     known = source._handle.storage.bounds
     if known is None or source.dtype != target.dtype:
         return None
-    if target._views:
+    layout = target._handle.storage.layout
+    same_size = layout is not None and layout.dtype == target.dtype and layout.numel() == target.numel()
+    is_whole = same_size and target._meta.is_contiguous()
+    if target._views and not is_whole:
         return union(range_of(target), known)
     return known
 
@@ -197,6 +200,14 @@ def _compared(holds: Callable[[float, float], bool], operation: Operation) -> In
 
 
 Rule = Callable[[Operation], Interval]
+
+
+def _uniform(operation: Operation) -> Interval:
+    low = operation.named.get("from", 0)
+    high = operation.named.get("to", 1)
+    return union(range_of(low), range_of(high))
+
+
 _COPIES = "clone to_copy index index_select gather take embedding flip roll repeat amax amin unsafe_view unsafe_index"
 _RULES: dict[str, Rule] = {
     _COPIES: lambda c: c.a,
@@ -213,6 +224,7 @@ _RULES: dict[str, Rule] = {
     "index_fill scatter": lambda c: UNKNOWN if "reduce" in c.named else union(c.a, range_of(c.args[3])),
     "full full_like new_full": lambda c: range_of(c.named["fill_value"]),
     "randint randint_like": lambda c: Interval(c.named.get("low", 0), c.named["high"] - 1),
+    "rand rand_like uniform": _uniform,
     "arange": lambda c: union(range_of(c.named.get("start", 0)), range_of(c.named["end"])),
     "clamp clamp_min clamp_max": _clamped,
     "add": _sum,
@@ -248,18 +260,24 @@ def rule_of(func: Any) -> tuple[Rule, tuple[str, ...]] | None:
 
 
 def follow(context: CallState, func: Any, args: tuple, kwargs: dict, results: Sequence[Any]) -> None:
-    """Records the intervals of integers. Raises `BridgeError` for 64-bit ones known not to fit into 32 bits."""
+    """Records the intervals of integers and of uniform draws, with which layers are dropped.
+
+    Raises `BridgeError` for integers of 64 bits known not to fit into 32 bits.
+    """
     found = rule_of(func)
-    if found is None or results[-1].dtype.is_floating_point:
+    if found is None:
         return
     rule, names = found
+    is_float = results[-1].dtype.is_floating_point
+    if is_float and rule is not _uniform:
+        return
     a = range_of(args[0]) if args else UNKNOWN
     b = range_of(args[1]) if len(args) > 1 else UNKNOWN
     out = results[-1]
     known = rule(Operation(args, {**dict(zip(names, args, strict=False)), **kwargs}, out, a, b))
     if out.dtype == torch.int64:
         known = _of_64_bits(context, func, known)
-    elif out.dtype not in _ENDS or known.low < _ENDS[out.dtype].low or known.high > _ENDS[out.dtype].high:
+    elif not is_float and (out.dtype not in _ENDS or union(known, _ENDS[out.dtype]) != _ENDS[out.dtype]):
         known = None
     out._handle.storage.bounds = known
 

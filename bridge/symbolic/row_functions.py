@@ -231,6 +231,14 @@ def _repeat(func: Any, rows: Rows, *times: Any) -> Rows:
     return rows.like(rows.whole.repeat(*times), first)
 
 
+@handles(*_named("flip"))
+def _flip(_func: Any, rows: Rows, *dims: Any) -> Rows:
+    places = [_dim_of(rows, dim) for dim in (dims if isinstance(dims[0], int) else dims[0])]
+    if rows.first in places:
+        raise rows.refused("`flip` along the rows")
+    return rows.like(rows.whole.flip(places))
+
+
 @handles(*_named("unbind"))
 def _unbind(_func: Any, rows: Rows, dim: int = 0) -> tuple[Rows, ...]:
     place = _dim_of(rows, dim)

@@ -33,6 +33,7 @@ _NUMBER_REMEDY = (
 _ELEMENTWISE = {
     aten._to_copy.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.copy_.default,
     aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor,
+    aten.floor_divide.default, aten.floor_divide.Scalar, aten.floor_divide_.Tensor, aten.floor_divide_.Scalar,
 }  # fmt: skip
 """Elementwise operations besides those that PyTorch calls pointwise."""
 _NUMBERS = {

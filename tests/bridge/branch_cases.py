@@ -602,6 +602,36 @@ class WhileOfNumbers(Base):
 
 
 @case()
+class AdaptiveTime(Base):
+    """Steps until all rows have halted, or a number of Python's says so."""
+
+    def forward(self, x):
+        halted = x.new_zeros(len(x))
+        total = torch.zeros_like(x)
+        steps = 0
+        while steps < 3 and not (halted >= 0.9).all():
+            x = torch.tanh(self.a(x))
+            share = torch.minimum(torch.sigmoid(3 * x.sum(1)), 1 - halted)
+            total = total + share[:, None] * x
+            halted = halted + share
+            steps += 1
+        return total, halted, total * steps
+
+
+@case()
+class HalvedWhileLarge(Base):
+    def forward(self, x):
+        turns = 0
+        while x.abs().sum() > 8 and turns < 4:
+            if x.sum() > 0:
+                x = self.a(x) * 0.5
+            else:
+                x = x * 0.25
+            turns += 1
+        return x + turns
+
+
+@case()
 class Annotated(Base):
     def forward(self, x):
         if x.sum() > 0:

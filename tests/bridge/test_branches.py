@@ -181,6 +181,17 @@ def test_a_while_loop_that_ends_by_a_traced_value_is_refused():
         bridge.verify(Module(), UP, steps=1)
 
 
+def test_a_while_loop_without_another_end_is_refused():
+    class Module(Base):
+        def forward(self, x):
+            while x.sum() > 1:
+                x = self.a(x) * 0.5
+            return x
+
+    with pytest.raises(bridge.BridgeError, match=r"a `while` loop ends by a traced value.*`while i < n and"):
+        bridge.verify(Module(), UP, steps=1)
+
+
 @pytest.mark.slow
 def test_the_report_names_a_side_that_was_not_taken():
     report = bridge.verify(CASES["OneSided"][0](), UP, steps=1)

@@ -281,6 +281,28 @@ def never_drawn(x):
     return x + torch.rand(6, 4)
 
 
+class DroppedLayers(nn.Module):
+    """A draw for all layers, of which none is left out; a variable has no value where one would be."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        draws = torch.empty(len(self.layers)).uniform_()
+        weights = None
+        for i, layer in enumerate(self.layers):
+            if torch.rand(1) < 0.0 or draws[i] < 0.0:
+                continue
+            weights = layer(x).softmax(-1)
+            x = x + weights
+        return x, weights.sum(0)
+
+
+def test_a_draw_is_not_below_zero():
+    verified(DroppedLayers(), BOXES)
+
+
 @pytest.mark.slow
 def test_a_draw_decides_about_draws():
     verified(drawn, BOXES)

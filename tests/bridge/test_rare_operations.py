@@ -204,7 +204,7 @@ REFUSED = {
     ),
     "lengths": (
         lambda x, y: pack_padded_sequence(x, y, batch_first=True).data,
-        "lengths of its sequences are traced.*give them as a list",
+        r'lengths of packed sequences are traced.*known_inputs=r"1".*give them as a list',
     ),
     "resize_": (lambda x, y: (x * 2).resize_(5, 4), "it makes a tensor larger; make one of the new size"),
     "bincount": (lambda x, y: torch.bincount(y), "has a length that depends on data.*minlength=n"),

@@ -76,7 +76,10 @@ def test_a_branch_inside_a_library(tmp_path, monkeypatch):
     folder.mkdir()
     folder.joinpath("branching_library.py").write_text(
         "def cleaned(x):\n    for _ in range(int(x.isnan().sum())):\n        x = x.nan_to_num()\n    return x\n\n\n"
-        "def double(x):\n    return cleaned(x) * 2\n"
+        "def double(x):\n    return cleaned(x) * 2\n\n\n"
+        "def ranked(x):\n    if x.sum() > 0:\n        for _ in range(int(x.isnan().sum())):\n"
+        "            x = x.nan_to_num()\n    return x\n\n\n"
+        "def counts(x):\n    return [int(row.isnan().sum()) for row in x]\n"
     )
     monkeypatch.syspath_prepend(str(folder))
     import branching_library  # pyright: ignore[reportMissingImports]
@@ -85,6 +88,8 @@ def test_a_branch_inside_a_library(tmp_path, monkeypatch):
     raises(r'bridge.export\(module, functions={"branching_library:cleaned": replacement}\)', module, X)
     fn = bridge.export(module, functions={"branching_library:cleaned": lambda x: x})
     assert jnp.allclose(jax.jit(lambda x: fn({}, {}, x)[0])(X.numpy()), X.numpy() * 2)
+    raises(r'functions={"branching_library:ranked": replacement}\)', lambda x: branching_library.ranked(x), X)
+    raises(r'functions={"branching_library:counts": replacement}\)', lambda x: branching_library.counts(x), X * 2)
     del sys.modules["branching_library"]
 
 

@@ -221,6 +221,11 @@ ROWS = {
     "gathered": lambda x: selected(x).gather(1, selected(x).argsort(1)[:, :2]).sum(0),
     "a table": lambda x: F.embedding(torch.arange(6)[x[:, 0] > 0], x.exp()).sum(0),
     "one hot": lambda x: F.one_hot(torch.arange(6)[x[:, 0] > 0], 6).sum(0) * x[0, 0],
+    "places of a grid": lambda x: (
+        (torch.where(x.flatten() > 0)[0] // 8 * torch.where(x.flatten() > 0)[0] % 8).sum(),
+        x[torch.where(x.flatten() > 0)[0] // 8].mean(0),
+    ),
+    "in reverse": lambda x: (selected(x).flip(1).sum(0), torch.flip(selected(x).unsqueeze(1), [-1, 1]).sum(0)),
     "products of matrices": lambda x: torch.bmm(selected(x).view(-1, 2, 4), selected(x).view(-1, 4, 2)).sum(0),
     "facts": lambda x: (
         x * isinstance(selected(x), torch.Tensor) * selected(x).dim() * selected(x).is_floating_point(),
@@ -279,6 +284,7 @@ REFUSED = {
     "a tensor with rows of its own": (lambda x: (selected(x) + x).sum(), "rows of its own"),
     "places by two masks": (lambda x: x[torch.where(x > 0)[0], torch.where(x > 1)[1]].sum(), "an index beside others"),
     "a result": (lambda x: selected(x), "a result needs; it was made in"),
+    "rows in reverse": (lambda x: selected(x).flip(0).sum(), "`flip` along the rows"),
     "a sorted result": (lambda x: selected(x).sort(0).values.sum(), "`sort` along the rows"),
     "a function that is not known": (lambda x: torch.linalg.svdvals(selected(x)).sum(), "`linalg_svdvals`"),
     "another dimension of the rows": (lambda x: torch.cat([selected(x).t(), x], 0).sum(), "rows of its own|two masks"),
