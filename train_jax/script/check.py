@@ -283,12 +283,13 @@ class _TorchLoop:
 
     def _replace_rounding(self, trained: set[int]) -> None:
         """Replaces the gradients that are rounding, as `_replacing_rounding` does."""
-        reached = {name: each for name, each in self._module.named_parameters() if id(each) in trained}
-        sizes = {name: each.grad.abs().to_dense() for name, each in reached.items() if each.grad is not None}
-        largest = max((float(size.max()) for size in sizes.values() if size.numel()), default=0.0)
-        for name, size in sizes.items():
+        parameters = {name: each for name, each in self._module.named_parameters() if id(each) in trained}
+        gradients = {name: each.grad.to_dense() for name, each in parameters.items() if each.grad is not None}
+        largest = max((float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel()), default=0.0)
+        for name, gradient in gradients.items():
+            size = gradient.abs()
             is_rounding = (size <= ROUNDING_OF_GRADIENTS * largest) & (size > 0).any()
-            reached[name].grad = reached[name].grad.to_dense().masked_fill(is_rounding, _INSTEAD_OF_ROUNDING)
+            parameters[name].grad = gradient.masked_fill(is_rounding, _INSTEAD_OF_ROUNDING)
             if count := int((is_rounding & (size > 0)).sum()):
                 self.rounding[name] = max(count, self.rounding.get(name, 0))
 
