@@ -724,6 +724,18 @@ def test_a_program_that_jax_cannot_read_names_the_release_that_wrote_it(tmp_path
         Program(tmp_path / "model.npz")
 
 
+def test_a_report_of_a_run_imports_no_file_and_an_export_asks_for_it(script, forgotten, monkeypatch, capsys):
+    path = script()
+    assert main(["train", path, "--steps=2", "--log-every-steps=1", *OPTIONS]) == 0
+    monkeypatch.setattr(forgotten, "files", [])
+    del sys.modules["mine"]
+    assert main(["report", "runs/mine"]) == 0
+    assert "mine" not in sys.modules and Path("runs/mine/report/index.html").exists()
+    assert main(["export", "runs/mine"]) == 2
+    err = capsys.readouterr().err
+    assert "not imported unasked; give --plugin and its path" in err and err.count("\n") == 1
+
+
 PRETRAINED = (
     SCRIPT.replace("    return nn.Sequential(", "    return Saved(")
     + """
