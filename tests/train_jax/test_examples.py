@@ -79,16 +79,16 @@ def test_twenty_steps_are_pytorchs(stem, tmp_path, monkeypatch, forgotten, capsy
     path = named(stem)
     monkeypatch.chdir(tmp_path)
     use_file(str(path))
-    found = check.check_steps(dataclasses.replace(preset(stem), global_batch_size=8), 20)
+    config = dataclasses.replace(preset(stem), global_batch_size=8)
+    found = check.check_steps(config, 20, always_in_float64=True)
     with capsys.disabled():
         print(f"\n| {stem} | {found} |")
     losses = [leaf for leaf in found.leaves if leaf.name.partition(" of step ")[2]]
     assert len(losses) >= 20 and found.ok
     for leaf in found.leaves:
-        is_loss = leaf in losses
-        in_float32 = leaf.difference <= (1e-5 if is_loss else 1e-4)
-        in_float64 = leaf.wide_difference is not None and leaf.wide_difference <= 1e-9
-        assert in_float32 or leaf.has_no_gradient or (in_float64 and (not is_loss or stem in CHAOTIC)), leaf
+        in_float32 = leaf.difference <= (1e-5 if leaf in losses else 1e-4)
+        assert leaf.wide_difference <= 1e-9, leaf
+        assert in_float32 or leaf.entries_without_gradient or stem in CHAOTIC, leaf
 
 
 @pytest.mark.campaign

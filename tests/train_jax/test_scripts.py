@@ -241,6 +241,81 @@ def test_a_bias_at_zero_whose_gradient_is_rounding_is_no_difference(script):
     assert "rounding in" in str(found)
 
 
+ATTENTION = """
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(1, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.up(x[..., None])
+        return self.head(self.attention(x, x, x)[0].mean(1))
+
+
+def optimizer(model):
+    return torch.optim.Adam(model.parameters(), lr=0.05, eps=1e-16)
+"""
+
+
+def test_a_bias_of_keys_whose_gradient_is_rounding_hides_no_fault_in_its_leaf(script, monkeypatch):
+    text = SCRIPT.replace("return nn.Sequential(", "return Attending()\n    return (") + ATTENTION
+    config = config_of(script(text))
+    found = check.check_steps(config, 3, always_in_float64=True)
+    (leaf,) = (leaf for leaf in found.leaves if leaf.name == "attention.in_proj_bias")
+    assert found.ok and leaf.entries_without_gradient == 8
+
+    right = check._JaxLoop.result
+
+    def faulty(self):
+        steps = right(self)
+        steps.leaves["attention.in_proj_bias"] = steps.leaves["attention.in_proj_bias"] * (1 + 1e-8)
+        return steps
+
+    monkeypatch.setattr(check._JaxLoop, "result", faulty)
+    assert not check.check_steps(config, 3, always_in_float64=True).ok
+
+
+BATCH_NORM = (
+    ZERO_BIAS
+    + """
+
+def optimizer(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.1, eps=1e-16)
+"""
+)
+
+
+def test_running_statistics_that_follow_a_gradient_of_rounding_agree_in_float64(script):
+    found = check.check_steps(config_of(script(BATCH_NORM)), 4)
+    wide = {leaf.name: leaf.wide_difference for leaf in found.leaves}
+    assert found.ok and wide["1.running_mean"] < 1e-12
+
+
+def test_a_leaf_that_differs_in_float32_agrees_only_to_rounding_of_float64():
+    assert check.Leaf("weight", 1e-2, check.TOLERANCE, 1e-10).agrees
+    assert not check.Leaf("weight", 1e-2, check.TOLERANCE, 5e-9).agrees
+
+
+def test_the_command_finds_a_fault_that_float32_hides(script, monkeypatch, capsys):
+    path = script(SCRIPT + DECAYING)
+    assert main(["check", path]) == 0
+    assert "3 steps agree with PyTorch" in capsys.readouterr().out
+    right = task.translate
+
+    def faulty(optimizer, *arguments, **options):
+        optimizer.param_groups[0]["weight_decay"] = 0.5001
+        return right(optimizer, *arguments, **options)
+
+    monkeypatch.setattr(task, "translate", faulty)
+    assert check.check_steps(config_of(path), 3).ok  # 1e-4 is allowed in float32
+    with pytest.raises(SystemExit):
+        main(["check", path])
+    assert "in float64" in capsys.readouterr().out
+
+
 def test_a_module_dict_is_one_model_and_a_loader_of_a_stream_a_stream(script):
     text = SCRIPT.replace("return points(0, 100)", "return torch.utils.data.DataLoader(Stream(), batch_size=8)")
     text = text.replace("return nn.Sequential(", "return nn.ModuleDict({'all': nn.Sequential(").replace(
@@ -647,6 +722,18 @@ def test_a_program_that_jax_cannot_read_names_the_release_that_wrote_it(tmp_path
     np.savez(tmp_path / "model.npz", layout=np.frombuffer(layout, np.uint8), **{"program.1": np.full(64, 7, np.uint8)})
     with pytest.raises(ValueError, match=f"written with JAX 99.1, and JAX {jax.__version__} cannot read it"):
         Program(tmp_path / "model.npz")
+
+
+def test_a_report_of_a_run_imports_no_file_and_an_export_asks_for_it(script, forgotten, monkeypatch, capsys):
+    path = script()
+    assert main(["train", path, "--steps=2", "--log-every-steps=1", *OPTIONS]) == 0
+    monkeypatch.setattr(forgotten, "files", [])
+    del sys.modules["mine"]
+    assert main(["report", "runs/mine"]) == 0
+    assert "mine" not in sys.modules and Path("runs/mine/report/index.html").exists()
+    assert main(["export", "runs/mine"]) == 2
+    err = capsys.readouterr().err
+    assert "not imported unasked; give --plugin and its path" in err and err.count("\n") == 1
 
 
 PRETRAINED = (

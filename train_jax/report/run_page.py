@@ -176,7 +176,7 @@ def read_run_files(run_dir: str, step: str = "newest") -> RunFiles:
 
     Raises `UserError` if it does not exist, has no metrics yet, or if the chosen checkpoint has not been evaluated.
     """
-    folder, config = read_run(run_dir)
+    folder, config = read_run(run_dir, needs_script=False)
     if step != "newest":
         from train_jax.run.restore import results_folder  # imports JAX, which a report needs only for this
 

@@ -297,12 +297,19 @@ def to_json(config: RunConfig, run_id: str = "") -> str:
     return json.dumps(fields, indent=1)
 
 
-def read_config(path: Path) -> RunConfig:
-    """Reads the config.json of a run. Raises `UserError` if it was not written by a version of this class."""
+def read_config(path: Path, *, needs_script: bool = True) -> RunConfig:
+    """Reads the config.json of a run. Raises `UserError` if it was not written by a version of this class.
+
+    `needs_script`: raise it for the run of a training script whose file is not in use. The file of a plugin with a task
+    of its own is always needed.
+    """
     parts = {"model": TEXT, "task": TEXT, "arch": OBJECT, "task_config": OBJECT, "optim": OBJECT, "compute": OBJECT}
     remedy = "use a run folder that `trm train` wrote"
     values = read_object(path, parts, remedy=remedy)
-    plugin.require(values.get(plugin.RECORD), str(path.parent))
+    if needs_script or values["task"] != plugin.SCRIPT_TASK:
+        plugin.require(values.get(plugin.RECORD), str(path.parent))
+    else:
+        plugin.use_scripts()
     try:
         return from_values(values)
     except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

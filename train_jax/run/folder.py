@@ -199,12 +199,15 @@ def is_run(where: str) -> bool:
     return (path_of(where) / "config.json").is_file()
 
 
-def read_run(run_dir: str) -> tuple[RunFolder, RunConfig]:
-    """Returns the folder of an existing run and its configuration. Raises `UserError` if there is none."""
+def read_run(run_dir: str, *, needs_script: bool = True) -> tuple[RunFolder, RunConfig]:
+    """Returns the folder of an existing run and its configuration. Raises `UserError` if there is none.
+
+    `needs_script`: as for `read_config`.
+    """
     from train_jax.run.config import read_config
 
     folder = find_run(run_dir)
-    config = dataclasses.replace(read_config(folder.config), run_dir=str(run_dir))
+    config = dataclasses.replace(read_config(folder.config, needs_script=needs_script), run_dir=str(run_dir))
     return dataclasses.replace(folder, run_id=read_id(folder)), config
 
 

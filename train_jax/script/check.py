@@ -2,8 +2,9 @@
 
 PyTorch runs its own loop with the model, the loss, the optimizer and the schedule of the script. JAX runs the training
 step of a run on the same batches and replays PyTorch's random draws. A leaf that differs in the script's own precision
-is decided in float64, where both sides must agree to `WIDE_TOLERANCE` or to `ROUNDING_RATIO` of the difference: what
-differs only in fewer bits is rounding.
+is decided in float64, where both sides must agree to `WIDE_TOLERANCE`: what differs only in fewer bits is rounding.
+A gradient that is rounding even in float64, such as that of the bias of keys in an attention, has the same value on
+both sides there: Adam would make steps of any size out of it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import torch
 
 import bridge
 from bridge.parity.sides import in_float64, watching, wide_casts
 from bridge.tensor.arrays import array_of
 from train_jax.core.objective import Objective
-from train_jax.core.optim.chain import logged_learning_rates, trainable
+from train_jax.core.optim.chain import Optimizer, logged_learning_rates, trainable
 from train_jax.core.state import new_state
 from train_jax.core.step import StepOptions, step_of
 from train_jax.errors import UserError
@@ -40,15 +43,10 @@ TOLERANCE = 1e-4
 """Largest difference of a leaf after the steps in float32, relative to its largest entry."""
 WIDE_TOLERANCE = 1e-9
 """Largest relative difference of losses and leaves in float64."""
-ROUNDING_RATIO = 1e-6
-"""Largest ratio of the difference in float64 to that in float32 of a leaf whose gradient is rounding alone.
-
-The ratio of the precisions is 2e-9; Adam makes steps of any size out of such a gradient. A fault has the same size in
-both."""
 ROUNDING_OF_GRADIENTS = 1e-12
 """A gradient in float64 that is smaller, as a share of the largest one of all parameters, is rounding."""
-NARROW_TOLERANCE = 1e-6
-"""Largest relative difference in float64 of losses and leaves of a script in 16 bits."""
+_INSTEAD_OF_ROUNDING = 1e-30
+"""Not zero: a parameter whose gradients are all zero is one that the loss does not reach, and stays so."""
 _REMEDY = "--no-verify trains without this check"
 
 
@@ -60,8 +58,8 @@ class Steps:
     """The losses by name, such as `loss of step 1`."""
     leaves: dict[str, np.ndarray]
     """Parameters and buffers after the steps, by qualified name."""
-    gradients: dict[str, float] = dataclasses.field(default_factory=dict)
-    """The largest entry of the gradient of each parameter in all steps, of PyTorch's side."""
+    rounding: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Number of entries whose gradient in float64 is rounding, for each such parameter, of PyTorch's side."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +70,14 @@ class Leaf:
     difference: float
     tolerance: float
     wide_difference: float | None = None
-    """The same in float64, where it was needed."""
-    has_no_gradient: bool = False
-    """True if its gradient in float64 is rounding alone, out of which Adam makes steps of any size."""
+    """The same in float64, where it was computed."""
+    entries_without_gradient: int = 0
+    """Number of entries whose gradient in float64 is rounding."""
 
     @property
     def agrees(self) -> bool:
-        if self.has_no_gradient:
-            return True
         if self.wide_difference is not None:
-            return self.wide_difference <= max(WIDE_TOLERANCE, ROUNDING_RATIO * self.difference)
+            return self.wide_difference <= WIDE_TOLERANCE
         return self.difference <= self.tolerance
 
 
@@ -124,10 +120,15 @@ class StepCheck:
 
 
 def check_steps(
-    config: RunConfig, steps: int, say: Callable[[str], None] = lambda _: None, task: ScriptTask | None = None
+    config: RunConfig,
+    steps: int,
+    say: Callable[[str], None] = lambda _: None,
+    task: ScriptTask | None = None,
+    always_in_float64: bool = False,
 ) -> StepCheck:
     """Compares `steps` training steps with PyTorch's; `task` is that of the run, if it has read the data already.
 
+    `always_in_float64`: compare in float64 also what agrees in float32. A script in 16 bits is always compared there.
     Raises `UserError` for a script that cannot be run.
     """
     begun = time.perf_counter()
@@ -135,28 +136,22 @@ def check_steps(
     _ = task.form  # reads the data before the default dtype is float64, which data without a dtype would have
     narrow = _is_narrow(config, task)
     with jax.default_device(host_device()):
-        theirs, ours = _both(config, task, steps, torch.float64 if narrow else torch.float32, say)
-        leaves = _differences(theirs, ours)
-        if narrow:
-            leaves = [
-                dataclasses.replace(
-                    leaf, tolerance=NARROW_TOLERANCE, has_no_gradient=_has_no_gradient(leaf.name, theirs)
-                )
-                for leaf in leaves
-            ]
-            leaves += _narrow_leaves(config, task)
-        elif not all(leaf.agrees for leaf in leaves):
-            say("some leaves differ in float32; comparing in float64")
-            wide, ours = _both(config, task, steps, torch.float64, say)
-            differences = {leaf.name: leaf.difference for leaf in _differences(wide, ours)}
+        leaves = [] if narrow else _differences(*_both(config, task, steps, torch.float32, say))
+        if narrow or always_in_float64 or not all(leaf.agrees for leaf in leaves):
+            say("comparing in float64")
+            theirs, ours = _both(config, task, steps, torch.float64, say)
+            in_float32 = {leaf.name: leaf.difference for leaf in leaves}
             leaves = [
                 dataclasses.replace(
                     leaf,
-                    wide_difference=None if leaf.agrees else differences[leaf.name],
-                    has_no_gradient=_has_no_gradient(leaf.name, wide),
+                    difference=in_float32.get(leaf.name, leaf.difference),
+                    wide_difference=leaf.difference,
+                    entries_without_gradient=theirs.rounding.get(leaf.name, 0),
                 )
-                for leaf in leaves
+                for leaf in _differences(theirs, ours)
             ]
+        if narrow:
+            leaves += _narrow_leaves(config, task)
     leaves.sort(key=lambda leaf: -leaf.difference)
     return StepCheck(steps, leaves, time.perf_counter() - begun)
 
@@ -172,12 +167,6 @@ def verified(config: RunConfig, task: ScriptTask) -> str:
     if not check.ok:
         raise UserError(f"{script.file}: {check}; `trm check {script.file}` shows every leaf, and {_REMEDY}")
     return f"{script.file}: {check}"
-
-
-def _has_no_gradient(name: str, wide: Steps) -> bool:
-    """Returns whether the gradient of a parameter in steps in float64 is rounding alone."""
-    largest = max(wide.gradients.values(), default=0.0)
-    return wide.gradients.get(name, largest) <= ROUNDING_OF_GRADIENTS * largest
 
 
 def _is_narrow(config: RunConfig, task: ScriptTask) -> bool:
@@ -241,6 +230,7 @@ class _TorchLoop:
             parameters[name].requires_grad_(False)
         optimizer: Any = task.torch_optimizer
         schedule = task.torch_schedule
+        self._is_wide = dtype == torch.float64
         self._rate = None
         if optimizer is None:
             optimizer, self._rate = _adamw(config, self._module, total_steps)
@@ -248,7 +238,7 @@ class _TorchLoop:
         self._schedules = (schedule or {}) if task.parts else {LOSS: schedule}
         self.names = task.parts or (LOSS,)
         self.losses: dict[str, float] = {}
-        self.gradients: dict[str, float] = {}
+        self.rounding: dict[str, int] = {}
         self._steps = 0
 
     def step(self, batch: Any) -> Any:
@@ -282,21 +272,31 @@ class _TorchLoop:
             )
         with script.errors_of("the gradient of loss()"):
             loss.backward()
-        for parameter, tensor in self._module.named_parameters():
-            if tensor.grad is not None and tensor.grad.numel():
-                largest = float(tensor.grad.detach().abs().max())
-                self.gradients[parameter] = max(self.gradients.get(parameter, 0.0), largest)
+        trained = [each for group in optimizer.param_groups for each in group["params"]]
+        if self._is_wide:
+            self._replace_rounding({id(each) for each in trained})
         if clip:
-            trained = [each for group in optimizer.param_groups for each in group["params"]]
             torch.nn.utils.clip_grad_norm_(trained, clip)
         optimizer.step()
         self.losses[f"{name} of step {self._steps}"] = float(loss.detach())
         return watch.draws
 
+    def _replace_rounding(self, trained: set[int]) -> None:
+        """Replaces the gradients that are rounding, as `_replacing_rounding` does."""
+        parameters = {name: each for name, each in self._module.named_parameters() if id(each) in trained}
+        gradients = {name: each.grad.to_dense() for name, each in parameters.items() if each.grad is not None}
+        largest = max((float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel()), default=0.0)
+        for name, gradient in gradients.items():
+            size = gradient.abs()
+            is_rounding = (size <= ROUNDING_OF_GRADIENTS * largest) & (size > 0).any()
+            parameters[name].grad = gradient.masked_fill(is_rounding, _INSTEAD_OF_ROUNDING)
+            if count := int((is_rounding & (size > 0)).sum()):
+                self.rounding[name] = max(count, self.rounding.get(name, 0))
+
     def result(self) -> Steps:
         fn = bridge.export(self._module)
         leaves = {name: np.asarray(array) for name, array in (fn.params | fn.buffers).items()}
-        return Steps(self.losses, leaves, self.gradients)
+        return Steps(self.losses, leaves, self.rounding)
 
 
 def _adamw(config: RunConfig, module: torch.nn.Module, total_steps: int) -> tuple[torch.optim.Optimizer, Any]:
@@ -319,6 +319,9 @@ class _JaxLoop:
         module = _module(config, task, dtype)
         self._objective = Objective(bridge.export(module), task)
         optimizer = build_optimizer(config, task, self._objective, total_steps)
+        if dtype == torch.float64:
+            parts = {name: _replacing_rounding(part) for name, part in optimizer.parts.items()}
+            optimizer = Optimizer(_replacing_rounding(optimizer.transformation), optimizer.rates, parts)
         options = StepOptions(
             total_steps=total_steps,
             global_batch_size=config.global_batch_size,
@@ -346,6 +349,22 @@ class _JaxLoop:
     def result(self) -> Steps:
         arrays = self._state.params | self._state.buffers
         return Steps(self.losses, {name: np.asarray(array) for name, array in arrays.items()})
+
+
+def _replacing_rounding(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns an optimizer that reads a constant in place of gradients that are rounding."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        sizes = jax.tree.map(jnp.abs, updates)
+        largest = jnp.stack([size.max(initial=0.0) for size in jax.tree.leaves(sizes)]).max()
+
+        def replaced(gradient: jax.Array, size: jax.Array) -> jax.Array:
+            is_rounding = (size <= ROUNDING_OF_GRADIENTS * largest) & (size > 0).any()
+            return jnp.where(is_rounding, jnp.asarray(_INSTEAD_OF_ROUNDING, gradient.dtype), gradient)
+
+        return optimizer.update(jax.tree.map(replaced, updates, sizes), state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def _differences(theirs: Steps, ours: Steps) -> list[Leaf]:

@@ -29,7 +29,7 @@ def cli(argv: list[str]) -> None:
 
 def main(config: RunConfig, steps: int) -> None:
     with join_processes("cpu"):
-        check = check_steps(config, steps, say=lambda line: print(line, flush=True))
+        check = check_steps(config, steps, say=lambda line: print(line, flush=True), always_in_float64=True)
     print(_table(check))
     print(check)
     if not check.ok:
@@ -45,8 +45,11 @@ def _table(check: StepCheck) -> str:
 
 
 def _verdict(leaf: Leaf) -> str:
-    if leaf.has_no_gradient and leaf.difference > leaf.tolerance:
-        return "rounding: its gradient is zero but for rounding in float64"
     if leaf.wide_difference is None:
         return "ok" if leaf.agrees else "DIFFERS"
-    return f"{'rounding' if leaf.agrees else 'DIFFERS'}, {leaf.wide_difference:.0e} in float64"
+    wide = f"{leaf.wide_difference:.0e} in float64"
+    if leaf.entries_without_gradient:
+        wide += f", where the gradient of {leaf.entries_without_gradient:,} entries is rounding"
+    if not leaf.agrees:
+        return f"DIFFERS, {wide}"
+    return f"{'rounding' if leaf.difference > leaf.tolerance else 'ok'}, {wide}"
