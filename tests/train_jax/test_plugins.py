@@ -151,3 +151,12 @@ def test_a_launch_copies_a_file_that_git_does_not_know(tmp_path, monkeypatch):
         assert sorted(name for name in archive.getnames() if name.endswith(".py")) == ["mine/known.py", "mine/new.py"]
     with pytest.raises(UserError, match="hosts have the checkout alone"):
         source.archive(tmp_path / "code.tar.gz", plugins=["/elsewhere.py"])
+
+
+def test_a_dry_run_refuses_a_file_that_hosts_would_not_find(tmp_path, capsys):
+    file = tmp_path / "elsewhere.py"
+    file.write_text("import train_jax\nPLUGIN = train_jax.Plugin(name='elsewhere')\n")
+    node = ["--tpu", "mine", "--zone", "us-central2-b", "--type", "v4-8", "--dry-run"]
+    command = ["train", "tiny", "--plugin", str(file), "--run-dir", "gs://bucket/run"]
+    assert main(["launch", *node, "--", *command]) == 2
+    assert "hosts have the checkout alone; give a relative path" in capsys.readouterr().err

@@ -248,7 +248,7 @@ class Source(NamedTuple):
         found = []
         for path in paths:
             if Path(path).is_absolute() or not Path(path).resolve().is_relative_to(self.root.resolve()):
-                raise UserError(f"--plugin {path}: hosts have the checkout alone; give a relative path in {self.root}")
+                raise UserError(f"{path}: hosts have the checkout alone; give a relative path in {self.root}")
             name = Path(path).resolve().relative_to(self.root.resolve())
             if not _git(self.root, "ls-files", "--", str(name)):
                 found.append(name)
