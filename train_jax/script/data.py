@@ -272,7 +272,7 @@ def set_generators(states: tuple[Any, Any, Any]) -> None:
 
 def seed_generators(seed: int) -> None:
     """Seeds the global generators of PyTorch, NumPy and Python with 32 bits."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # `torch.manual_seed` formats a traceback for each other kind of device
     np.random.seed(seed)
     random.seed(seed)
 
