@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -14,21 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from campaigns.new_kinds_calls import Function, Model
+from campaigns.new_kinds_calls import Function, Model, without_init
 
 
 def _features(actions: int) -> dict[str, Any]:
-    import lerobot
-
-    # The package of all policies imports one that does not fit this release of transformers.
-    policies = ModuleType("lerobot.policies")
-    policies.__path__ = [f"{lerobot.__path__[0]}/policies"]
-    sys.modules.setdefault("lerobot.policies", policies)
+    without_init("lerobot.policies")
     from lerobot.configs.types import FeatureType, PolicyFeature
 
     return {
         "input_features": {
-            "observation.image": PolicyFeature(FeatureType.VISUAL, (3, 32, 32)),
+            "observation.image": PolicyFeature(FeatureType.VISUAL, (3, 64, 64)),
             "observation.state": PolicyFeature(FeatureType.STATE, (3,)),
         },
         "output_features": {"action": PolicyFeature(FeatureType.ACTION, (actions,))},
@@ -46,7 +39,7 @@ def act_policy() -> Model:
         dim_feedforward=16, n_encoder_layers=1, n_vae_encoder_layers=1, latent_dim=4,
     )  # fmt: skip
     batch = {
-        "observation.image": torch.rand(2, 3, 32, 32),
+        "observation.image": torch.rand(2, 3, 64, 64),
         "observation.state": torch.randn(2, 3),
         "action": torch.randn(2, 4, 2),
         "action_is_pad": torch.tensor([[False] * 4, [False, False, True, True]]),
@@ -63,7 +56,7 @@ def tdmpc() -> Model:
         **features, horizon=3, latent_dim=8, mlp_dim=16, state_encoder_hidden_dim=16, image_encoder_hidden_dim=8
     )
     batch = {
-        "observation.image": torch.rand(2, 4, 3, 32, 32),
+        "observation.image": torch.rand(2, 4, 3, 64, 64),
         "observation.state": torch.randn(2, 4, 3),
         "action": torch.randn(2, 3, 2),
         "next.reward": torch.randn(2, 3),
@@ -146,7 +139,9 @@ def lightning_module() -> Model:
 
 
 def maml() -> Model:
-    import learn2learn
+    without_init("learn2learn")
+    without_init("learn2learn.algorithms")
+    from learn2learn.algorithms.maml import MAML
 
     def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         learner = model.clone()
@@ -154,7 +149,7 @@ def maml() -> Model:
         learner.adapt(F.mse_loss(learner(x[:4]), y[:4]))
         return F.mse_loss(learner(x[4:]), y[4:])
 
-    module = learn2learn.algorithms.MAML(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), lr=0.1)
+    module = MAML(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), lr=0.1)
     return Model(Function(module, step), (torch.randn(8, 3), torch.randn(8, 1)))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
+from unittest import mock
 
 from torch import nn
 
@@ -37,3 +40,21 @@ def import_without_operators() -> None:
     """Lets torchvision be imported also where its library of operators does not load."""
     with contextlib.suppress(ImportError):
         import_torchvision()
+
+
+def without_init(name: str) -> None:
+    """Lets modules of a package be imported without what the package itself imports, which needs more packages."""
+    if name in sys.modules:
+        return
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ImportError(f"No module named {name!r}")
+    package = ModuleType(name)
+    package.__spec__ = spec
+    package.__path__ = [*(spec.submodule_search_locations or ())]
+    sys.modules[name] = package
+
+
+def without(*names: str) -> Any:
+    """Returns a context in which modules of packages that a model does not need are stand-ins."""
+    return mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in names})

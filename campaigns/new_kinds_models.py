@@ -234,11 +234,10 @@ def dino_loss() -> Model:
 
 
 def fourier_operator() -> Model:
-    from neuralop.models import FNO2d
+    from neuralop.models import FNO
 
-    return Model(
-        FNO2d(4, 4, hidden_channels=8, in_channels=1, out_channels=1, n_layers=1), (torch.randn(1, 1, 16, 16),)
-    )
+    net = FNO(n_modes=(4, 4), hidden_channels=8, in_channels=1, out_channels=1, n_layers=1)
+    return Model(net, (torch.randn(1, 1, 16, 16),))
 
 
 def d_fine_decoder() -> Model:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from campaigns.new_kinds_calls import Function, Model
+from campaigns.new_kinds_calls import Function, Model, without
 
 
 def tabpfn() -> Model:
@@ -185,8 +185,9 @@ def splats() -> Model:
 
 
 def wide_and_deep() -> Model:
-    from pytorch_widedeep.losses import FocalLoss
-    from pytorch_widedeep.models import TabMlp, Wide, WideDeep
+    with without("spacy", "spacy.symbols", "gensim", "gensim.utils"):
+        from pytorch_widedeep.losses import FocalLoss
+        from pytorch_widedeep.models import TabMlp, Wide, WideDeep
 
     wide = Wide(6, 1)
     deep = TabMlp(
@@ -210,8 +211,9 @@ def _atoms() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def schnet() -> Model:
-    import schnetpack
-    from schnetpack import properties
+    with without("matscipy", "matscipy.neighbours", "dirsync", "fasteners"):
+        import schnetpack
+        from schnetpack import properties
 
     radial = schnetpack.nn.GaussianRBF(n_rbf=6, cutoff=3.0)
     representation = schnetpack.representation.SchNet(8, 2, radial, schnetpack.nn.CosineCutoff(3.0))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from campaigns.new_kinds_calls import Function, Model
+from campaigns.new_kinds_calls import Function, Model, without_init
 
 
 def ecapa_tdnn() -> Model:
@@ -182,7 +182,7 @@ def moirai() -> Model:
 
     net = MoiraiModule(
         StudentTOutput(),
-        d_model=16,
+        d_model=64,
         num_layers=1,
         patch_sizes=(8, 16),
         max_seq_len=16,
@@ -207,8 +207,10 @@ def moirai() -> Model:
 
 
 def n_hits() -> Model:
+    without_init("neuralforecast")
+    without_init("neuralforecast.models")
     from neuralforecast.losses.pytorch import MAE
-    from neuralforecast.models import NHITS
+    from neuralforecast.models.nhits import NHITS
 
     net = NHITS(h=4, input_size=8, mlp_units=[[8, 8]] * 3, n_freq_downsample=[2, 2, 1], loss=MAE(), max_steps=1)
 
@@ -232,7 +234,7 @@ def deep_ar() -> Model:
         torch.tensor([[0], [2]]), torch.randn(2, 1), torch.randn(2, past, 1), torch.rand(2, past) + 0.5,
         (torch.rand(2, past) > 0.2).float(), torch.randn(2, 3, 1), torch.rand(2, 3), torch.ones(2, 3),
     )  # fmt: skip
-    return Model(net, args, {"method": "log_loss"} if hasattr(net, "log_loss") else {"method": "loss"})
+    return Model(net, args, {"method": "loss"})
 
 
 class RevIN(nn.Module):
