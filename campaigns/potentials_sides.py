@@ -1,11 +1,13 @@
 """The potentials of `campaigns.potentials` in four ways: PyTorch's eager mode, `torch.compile`, tojax and this bridge.
 
-    python -m campaigns.potentials_sides mace --repeat 2     # in the environment of MACE, with tojax: Python 3.12
+    python -m campaigns.potentials_sides mace --rounds 0     # in the environment of MACE, with tojax: Python 3.12
+    python -m campaigns.potentials_sides mace --repeat 2 --sides   # times, on a quiet machine
     python -m campaigns.potentials_sides --page docs/potentials.md
 
-Each side computes energy, forces and stress in float32, evaluation mode, on one thread of PyTorch. A record has the
-medians of interleaved calls, wall time and CPU time of the process, the bytes that a call needs beside weights and
-inputs, the load of the machine, and for `torch.compile` and tojax the errors beside eager or their own error.
+Each side computes energy, forces and stress in float32, evaluation mode. A record has the medians of interleaved
+calls, wall time and CPU time of the process, with PyTorch on all cores and on one, JAX with XLA's defaults and with
+`OPTIONS`; the bytes that a call needs beside weights and inputs; and for `torch.compile` and tojax the errors beside
+eager or their own error.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -30,8 +32,11 @@ import numpy as np
 from campaigns.potentials import LIBRARIES, SEED, TITLES, InJax, at, between, error, keep, mapped, structure, with_at
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
-SIDES = ("torch", "compiled", "tojax", "jax")
 ROUNDS = 25
+SETTLE = 0.05
+"""Seconds before a call, in which the threads of the other framework stop waiting for work."""
+OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+"""Options of `jax.jit` on a CPU: YNNPACK, whose sums over few elements are slow, computes products alone."""
 
 
 def first_line(failure: BaseException) -> str:
@@ -225,6 +230,7 @@ def interleaved(calls, rounds):
     for number in range(rounds + 3):
         for name, prepare in calls.items():
             call = prepare()
+            time.sleep(SETTLE)
             wall, processor = time.perf_counter(), time.process_time()
             call()
             used = time.perf_counter() - wall, time.process_time() - processor
@@ -242,7 +248,8 @@ def measure(library, repeat, rounds, sides):
     import bridge
 
     torch.manual_seed(SEED)
-    torch.set_num_threads(1)
+    cores = os.cpu_count() or 1
+    torch.set_num_threads(cores)
     case = LIBRARIES[library](torch.float32, structure(repeat))
     case.module.to(torch.float32).eval()
     torch.set_default_dtype(torch.float32)
@@ -250,18 +257,31 @@ def measure(library, repeat, rounds, sides):
     eager = Torch(case, case.module)
     expected = values(case, eager.call()())
     record = {"library": library, "package": f"{case.package} {importlib.metadata.version(case.package)}"}
-    record |= {"repeat": repeat, "atoms": int(at(case.call()[0], case.positions).shape[0])}
+    record |= {"atoms": int(at(case.call()[0], case.positions).shape[0]), "cores": cores}
 
     def predicted(params, positions, graph):
         outputs = ours.outputs(params, positions, graph, train=False, **case.inference)
         return at(outputs, case.energy), at(outputs, case.forces), at(outputs, case.stress)
 
     given = ours.fn.params, jax.numpy.asarray(at(case.call()[0], case.positions).detach().numpy()), ours.graph
-    program = jax.jit(predicted).lower(*given).compile()
-    energy, forces, _ = program(*given)
-    record["jax"] = {"energy": error(energy, expected[0]), "forces": error(forces, expected[1])}
-    calls = {"torch": eager.call, "jax": lambda: lambda: jax.block_until_ready(program(*given))}
-    record["bytes"] = {"torch": peak_of_torch(eager.call()), "jax": peak_of_jax(program)}
+
+    def eager_on_one_core():
+        torch.set_num_threads(1)
+        return eager.call()
+
+    def eager_on_all_cores():
+        torch.set_num_threads(cores)
+        return eager.call()
+
+    calls = {"torch_1": eager_on_one_core, "torch": eager_on_all_cores}
+    record["bytes"] = {"torch": peak_of_torch(eager.call())}
+    lowered = jax.jit(predicted).lower(*given)
+    for name, options in (("jax", None), ("jax_options", OPTIONS)):
+        program = lowered.compile(options)
+        energy, forces, _ = program(*given)
+        record[name] = {"energy": error(energy, expected[0]), "forces": error(forces, expected[1])}
+        record["bytes"][name] = peak_of_jax(program)
+        calls[name] = lambda program=program: lambda: jax.block_until_ready(program(*given))
     if "tojax" in sides:
         torch.manual_seed(SEED)
         fresh = LIBRARIES[library](torch.float32, structure(repeat))  # tojax copies it, which a call may have prevented
@@ -280,20 +300,17 @@ def measure(library, repeat, rounds, sides):
         if side is not None:
             side.call()()
             calls["compiled"] = side.call
-    record["load"] = os.getloadavg()[0]
-    return record | interleaved(calls, rounds)
+    return record | (interleaved(calls, rounds) if rounds else {})
 
 
 def last_records(results):
-    """Returns the last values by library and size. Shares of eager's time are those within one run."""
+    """Returns the last values by library and size. Shares of eager's faster time are those within one run."""
     last = {}
     for line in results.read_text().splitlines():
         record = json.loads(line)
-        record["shares"] = {
-            kind: record[kind] / record["torch_cpu_ms" if kind.endswith("_cpu_ms") else "torch_ms"]
-            for kind in record
-            if kind.endswith("_ms")
-        }
+        if "torch_ms" in record:
+            faster = min(record["torch_1_ms"], record["torch_ms"])
+            record["shares"] = {kind: record[kind] / faster for kind in record if kind.endswith("_ms")}
         merged = last.setdefault((TITLES[record["library"]], record["atoms"]), {})
         for name, value in record.items():
             merged[name] = merged.get(name, {}) | value if isinstance(value, dict) else value
@@ -310,8 +327,9 @@ def said(record, *names):
 def write_tables(page, results):
     """Writes the tables of times and of the other two ways, from the last record of each library and size."""
     rows = [
-        "| package | atoms | eager, ms of CPU | JAX | `torch.compile` | tojax | JAX, wall | KiB, eager | JAX | load |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| package | atoms | eager, ms | CPU / wall | two threads | JAX | option "
+        "| `torch.compile` | tojax | KiB, eager | JAX | option |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     others = [
         "| package | tojax: energy, forces of `forward` | tojax: `jax.grad` of its energy, gradients of a loss on it "
@@ -319,11 +337,13 @@ def write_tables(page, results):
         "|---|---|---|---|---|",
     ]
     for (title, atoms), record in sorted(last_records(results).items()):
-        cells = [title, atoms, f"{record['torch_cpu_ms']:.1f}"]
-        kinds = ("jax_cpu_ms", "compiled_cpu_ms", "tojax_cpu_ms", "jax_ms")
-        cells += [f"{record['shares'][kind]:.2f}" if kind in record["shares"] else "" for kind in kinds]
-        cells += [f"{record['bytes'][side] / 1024:.0f}" for side in ("torch", "jax")] + [f"{record['load']:.0f}"]
-        rows.append(f"| {' | '.join(map(str, cells))} |")
+        if "shares" in record:
+            cells = [title, atoms, f"{record['torch_1_ms']:.1f}"]
+            cells += [f"{record['torch_1_cpu_ms'] / record['torch_1_ms']:.2f}", f"{record['torch_ms']:.1f}"]
+            kinds = ("jax_ms", "jax_options_ms", "compiled_ms", "tojax_ms")
+            cells += [f"{record['shares'][kind]:.2f}" if kind in record["shares"] else "" for kind in kinds]
+            cells += [f"{record['bytes'][side] / 1024:.0f}" for side in ("torch", "jax", "jax_options")]
+            rows.append(f"| {' | '.join(map(str, cells))} |")
         tojax, compiled = record.get("tojax"), record.get("compiled")
         if tojax or compiled:
             cells = [title]
