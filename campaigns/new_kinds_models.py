@@ -446,7 +446,8 @@ def plain_parameters(model: Model) -> Model:
 
 def no_early_stopping(model: Model) -> Model:
     """The decoder runs to its limit."""
-    model.module.get_submodule("decoder").decoder_early_stopping = False
+    decoder: Any = model.module.get_submodule("decoder")
+    decoder.decoder_early_stopping = False
     return model
 
 

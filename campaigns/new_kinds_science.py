@@ -150,6 +150,9 @@ def sparse_unet() -> Model:
 
 
 class Splats(nn.Module):
+    grad_norm: torch.Tensor
+    seen: torch.Tensor
+
     """Gaussians on a plane, their loss with SSIM, and the decisions of densification."""
 
     def __init__(self):

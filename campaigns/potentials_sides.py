@@ -277,7 +277,7 @@ def measure(library, repeat, rounds, sides):
     record["bytes"] = {"torch": peak_of_torch(eager.call())}
     lowered = jax.jit(predicted).lower(*given)
     for name, options in (("jax", None), ("jax_options", OPTIONS)):
-        program = lowered.compile(options)
+        program = lowered.compile(compiler_options=options)
         energy, forces, _ = program(*given)
         record[name] = {"energy": error(energy, expected[0]), "forces": error(forces, expected[1])}
         record["bytes"][name] = peak_of_jax(program)
