@@ -150,10 +150,10 @@ def sparse_unet() -> Model:
 
 
 class Splats(nn.Module):
+    """Gaussians on a plane, their loss with SSIM, and the decisions of densification."""
+
     grad_norm: torch.Tensor
     seen: torch.Tensor
-
-    """Gaussians on a plane, their loss with SSIM, and the decisions of densification."""
 
     def __init__(self):
         super().__init__()

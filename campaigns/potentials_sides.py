@@ -276,7 +276,8 @@ def measure(library, repeat, rounds, sides):
     calls = {"torch_1": eager_on_one_core, "torch": eager_on_all_cores}
     record["bytes"] = {"torch": peak_of_torch(eager.call())}
     lowered = jax.jit(predicted).lower(*given)
-    for name, options in (("jax", None), ("jax_options", OPTIONS)):
+    ways: dict[str, Any] = {"jax": None, "jax_options": OPTIONS}
+    for name, options in ways.items():
         program = lowered.compile(compiler_options=options)
         energy, forces, _ = program(*given)
         record[name] = {"energy": error(energy, expected[0]), "forces": error(forces, expected[1])}
