@@ -277,8 +277,10 @@ def follow(context: CallState, func: Any, args: tuple, kwargs: dict, results: Se
     known = rule(Operation(args, {**dict(zip(names, args, strict=False)), **kwargs}, out, a, b))
     if out.dtype == torch.int64:
         known = _of_64_bits(context, func, known)
-    elif not is_float and (out.dtype not in _ENDS or union(known, _ENDS[out.dtype]) != _ENDS[out.dtype]):
-        known = None
+    elif not is_float:
+        ends = _ENDS.get(out.dtype)
+        if ends is None or known.low < ends.low or known.high > ends.high:
+            known = None
     out._handle.storage.bounds = known
 
 
