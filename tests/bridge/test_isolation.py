@@ -361,6 +361,7 @@ def now():
     return [vars(r.owner).get(r.name) for r in TABLE]
 
 
+@pytest.mark.slow
 def test_importing_and_exporting_change_nothing():
     """A fresh process looks at the objects before it imports the bridge. Importing claims no devices, either:
     `jax.distributed.initialize` must come before that."""
@@ -487,6 +488,7 @@ assert bridge.verify(module, torch.ones(2, 3)).ok
 BOTH = "import bridge\nimport torchax", "import torchax\nimport bridge"
 
 
-@pytest.mark.parametrize("imports", slow_unless(BOTH[0].__eq__, BOTH))
+@pytest.mark.slow
+@pytest.mark.parametrize("imports", BOTH)
 def test_torchax_beside_the_bridge(imports):
     python("-c", TORCHAX.format(imports=imports))

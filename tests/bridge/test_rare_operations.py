@@ -501,6 +501,7 @@ def test_a_scale_by_what_was_observed(x, scheme):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_fake_quantization_whose_flags_are_constants():
     module = quantization.FakeQuantize()
     module(X)

@@ -159,6 +159,7 @@ def attention(rows: int) -> int:
     return projections + 2 * product(rows, HIDDEN, POSITIONS)  # scores and values
 
 
+@pytest.mark.slow
 def test_flops_of_the_train_step():
     sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_heads": 2, "mlp_multiple_of": 16, "puzzle_emb_ndim": HIDDEN}
     config = dataclasses.replace(preset("sudoku-extreme"), arch=TRMConfig(**sizes), global_batch_size=BATCH)

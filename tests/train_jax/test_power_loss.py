@@ -64,6 +64,7 @@ def tree_of(folder: Path):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_reported_is_restored(disk, tmp_path, monkeypatch):
     """And one that has its name is whole: the one before is deleted after that."""
     with disk.recorded(monkeypatch), closing(Checkpoints(RunFolder(disk.root / "run"), Retention(1))) as checkpoints:

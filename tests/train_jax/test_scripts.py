@@ -261,6 +261,7 @@ def optimizer(model):
 """
 
 
+@pytest.mark.slow
 def test_a_bias_of_keys_whose_gradient_is_rounding_hides_no_fault_in_its_leaf(script, monkeypatch):
     text = SCRIPT.replace("return nn.Sequential(", "return Attending()\n    return (") + ATTENTION
     config = config_of(script(text))
@@ -300,6 +301,7 @@ def test_a_leaf_that_differs_in_float32_agrees_only_to_rounding_of_float64():
     assert not check.Leaf("weight", 1e-2, check.TOLERANCE, 5e-9).agrees
 
 
+@pytest.mark.slow
 def test_the_command_finds_a_fault_that_float32_hides(script, monkeypatch, capsys):
     path = script(SCRIPT + DECAYING)
     assert main(["check", path]) == 0

@@ -115,6 +115,7 @@ def test_a_run_starts_after_the_one_whose_weights_or_results_it_needs():
     assert {job.name: job.same_as for job in jobs if job.same_as} == copies, "copies of the same configuration"
 
 
+@pytest.mark.slow
 def test_the_whole_list_has_a_plan(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "--all", "--preset", "tiny", "--dry-run"]) == 0
