@@ -79,7 +79,7 @@ def test_a_branch_inside_a_library(tmp_path, monkeypatch):
         "def double(x):\n    return cleaned(x) * 2\n\n\n"
         "def ranked(x):\n    if x.sum() > 0:\n        for _ in range(int(x.isnan().sum())):\n"
         "            x = x.nan_to_num()\n    return x\n\n\n"
-        "def counts(x):\n    return [int(row.isnan().sum()) for row in x]\n"
+        "def counts(x):\n    return [list(range(int(row.isnan().sum()))) for row in x]\n"
     )
     monkeypatch.syspath_prepend(str(folder))
     import branching_library  # pyright: ignore[reportMissingImports]
