@@ -146,11 +146,11 @@ def test_a_launch_copies_a_file_that_git_does_not_know(tmp_path, monkeypatch):
         subprocess.run(["git", "-C", str(tmp_path), *author, *words], check=True, capture_output=True)
     monkeypatch.chdir(tmp_path)
     source = Source(tmp_path, "HEAD", "first", 1)
-    source.archive(tmp_path / "code.tar.gz", plugins=["mine/known.py", "mine/new.py"])
+    source.archive(tmp_path / "code.tar.gz", added=source.unknown_files(["mine/known.py", "mine/new.py"]))
     with tarfile.open(tmp_path / "code.tar.gz") as archive:
         assert sorted(name for name in archive.getnames() if name.endswith(".py")) == ["mine/known.py", "mine/new.py"]
     with pytest.raises(UserError, match="hosts have the checkout alone"):
-        source.archive(tmp_path / "code.tar.gz", plugins=["/elsewhere.py"])
+        source.unknown_files(["/elsewhere.py"])
 
 
 def test_a_dry_run_refuses_a_file_that_hosts_would_not_find(tmp_path, capsys):

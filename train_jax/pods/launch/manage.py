@@ -49,11 +49,11 @@ def prepare(record: Record, commands: Gcloud, view: View) -> Record:
     record = dataclasses.replace(record, token=secrets.token_hex(4), code=source.name, created=inherits)
     view.say(f"code: {source.name}" + (f", without {source.untracked} files unknown to git" * (source.untracked > 0)))
     plugins, _ = take_files(() if record.command[0] == "bash" else record.command)
-    source.unknown_files(plugins)  # raises for a file that hosts would not find, in a dry run, too
+    added = source.unknown_files(plugins)  # raises for a file that hosts would not find, in a dry run, too
     if not commands.dry:
         local = record.compiled and not is_remote(record.compiled)
         compiled = sorted(Path(record.compiled).iterdir()) if local else ()
-        source.archive(local_folder(record.tpu) / "code.tar.gz", compiled, plugins)
+        source.archive(local_folder(record.tpu) / "code.tar.gz", compiled, added)
         write_record(record)
     return record
 

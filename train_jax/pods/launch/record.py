@@ -254,16 +254,15 @@ class Source(NamedTuple):
                 found.append(name)
         return found
 
-    def archive(self, path: Path, compiled: Sequence[Path] = (), plugins: Sequence[str] = ()) -> None:
+    def archive(self, path: Path, compiled: Sequence[Path] = (), added: Sequence[Path] = ()) -> None:
         """Writes the tracked files as a .tar.gz, with these files in the folder `compiled`, which `worker.sh` knows.
 
-        `plugins`: files of `--plugin` in the command, at the same place in the checkout if git does not know them.
-        Raises `UserError` for one outside of the checkout.
+        `added`: files that `unknown_files` found, at the same place in the checkout.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         others = [f"--add-file={file.absolute()}" for file in compiled]
         others = ["--prefix=compiled/", *others, "--prefix="] if others else []
-        for name in self.unknown_files(plugins):
+        for name in added:
             others += [f"--prefix={name.parent}/".removesuffix("./"), f"--add-file={self.root / name}", "--prefix="]
         _git(self.root, "archive", "--format=tar.gz", f"--output={path.absolute()}", *others, self.tree)
 
