@@ -16,14 +16,15 @@ import tempfile
 import pytest
 
 ALONE = {"campaign", "docs"}
-OLDER_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
+QUICK_COMPILATION = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 gc.disable()  # until all tests are collected: collections of garbage would scan what is imported again and again
 
 
 def pytest_configure(config):
     """Tests compile hundreds of small programs once each: LLVM's expensive passes would double their time, and the
-    newer of XLA's two ways to emit fused loops takes as long as all else of a small program.
+    newer of XLA's two ways to emit fused loops takes as long as all else of a small program. Dividing such a program
+    among threads costs more than it saves.
 
     JAX and the processes that tests start read the variables. Slow tests of the numbers of many steps, and campaigns,
     run what users run, see `full_compilation`. Processes of one session share a cache of programs, so that the same run
@@ -33,7 +34,7 @@ def pytest_configure(config):
     if is_slow or config.option.markexpr == "not slow":
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         if importlib.metadata.version("jaxlib").startswith("0.10."):  # later releases have no such flag
-            os.environ.setdefault("XLA_FLAGS", OLDER_EMITTERS)
+            os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
     if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the variable of the process that started it
         programs = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="programs-")
         config.add_cleanup(functools.partial(shutil.rmtree, programs, ignore_errors=True))
@@ -89,7 +90,7 @@ def full_compilation():
     """Also in slow tests, and in the processes that they start, what users run: for the numbers of many steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
-        if os.environ.get("XLA_FLAGS") == OLDER_EMITTERS:
+        if os.environ.get("XLA_FLAGS") == QUICK_COMPILATION:
             patch.delenv("XLA_FLAGS")
         yield from with_optimizations_disabled(False)
 

@@ -8,14 +8,17 @@ stay those of the source. Only traced calls run the converted code. It does the 
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import collections
 import contextlib
+import functools
 import gc
 import importlib
 import itertools
 import linecache
+import operator
 import threading
 import types
 import weakref
@@ -34,6 +37,10 @@ _KNOWN = frozenset({"isinstance", "issubclass", "hasattr", "callable"})
 """Functions whose result is known while tracing."""
 _OF_NUMBERS = frozenset({"float", "int", "len", "range", "max", "min", *MATHEMATICS})
 """Names of functions that insist on Python's numbers."""
+_FUTURES = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
+"""Flags of code whose file has `from __future__ import …`."""
 _TURN = "bridge_turn"
 _SIDES = ("bridge_then", "bridge_else", "bridge_rest", _TURN)
 """How the names of the functions begin that are made of parts of a function."""
@@ -82,13 +89,15 @@ def convert(code: types.CodeType) -> bool:
     found = len(FUNCTIONS)
     with _lock:
         gc.unfreeze()  # `gc.get_objects` has no objects that a program has frozen after its imports
-        for function in gc.get_objects():
-            if type(function) is types.FunctionType and _place(function.__code__) in new:
-                old = function.__code__
-                other = new[_place(old)]
-                fits = old not in _codes.values() and old.co_freevars == other.co_freevars
-                if fits and weakref.ref(function) not in FUNCTIONS:
-                    FUNCTIONS[weakref.ref(function)] = old, _codes.setdefault(old, other)
+        functions = [each for each in gc.get_objects() if type(each) is types.FunctionType]
+        for function in functions:
+            old = function.__code__
+            if old.co_filename != code.co_filename or _place(old) not in new:
+                continue
+            other = new[_place(old)]
+            fits = old not in _codes.values() and old.co_freevars == other.co_freevars
+            if fits and weakref.ref(function) not in FUNCTIONS:
+                FUNCTIONS[weakref.ref(function)] = old, _codes.setdefault(old, other)
         if _depth:
             _put(1)
     return len(FUNCTIONS) > found and _tries[code] < _MOST
@@ -110,9 +119,10 @@ def _compiled(code: types.CodeType) -> dict[tuple[str, str, int], types.CodeType
     if not outer:
         raise ValueError("no source")
     _Converter(outer[0]).run()
-    ast.fix_missing_locations(tree)
+    ast.fix_missing_locations(outer[0])
     lines = {_first_line(each) for each in path if not isinstance(each, ast.ClassDef)}
-    todo = [compile(tree, code.co_filename, "exec", dont_inherit=True)]
+    alone = ast.Module([path[0]], [])  # without the rest of the file, which may be long
+    todo = [compile(alone, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)]
     found = dict[tuple[str, str, int], types.CodeType]()
     for each in todo:
         todo += [part for part in each.co_consts if isinstance(part, types.CodeType)]
@@ -127,6 +137,8 @@ def _path_to(tree: ast.AST, code: types.CodeType) -> list[Any]:
     """Returns the functions and classes around a function, from the outside, and itself; empty if it is not found."""
     todo: list[tuple[ast.AST, list]] = [(tree, [])]
     for node, path in todo:
+        if isinstance(node, ast.stmt) and not _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0):
+            continue
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             path = [*path, node]
             if node.name == code.co_name and _first_line(node) == code.co_firstlineno:
@@ -136,7 +148,7 @@ def _path_to(tree: ast.AST, code: types.CodeType) -> list[Any]:
 
 
 def _first_line(node: Any) -> int:
-    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
 
 
 def _linked(code: types.CodeType) -> types.CodeType:

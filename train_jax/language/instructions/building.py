@@ -149,7 +149,10 @@ class InstructionData(OutputOptions):
             places.append((len(tokens), len(asked), len(tokens) + len(asked), len(answered)))
             tokens += asked + answered
         if not places:
-            raise UserError(f"the {folder.name or 'train'} split has no samples; give more")
+            raise UserError(
+                f"the {folder.name or 'train'} split has no samples: give more, or another --test-share, which is"
+                f" {self.test_share:g} of the samples"
+            )
         np.save(folder / "tokens.npy", np.asarray(tokens, np.int32))
         table = np.asarray(places, np.int64)
         for epoch in range(self.epochs if folder.name != "test" else 1):
