@@ -22,8 +22,8 @@ step trm train chat-tiny --phase sft --init-from runs/language --data-dir talks 
 step trm train chat-tiny --phase rl --init-from runs/chat --run-dir runs/rollouts --steps 2 \
     --problems arithmetic,digits=1:20 --max-tokens 8 --global-batch-size 16 --samples 8
 
-for i in {1..40}; do echo "{\"instruction\": \"say $i twice\", \"response\": \"$i $i\"}"; done > samples.jsonl
+for i in {1..400}; do echo "{\"instruction\": \"say $i twice\", \"response\": \"$i $i\"}"; done > samples.jsonl
 step trm build-data instructions --source samples.jsonl --test-share 0.2 --tokenizer text --output-dir instructions
-step trm train hrm-text-tiny --data-dir instructions --run-dir runs/instructions --steps 5 --eval-every 0 --global-batch-size 8
+step trm train hrm-text-tiny --data-dir instructions --run-dir runs/instructions --steps 5 --eval-every-steps 0 --global-batch-size 8
 for run in puzzles language chat rollouts instructions; do [ -e "runs/$run/FINISHED" ]; done
 echo "one run of every task finished"

@@ -140,6 +140,35 @@ def _scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Any) -> jax.
     return _scatter(x, dim, index, jnp.full(index.shape, value, x.dtype))
 
 
+@plain(aten.masked_scatter.default)
+def _masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
+    x, mask = jnp.broadcast_arrays(x, mask)
+    places = jnp.cumsum(mask) - 1  # of the flat source, in the order of the mask's true entries
+    taken = source.ravel()[jnp.maximum(places, 0)] if source.size else jnp.zeros(mask.size, x.dtype)
+    return jnp.where(mask, taken.reshape(mask.shape), x)
+
+
+@plain(aten.constant_pad_nd.default)
+def _constant_pad(x: jax.Array, pad: Sequence[int], value: Any = 0) -> jax.Array:
+    """PyTorch's composition writes into a new tensor; it names the last dimension first."""
+    pairs = [(pad[2 * i], pad[2 * i + 1], 0) for i in range(len(pad) // 2)]
+    config = [(0, 0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
+    return jax.lax.pad(x, jnp.asarray(value, x.dtype), config)
+
+
+@plain(aten.linalg_solve_triangular.default)
+def _solve_triangular(
+    a: jax.Array, b: jax.Array, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> jax.Array:
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a = jnp.broadcast_to(a, batch + a.shape[-2:])
+    b = jnp.broadcast_to(b, batch + b.shape[-2:])
+    return jax.lax.linalg.triangular_solve(a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)
+
+
+PLAIN[aten.linalg_matrix_exp.default] = inlined(jax.scipy.linalg.expm)
+
+
 def _scaled(normalization: int, forward: bool) -> str:
     """Returns the name of the scaling that PyTorch numbers 0, 1 and 2."""
     return {0: "backward" if forward else "forward", 1: "ortho", 2: "forward" if forward else "backward"}[normalization]

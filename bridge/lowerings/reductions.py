@@ -7,6 +7,7 @@ then none may be equal to it. So the position of the maximum is computed, too.
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -317,3 +318,20 @@ def euclidean_dist(x, y):
     squares = [jnp.sum(jnp.square(each), -1, keepdims=True) for each in (x, y)]
     product = -2 * jnp.matmul(x, jnp.swapaxes(y, -1, -2))
     return _square_root(jnp.maximum(squares[0] + product + jnp.swapaxes(squares[1], -1, -2), 0))
+
+
+@lowers(aten.histc.default)
+def histc(x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
+    """Finds the bins as PyTorch's kernel does, also of values at an edge; torchax compares with rounded edges."""
+    values = x.ravel()
+    if not values.size:
+        return jnp.zeros(bins, x.dtype)
+    low = jnp.asarray(min, x.dtype)
+    high = jnp.asarray(max, x.dtype)
+    low, high = jnp.where(low == high, values.min(), low), jnp.where(low == high, values.max(), high)
+    low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+    inside = (values >= low) & (values <= high)
+    width = jax.lax.optimization_barrier(jnp.full_like(values, high - low))  # XLA would multiply by 1 / width instead
+    places = ((values - low) * bins / width).astype(jnp.int32)
+    places = jnp.where(inside, jnp.minimum(places, bins - 1), bins)  # the last bin has its right edge, too
+    return jnp.zeros(bins, x.dtype).at[places].add(1, mode="drop")

@@ -508,3 +508,13 @@ def test_fake_quantization_whose_flags_are_constants():
     module.disable_observer()
     raises(r'static=r"fake_quant_enabled"|static=r"observer_enabled"', module, X)
     verified(module, X, static=".*_enabled")
+
+
+@pytest.mark.parametrize("bins, low, high", [(4, 0, 4), (11, -0.784, 1.369), (7, 0.1, 2.9)])
+def test_a_histogram_of_values_at_the_edges(bins, low, high):
+    edges = torch.cat([torch.linspace(low, high, bins + 1), torch.linspace(low, high, 3 * bins + 1)])
+    values = torch.cat([edges, torch.tensor([low - 1, high + 1, float("nan")])])
+    (counts,) = jax.jit(lambda x: bridge.export(Call(lambda x: torch.histc(x, bins, low, high)))({}, {}, x)[:1])(
+        array(values)
+    )
+    assert counts.tolist() == torch.histc(values, bins, low, high).tolist()

@@ -52,6 +52,18 @@ FLOATS = {
         torch.zeros(3, 5).scatter(1, torch.tensor([[1, 4], [0, 2], [3, 3]])[:, :1], x[:, :1]),
         x.scatter(0, torch.tensor([[2, 0, 1, 1]]), 0.5),
     ),
+    "padded": lambda x: (
+        nn.functional.pad(x, (1, 2), value=3.0),
+        nn.functional.pad(x, (-1, 0, 0, 1)),
+        nn.functional.unfold(x[None, None], 2),
+    ),
+    "counted": lambda x: (torch.histc(x, 5, -1, 1), torch.histc(x, 3), torch.histc(torch.ones(2), 4)),
+    "chosen": lambda x: x.masked_scatter(x > 0, torch.arange(12.0)),
+    "triangular": lambda x: (
+        torch.linalg.solve_triangular(torch.tril(x.new_ones(3, 3)), x, upper=False),
+        torch.linalg.solve_triangular(torch.triu(x.new_ones(2, 4, 4)), x, upper=True, left=False),
+        torch.linalg.matrix_exp(x[:, :3]),
+    ),
     "spectra": lambda x: (torch.fft.rfft(x).abs(), torch.fft.ifft(torch.fft.fft(x, norm="ortho")).real),
 }
 
@@ -75,7 +87,7 @@ def test_modules(name):
 
 
 def test_the_rest_is_refused_by_name():
-    fn = bridge.export(Call(lambda x: torch.linalg.matrix_exp(x)))
-    with pytest.raises(bridge.BridgeError, match="linalg_matrix_exp"):
+    fn = bridge.export(Call(lambda x: torch.special.hermite_polynomial_h(x, 2)))
+    with pytest.raises(bridge.BridgeError, match="hermite_polynomial_h"):
         fn({}, {}, jnp.eye(3))
-    assert computation._plain(torch.ops.aten.linalg_matrix_exp.default)[0] is None
+    assert computation._plain(torch.ops.aten.special_hermite_polynomial_h.n_scalar)[0] is None
