@@ -195,7 +195,13 @@ class Functions(TorchFunctionMode):
             rows = rows_by_mask(tensor, index, self._dispatch.where())
             return func(*args, **kwargs) if rows is None else rows
         if not any(is_traced_number(i) or is_window(i) or is_prefix(i) for i in places):
-            return func(*args, **kwargs)
+            try:
+                return func(*args, **kwargs)
+            except IndexError:
+                if self._dispatch.condition is None or not isinstance(index, torch.Tensor):
+                    raise
+                self._dispatch.note_check()  # a turn of a loop over rows: PyTorch has it only if its row is selected
+                return func(tensor, index.clamp(-len(tensor), len(tensor) - 1))
         if not self._can_select():
             if self._dispatch.recording:
                 raise self._dispatch.error(
