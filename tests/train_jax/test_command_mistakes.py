@@ -97,7 +97,7 @@ MISTAKES = {
     "compile-pod tiny --topology v3:2x2": "unknown topology 'v3:2x2'; use a chip and its axes",
     "compile-pod tiny --data-dir elsewhere/mine": "is not built, and does not name its kind; use --kind",
     "compile-pod tiny --step decode --topology v4:2x2x1": "has no cache of keys and values",
-    "compile-pod chat-tiny --global-batch-size 32 --step decode --capacity 99999": "--capacity is 99999, the model has ",
+    "compile-pod chat-tiny --global-batch-size 32 --step decode --capacity 99999": "--capacity is 99999, the model",
 }
 
 
