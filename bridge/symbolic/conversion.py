@@ -8,17 +8,14 @@ stay those of the source. Only traced calls run the converted code. It does the 
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import collections
 import contextlib
-import functools
 import gc
 import importlib
 import itertools
 import linecache
-import operator
 import threading
 import types
 import weakref
@@ -37,10 +34,6 @@ _KNOWN = frozenset({"isinstance", "issubclass", "hasattr", "callable"})
 """Functions whose result is known while tracing."""
 _OF_NUMBERS = frozenset({"float", "int", "len", "range", "max", "min", *MATHEMATICS})
 """Names of functions that insist on Python's numbers."""
-_FUTURES = functools.reduce(
-    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-)
-"""Flags of code whose file has `from __future__ import …`."""
 _TURN = "bridge_turn"
 _SIDES = ("bridge_then", "bridge_else", "bridge_rest", _TURN)
 """How the names of the functions begin that are made of parts of a function."""
@@ -122,7 +115,8 @@ def _compiled(code: types.CodeType) -> dict[tuple[str, str, int], types.CodeType
     ast.fix_missing_locations(outer[0])
     lines = {_first_line(each) for each in path if not isinstance(each, ast.ClassDef)}
     alone = ast.Module([path[0]], [])  # without the rest of the file, which may be long
-    todo = [compile(alone, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)]
+    flags = code.co_flags & annotations.compiler_flag  # of the file's `from __future__ import annotations`
+    todo = [compile(alone, code.co_filename, "exec", flags, dont_inherit=True)]
     found = dict[tuple[str, str, int], types.CodeType]()
     for each in todo:
         todo += [part for part in each.co_consts if isinstance(part, types.CodeType)]
