@@ -516,7 +516,7 @@ def times(there, ours, positions, rounds):
 
     case = there.case
     case.module.eval()
-    arguments = ours.fn.params, jax.numpy.asarray(positions.numpy())
+    arguments = ours.fn.params, jax.numpy.asarray(positions.detach().numpy())
 
     def predicted(params, positions):
         return ours.outputs(params, positions, ours.graph, train=False, **case.inference)

@@ -337,6 +337,7 @@ def write_tables(page, results):
         "| `torch.compile`: energy, forces | gradients |",
         "|---|---|---|---|---|",
     ]
+    compared = set()
     for (title, atoms), record in sorted(last_records(results).items()):
         if "shares" in record:
             cells = [title, atoms, f"{record['torch_1_ms']:.1f}"]
@@ -346,7 +347,8 @@ def write_tables(page, results):
             cells += [f"{record['bytes'][side] / 1024:.0f}" for side in ("torch", "jax", "jax_options")]
             rows.append(f"| {' | '.join(map(str, cells))} |")
         tojax, compiled = record.get("tojax"), record.get("compiled")
-        if tojax or compiled:
+        if (tojax or compiled) and title not in compared:  # of each package, the smallest structure
+            compared.add(title)
             cells = [title]
             for side, further in ((tojax, ("slopes", "slope_weights")), (compiled, ("weights",))):
                 if side is None:
