@@ -38,4 +38,4 @@ def loss(model, images):
 
 
 def optimizer(model):
-    return torch.optim.Adam(model.parameters(), lr=1e-3)
+    return torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-5)

@@ -47,7 +47,7 @@ def loss(model, series):
 
 
 def optimizer(model):
-    return torch.optim.RMSprop(model.parameters(), lr=2e-3, momentum=0.5)
+    return torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.5)
 
 
 def schedule(optimizer):

@@ -12,7 +12,7 @@ DIRECTIONS = 4
 
 def model():
     torch.manual_seed(0)
-    return timm.create_model("test_resnet", num_classes=DIRECTIONS)
+    return timm.create_model("test_resnet", num_classes=DIRECTIONS, act_layer=torch.nn.SiLU)
 
 
 def stripes(seed, size):

@@ -118,7 +118,7 @@ def data_at(place, tmp_path, data_dir):
 
 @pytest.fixture
 def forgotten(monkeypatch):
-    """Forgets the plugins that a test adds."""
+    """Forgets the plugins that a test adds, and the modules of its files."""
     known = plugin._Known()
     known.plugins = [*plugin.own_plugins()]
     known.script = plugin._known.script
@@ -127,5 +127,7 @@ def forgotten(monkeypatch):
     modules = set(sys.modules)
     yield known
     for name in set(sys.modules) - modules:
-        if not name.startswith(("train_jax", "models_torch", "bridge")) and "." not in name:
+        ours = name.startswith(("train_jax", "models_torch", "bridge"))
+        library = name in sys.stdlib_module_names or "site-packages" in str(getattr(sys.modules[name], "__file__", ""))
+        if not (ours or library or "." in name):
             del sys.modules[name]

@@ -296,6 +296,24 @@ def test_running_statistics_that_follow_a_gradient_of_rounding_agree_in_float64(
     assert found.ok and wide["1.running_mean"] < 1e-12
 
 
+BOTTLENECK = SCRIPT.replace("nn.ReLU(),", "nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(),")
+
+
+def test_a_running_mean_that_is_zero_but_for_rounding_is_no_difference(script):
+    """As in each inverted residual of MobileNet and EfficientNet: a BatchNorm of a linear function of a BatchNorm."""
+    found = check.check_steps(config_of(script(BOTTLENECK)), 2)
+    assert found.ok and "3.running_mean" in {leaf.name for leaf in found.rounded}
+
+
+def test_a_small_leaf_that_differs_is_a_difference():
+    def steps(small):
+        leaves = {"weight": np.ones(3), "mask": np.array([-1e38]), "small": np.array([small]), "spare": np.ones(2)}
+        return check.Steps({}, leaves)
+
+    (leaf,) = check._differences(steps(1e-6), steps(1e-6 * (1 + 1e-6)), check.ROUNDING_OF_LEAVES)[2:3]
+    assert leaf.name == "small" and leaf.difference > check.WIDE_TOLERANCE
+
+
 def test_a_leaf_that_differs_in_float32_agrees_only_to_rounding_of_float64():
     assert check.Leaf("weight", 1e-2, check.TOLERANCE, 1e-10).agrees
     assert not check.Leaf("weight", 1e-2, check.TOLERANCE, 5e-9).agrees

@@ -45,6 +45,11 @@ WIDE_TOLERANCE = 1e-9
 """Largest relative difference of losses and leaves in float64."""
 ROUNDING_OF_GRADIENTS = 1e-12
 """A gradient in float64 that is smaller, as a share of the largest one of all parameters, is rounding."""
+ROUNDING_OF_LEAVES = 1e-5
+"""A leaf in float64 whose entries are all smaller, as a share of those of the other leaves, may be rounding.
+
+A BatchNorm whose input is a linear function of a BatchNorm's output has a running mean that is zero but for rounding.
+"""
 _INSTEAD_OF_ROUNDING = 1e-30
 """Not zero: a parameter whose gradients are all zero is one that the loss does not reach, and stays so."""
 _REMEDY = "--no-verify trains without this check"
@@ -148,7 +153,7 @@ def check_steps(
                     wide_difference=leaf.difference,
                     entries_without_gradient=theirs.rounding.get(leaf.name, 0),
                 )
-                for leaf in _differences(theirs, ours)
+                for leaf in _differences(theirs, ours, ROUNDING_OF_LEAVES)
             ]
         if narrow:
             leaves += _narrow_leaves(config, task)
@@ -367,16 +372,29 @@ def _replacing_rounding(optimizer: optax.GradientTransformation) -> optax.Gradie
     return optax.GradientTransformation(optimizer.init, update)
 
 
-def _differences(theirs: Steps, ours: Steps) -> list[Leaf]:
+def _differences(theirs: Steps, ours: Steps, rounding_of_leaves: float = 0.0) -> list[Leaf]:
+    """Returns the differences of losses and leaves.
+
+    `rounding_of_leaves`: a leaf whose entries are all smaller, as a share of those of the other leaves, is rounding. It
+    is compared as if it had an entry of that size.
+    """
     leaves = [
         Leaf(name, _difference(np.float64(loss), np.float64(ours.losses[name])), LOSS_TOLERANCE)
         for name, loss in theirs.losses.items()
     ]
+    sizes = [size for array in theirs.leaves.values() if (size := _largest(array)) > 0]
+    # The median, because a mask may have entries of 1e38.
+    least = rounding_of_leaves * float(np.median(sizes)) if sizes else 0.0
     arrays = theirs.leaves.items()
-    return leaves + [Leaf(name, _difference(array, ours.leaves[name]), TOLERANCE) for name, array in arrays]
+    return leaves + [Leaf(name, _difference(array, ours.leaves[name], least), TOLERANCE) for name, array in arrays]
 
 
-def _difference(theirs: Any, ours: Any) -> float:
+def _largest(array: np.ndarray) -> float:
+    sizes = np.abs(np.asarray(array, np.complex128))
+    return float(sizes[np.isfinite(sizes)].max(initial=0.0))
+
+
+def _difference(theirs: Any, ours: Any, least: float = 0.0) -> float:
     if not np.size(theirs):
         return 0.0
     kind = np.complex128 if np.iscomplexobj(theirs) else np.float64
@@ -385,7 +403,7 @@ def _difference(theirs: Any, ours: Any) -> float:
     if not np.array_equal(np.isfinite(theirs), np.isfinite(ours)):
         return float("inf")
     finite = np.isfinite(theirs)
-    largest = np.abs(theirs[finite]).max(initial=0.0)
+    largest = max(_largest(theirs), least)
     error = np.abs(theirs - ours)[finite].max(initial=0.0)
     return float(error / largest) if largest else float(error)
 
