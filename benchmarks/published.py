@@ -1,0 +1,186 @@
+"""Networks of other packages on a CPU, value and gradient of all weights: the bridge beside PyTorch's eager mode.
+
+    python -m benchmarks.published [ViT-S DiT-S GPT-2 BERT ResNet-50] [--page docs/performance.md]
+
+Needs transformers and diffusers. The weights are random, in float32, in training mode without dropout. Both sides take
+turns, and wait before each call until the threads of the other framework sleep; a quiet machine is needed. Losses and
+gradients are compared first.
+"""
+
+# pyright: reportMissingImports=false
+# diffusers is in the extra examples.
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import torch
+import tyro
+
+import bridge
+from benchmarks.tables import Files, figures_before, finish, header, row
+
+CALLS = 5
+SETTLE = 0.05
+"""Seconds before each call."""
+START, END = "<!-- published -->\n", "<!-- end of table -->"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    module: Any
+    inputs: dict[str, torch.Tensor]
+    loss: Callable[[Any], Any]
+    """The loss of the outputs of either side."""
+    about: str
+
+
+def vit() -> Case:
+    from transformers import ViTConfig, ViTModel
+
+    sizes: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    dropout: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    module = ViTModel(ViTConfig(**sizes, **dropout))
+    images = {"pixel_values": torch.randn(4, 3, 224, 224)}
+    return Case(module, images, lambda outputs: (outputs.last_hidden_state**2).mean(), "4 images of 224 x 224")
+
+
+def dit() -> Case:
+    from diffusers import DiTTransformer2DModel
+
+    module = DiTTransformer2DModel(
+        num_attention_heads=6, attention_head_dim=64, out_channels=8, num_layers=12, sample_size=32
+    )
+    module.transformer_blocks.apply(_without_label_dropout)
+    labels = {"timestep": torch.tensor([3, 5]), "class_labels": torch.tensor([1, 2])}
+    inputs = {"hidden_states": torch.randn(2, 4, 32, 32), **labels}
+    return Case(module, inputs, lambda outputs: (outputs.sample**2).mean(), "2 latents of 32 x 32")
+
+
+def _without_label_dropout(part: Any) -> None:
+    if hasattr(part, "dropout_prob"):
+        part.dropout_prob = 0.0
+
+
+def gpt2() -> Case:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    dropout: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    module = GPT2LMHeadModel(GPT2Config(use_cache=False, **dropout))
+    tokens = {"input_ids": torch.randint(0, 50_257, (1, 256))}
+    return Case(module, tokens, lambda outputs: (outputs.logits**2).mean(), "1 row of 256 tokens")
+
+
+def bert() -> Case:
+    from transformers import BertConfig, BertModel
+
+    module = BertModel(BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    tokens = {"input_ids": torch.randint(0, 30_522, (2, 128))}
+    return Case(module, tokens, lambda outputs: (outputs.last_hidden_state**2).mean(), "2 rows of 128 tokens")
+
+
+def resnet() -> Case:
+    from transformers import ResNetConfig, ResNetModel
+
+    images = {"pixel_values": torch.randn(4, 3, 224, 224)}
+    module = ResNetModel(ResNetConfig())
+    return Case(module, images, lambda outputs: (outputs.pooler_output**2).mean(), "4 images of 224 x 224")
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "ViT-S": vit,
+    "DiT-S": dit,
+    "GPT-2": gpt2,
+    "BERT": bert,
+    "ResNet-50": resnet,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    names: Annotated[list[str], tyro.conf.Positional] = dataclasses.field(default_factory=lambda: [*CASES])
+    """Names of networks."""
+    page: Path | None = None
+    """Write the table into this page."""
+    files: tyro.conf.OmitArgPrefixes[Files] = dataclasses.field(default_factory=Files)
+
+
+def milliseconds(call: Callable[[], Any]) -> float:
+    time.sleep(SETTLE)
+    begun = time.perf_counter()
+    call()
+    return 1000 * (time.perf_counter() - begun)
+
+
+def measured(case: Case) -> dict[str, float]:
+    """Returns medians of both sides, the seconds of trace and compilation, and the largest error of a gradient.
+
+    An error is a share of the largest entry of all gradients.
+    """
+    module = case.module.train()
+
+    def in_pytorch() -> Any:
+        module.zero_grad(set_to_none=True)
+        loss = case.loss(module(**case.inputs))
+        loss.backward()
+        return loss
+
+    fn = bridge.export(module)
+    inputs = {name: jax.numpy.asarray(tensor.numpy()) for name, tensor in case.inputs.items()}
+
+    def loss(params: Any) -> jax.Array:
+        return case.loss(fn(params, fn.buffers, rng=jax.random.key(0), **inputs)[0])
+
+    begun = time.perf_counter()
+    program = jax.jit(jax.value_and_grad(loss)).lower(fn.params).compile()
+    seconds = time.perf_counter() - begun
+    value, gradients = program(fn.params)
+    expected = in_pytorch()
+    theirs = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
+    largest = max(np.abs(gradient).max() for gradient in theirs.values())
+    error = max(np.abs(gradients[name] - gradient).max() for name, gradient in theirs.items()) / largest
+    if abs(float(value) - float(expected)) > 1e-4 * abs(float(expected)) or error > 1e-3:
+        raise SystemExit(f"the sides differ: losses {float(value)} and {float(expected)}, gradients by {error:.0e}")
+    times: dict[str, list[float]] = {"pytorch": [], "bridge": []}
+    for _ in range(CALLS):
+        times["pytorch"].append(milliseconds(in_pytorch))
+        times["bridge"].append(milliseconds(lambda: jax.block_until_ready(program(fn.params))))
+    medians = {side: statistics.median(each) for side, each in times.items()}
+    return medians | {"compile_s": seconds, "error": float(error)}
+
+
+def with_table(text: str, rows: Sequence[str]) -> str:
+    """Returns the page with these rows between its two comments."""
+    before, _, rest = text.partition(START)
+    return before + START + "\n".join(rows) + "\n" + END + rest.partition(END)[2]
+
+
+def main(options: Options) -> int:
+    torch.manual_seed(0)
+    torch.set_num_threads(os.cpu_count() or 1)
+    before = figures_before(options.files)
+    rows = [header(["network", "inputs", "PyTorch, ms", "bridge, ms", "/ PyTorch", "first call, s", "error"])]
+    print(rows[0])
+    figures = {}
+    for name in options.names:
+        case = CASES[name]()
+        found = measured(case)
+        figures |= {f"{name}, bridge / PyTorch": found["bridge"] / found["pytorch"]}
+        times = [f"{found['pytorch']:.0f}", f"{found['bridge']:.0f}", f"{found['bridge'] / found['pytorch']:.2f}"]
+        rows.append(row([name, case.about, *times, f"{found['compile_s']:.1f}", f"{found['error']:.0e}"]))
+        print(rows[-1], flush=True)
+    if options.page is not None:
+        options.page.write_text(with_table(options.page.read_text(), rows))
+    return finish(options.files, figures, before, "cpu")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(tyro.cli(Options, description=__doc__)))
