@@ -137,7 +137,7 @@ def measured(case: Case) -> dict[str, float]:
     inputs = {name: jax.numpy.asarray(tensor.numpy()) for name, tensor in case.inputs.items()}
 
     def loss(params: Any) -> jax.Array:
-        return case.loss(fn(params, fn.buffers, rng=jax.random.key(0), **inputs)[0])
+        return case.loss(fn(params, fn.buffers, rng=jax.random.key(0), module_kwargs=inputs)[0])
 
     begun = time.perf_counter()
     program = jax.jit(jax.value_and_grad(loss)).lower(fn.params).compile()

@@ -97,6 +97,9 @@ def test_a_run_writes_its_events_and_its_log_and_is_not_touched_when_it_is_finis
     kinds = {name for event in [first, *others, end] for name in event["seconds"]}
     assert kinds == {"start", "restore", "compile", "data", "steps", "evaluation", "saving", "end"}
     assert training_seconds([first, *others, end]) == pytest.approx(whole["train_seconds"], abs=0.01)
+    compilation = sum(event["seconds"].get("compile", 0.0) for event in [first, *others, end])
+    stepping = sum(2 * record["step_seconds"] for record in read_metrics(folder) if kind(record)[1] == TRAIN)
+    assert compilation > 0 and stepping <= whole["train_seconds"] - compilation + 0.01, "a log line has two steps"
     lines = folder.host_log(0).read_text().splitlines()
     model = "support.toy_language:TokenModel with 624 parameters on 1 x cpu"
     first = f"{model}; 256 examples; 18 steps of 8, metrics every 2 steps"

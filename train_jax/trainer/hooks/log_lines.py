@@ -55,6 +55,7 @@ class Logging(Hook):
         figures = training.task.figures(sums, size * (count - int(left_out["skipped_steps"])))
         figures |= optimizer_figures(fetched[-1], training.groups, self._rates) | left_out
         lap = session.clock.lap()
+        del lap["compile"]  # it would make the first estimate of the remaining time many times too long
         seconds = max(sum(lap.values()), 1e-9)
         metrics = {f"train/{name}": value for name, value in figures.items()}
         metrics |= {"data_wait_share": lap["data"] / seconds}
