@@ -322,7 +322,7 @@ def said(record, *names):
     """Returns the errors of a side, or its own error."""
     found = [f"{record[name]:.0e}" for name in names if name in record]
     failure = next((text for name, text in record.items() if name.endswith(("fail", "fails"))), "")
-    return ", ".join(found) or f"`{failure[:60].replace('|', '/').replace('`', '')}`"
+    return ", ".join(found) or f"`{failure[:40].replace('|', '/').replace('`', '')}`"
 
 
 def write_tables(page, results):
