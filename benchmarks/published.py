@@ -13,10 +13,7 @@ gradients are compared first.
 from __future__ import annotations
 
 import dataclasses
-import os
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,12 +23,12 @@ import torch
 import tyro
 
 import bridge
-from benchmarks.tables import Files, figures_before, finish, header, row
+from benchmarks.resnet import median_seconds
+from benchmarks.tables import Files, between, figures_before, finish, header, row
+from train_jax.runtime.backend import cores
 
-CALLS = 5
 SETTLE = 0.05
 """Seconds before each call."""
-START, END = "<!-- published -->\n", "<!-- end of table -->"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,15 +113,8 @@ class Options:
     files: tyro.conf.OmitArgPrefixes[Files] = dataclasses.field(default_factory=Files)
 
 
-def milliseconds(call: Callable[[], Any]) -> float:
-    time.sleep(SETTLE)
-    begun = time.perf_counter()
-    call()
-    return 1000 * (time.perf_counter() - begun)
-
-
 def measured(case: Case) -> dict[str, float]:
-    """Returns the medians of both sides in milliseconds. Ends the command if their losses or gradients differ.
+    """Returns the medians of both sides in seconds. Ends the command if their losses or gradients differ.
 
     An error is a share of the largest entry of all gradients.
     """
@@ -150,22 +140,13 @@ def measured(case: Case) -> dict[str, float]:
     error = max(np.abs(gradients[name] - gradient).max() for name, gradient in theirs.items()) / largest
     if abs(float(value) - float(expected)) > 1e-4 * abs(float(expected)) or error > case.tolerance:
         raise SystemExit(f"the sides differ: losses {float(value)} and {float(expected)}, gradients by {error:.0e}")
-    times: dict[str, list[float]] = {"pytorch": [], "bridge": []}
-    for _ in range(CALLS):
-        times["pytorch"].append(milliseconds(in_pytorch))
-        times["bridge"].append(milliseconds(lambda: jax.block_until_ready(program(fn.params))))
-    return {side: statistics.median(each) for side, each in times.items()}
-
-
-def with_table(text: str, rows: Sequence[str]) -> str:
-    """Returns the page with these rows between its two comments."""
-    before, _, rest = text.partition(START)
-    return before + START + "\n".join(rows) + "\n" + END + rest.partition(END)[2]
+    in_jax = {"bridge": lambda: jax.block_until_ready(program(fn.params))}
+    return median_seconds({"PyTorch": in_pytorch} | in_jax, SETTLE)
 
 
 def main(options: Options) -> int:
     torch.manual_seed(0)
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(cores())
     before = figures_before(options.files)
     rows = [header(["network", "inputs", "PyTorch, ms", "bridge, ms", "/ PyTorch"])]
     print(rows[0])
@@ -173,12 +154,13 @@ def main(options: Options) -> int:
     for name in options.names:
         case = CASES[name]()
         found = measured(case)
-        figures |= {f"{name}, bridge / PyTorch": found["bridge"] / found["pytorch"]}
-        times = [f"{found['pytorch']:.0f}", f"{found['bridge']:.0f}", f"{found['bridge'] / found['pytorch']:.2f}"]
-        rows.append(row([name, case.about, *times]))
+        ratio = found["bridge"] / found["PyTorch"]
+        figures[f"{name}, bridge / PyTorch"] = ratio
+        times = [f"{1000 * seconds:.0f}" for seconds in found.values()]
+        rows.append(row([name, case.about, *times, f"{ratio:.2f}"]))
         print(rows[-1], flush=True)
     if options.page is not None:
-        options.page.write_text(with_table(options.page.read_text(), rows))
+        options.page.write_text(between(options.page.read_text(), "published", rows))
     return finish(options.files, figures, before, "cpu")
 
 

@@ -99,11 +99,12 @@ def by_hand(params: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
 
 
-def median_seconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Returns the median wall time of each call; the calls take turns."""
+def median_seconds(calls: Mapping[str, Callable[[], Any]], settle: float = 0.0) -> dict[str, float]:
+    """Returns the median wall time of each call; the calls take turns, and each waits `settle` seconds before it."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(REPEATS + 1):
         for name, call in calls.items():
+            time.sleep(settle)
             start = time.perf_counter()
             call()
             if number:

@@ -38,6 +38,16 @@ def row(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def between(text: str, name: str, rows: Sequence[str]) -> str:
+    """Returns the text with other lines between the comment of that name and the next comment that ends a table."""
+    start = f"<!-- {name} -->\n"
+    end = "<!-- end of table -->"
+    before, found, rest = text.partition(start)
+    if not found:
+        raise SystemExit(f"no line {start.strip()} in the page")
+    return before + start + "\n".join(rows) + "\n" + end + rest.partition(end)[2]
+
+
 def figures_before(files: Files) -> dict[str, float]:
     """Returns the figures of `--compare` by name, empty without it; exit status 2 if they are of another machine."""
     if files.compare is None:

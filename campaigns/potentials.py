@@ -21,13 +21,13 @@ import importlib.metadata
 import json
 import os
 import re
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.tables import between
 
 SEED = 0
 STEP = 1e-4
@@ -437,7 +437,7 @@ def verify(library, dtype_name):
     return {"library": library, "dtype": dtype_name, "verify": "ok" if report.ok else beyond}
 
 
-def measure(library, dtype_name, rounds):
+def measure(library, dtype_name):
     import jax
     import torch
 
@@ -472,8 +472,6 @@ def measure(library, dtype_name, rounds):
     record["weights"] = float(max(np.abs(np.asarray(gradients[n]) - g).max() for n, g in weights.items()) / largest)
     if dtype == torch.float64:
         record |= finite_differences(there, positions, target, direction, results)
-    if rounds:
-        record |= times(there, ours, positions, rounds)
     return record
 
 
@@ -510,32 +508,6 @@ def finite_differences(there, positions, target, direction, results):
     return record
 
 
-def times(there, ours, positions, rounds):
-    """Returns medians of interleaved calls for energy, forces and stress, in milliseconds."""
-    import jax
-
-    case = there.case
-    case.module.eval()
-    arguments = ours.fn.params, jax.numpy.asarray(positions.detach().numpy())
-
-    def predicted(params, positions):
-        return ours.outputs(params, positions, ours.graph, train=False, **case.inference)
-
-    in_jax = jax.jit(predicted)
-    jax.block_until_ready(jax.tree.leaves(in_jax(*arguments)))
-    seconds = {"torch_ms": [], "jax_ms": []}
-    for number in range(rounds + 2):
-        args, kwargs = case.call()
-        started = time.perf_counter()
-        case.module(*args, **{**kwargs, **case.inference})
-        in_between = time.perf_counter()
-        jax.block_until_ready(jax.tree.leaves(in_jax(*arguments)))
-        if number >= 2:
-            seconds["torch_ms"].append(in_between - started)
-            seconds["jax_ms"].append(time.perf_counter() - in_between)
-    return {name: 1000 * statistics.median(values) for name, values in seconds.items()}
-
-
 COLUMNS = ("energy", "forces", "stress", "weights", "hvp")
 
 
@@ -557,15 +529,6 @@ def atlas_rows(results=RESULTS):
             errors = [f"{record[column]:.0e}" if record[column] else "0" for column in columns]
             rows.append([f"{TITLES[name]} ({record['package']})", *errors, record.get("verify", "")])
     return rows
-
-
-def between(text, name, rows):
-    """Returns the text with other lines between the comment of that name and the next comment that ends a table."""
-    start, end = f"<!-- {name} -->\n", "<!-- end of table -->"
-    before, found, rest = text.partition(start)
-    if not found:
-        raise SystemExit(f"no line {start.strip()} in the page")
-    return before + start + "\n".join(rows) + "\n" + end + rest.partition(end)[2]
 
 
 def write_table(page, results):
@@ -605,7 +568,6 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", choices=LIBRARIES, nargs="?")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
-    parser.add_argument("--rounds", type=int, default=20, help="interleaved measurements of time")
     parser.add_argument("--verify", action="store_true", help="run bridge.verify instead of the measurements")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, help="writes the table of all results into this page")
@@ -617,7 +579,7 @@ def main(argv=None):
         if options.verify:
             record = verify(options.library, options.dtype)
         else:
-            record = measure(options.library, options.dtype, options.rounds)
+            record = measure(options.library, options.dtype)
         keep(record, options.output)
 
 

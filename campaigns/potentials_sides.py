@@ -29,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from campaigns.potentials import LIBRARIES, SEED, TITLES, InJax, at, between, error, keep, mapped, structure, with_at
+from benchmarks.tables import between
+from campaigns.potentials import LIBRARIES, SEED, TITLES, InJax, at, error, keep, mapped, structure, with_at
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 ROUNDS = 25
