@@ -28,7 +28,7 @@ from bridge.lowerings.registry import (
     of_widened,
     widened,
 )
-from bridge.lowerings.residual import SMALLEST, with_gradient_computed_once
+from bridge.lowerings.residual import sum_of
 from bridge.tensor.tensor import regraft
 
 aten = torch.ops.aten
@@ -377,17 +377,9 @@ METAS |= dict.fromkeys(
 @lowers(aten.add.Tensor, aten.add.Scalar)
 @inlined
 def add(x, y, alpha=1):
-    if not is_known(alpha, 1):
-        return _scaled_sum(x, y, alpha)
-    if _may_be_residual(x, y):
-        return with_gradient_computed_once(x + y)
-    return x + y
-
-
-def _may_be_residual(x, y):
-    """Returns whether these are two arrays of the same shape, as a residual stream and what a layer adds to it."""
-    are_arrays = isinstance(x, jax.Array) and isinstance(y, jax.Array)
-    return are_arrays and x.shape == y.shape and x.size >= SMALLEST and jnp.issubdtype(x.dtype, jnp.floating)
+    if is_known(alpha, 1):
+        return sum_of(x, y)
+    return _scaled_sum(x, y, alpha)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)

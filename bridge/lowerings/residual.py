@@ -8,6 +8,7 @@ of its consumers, so that each layer adds up the gradients of all later layers a
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
@@ -18,9 +19,17 @@ SMALLEST = 1 << 14
 """Number of entries from which the gradient of a sum is kept: computing a smaller one again costs little."""
 
 
-def with_gradient_computed_once(x: jax.Array) -> jax.Array:
-    """Returns `x`; on a CPU, its gradient is an array in memory and not part of the loops that read it."""
-    return _residual.bind(x, is_gradient=False)
+def sum_of(x: Any, y: Any) -> Any:
+    """Returns `x + y`. If it may be a residual stream, its gradient is an array in memory on a CPU."""
+    if _may_be_residual(x, y):
+        return _residual.bind(x + y, is_gradient=False)
+    return x + y
+
+
+def _may_be_residual(x: Any, y: Any) -> bool:
+    """Returns whether these are two arrays of the same shape, as a residual stream and what a layer adds to it."""
+    are_arrays = isinstance(x, jax.Array) and isinstance(y, jax.Array)
+    return are_arrays and x.shape == y.shape and x.size >= SMALLEST and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _computed_once(x: jax.Array) -> jax.Array:

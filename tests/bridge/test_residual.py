@@ -11,7 +11,7 @@ from eager import Call, randn, verified
 from torch import nn
 
 import bridge
-from bridge.lowerings import elementwise
+from bridge.lowerings import residual
 
 BLOCKS = 8
 
@@ -55,13 +55,13 @@ def test_other_platforms_get_the_same_program(platform, monkeypatch):
         return traced.lower(lowering_platforms=(platform,)).as_text()
 
     found = program()
-    monkeypatch.setattr(elementwise, "SMALLEST", float("inf"))
+    monkeypatch.setattr(residual, "SMALLEST", float("inf"))
     assert found == program()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_values_and_gradients_are_pytorchs(dtype, monkeypatch):
-    monkeypatch.setattr(elementwise, "SMALLEST", 1)
+    monkeypatch.setattr(residual, "SMALLEST", 1)
     verified(blocks(8).to(dtype), randn(4, 8).to(dtype))
 
 
@@ -75,7 +75,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_the_sum_is_transformed_as_any_other(name, monkeypatch):
-    monkeypatch.setattr(elementwise, "SMALLEST", 1)
+    monkeypatch.setattr(residual, "SMALLEST", 1)
 
     def function(x, y):
         return ((x * y + y) ** 3).sum()

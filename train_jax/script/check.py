@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -382,15 +382,18 @@ def _differences(theirs: Steps, ours: Steps, rounding_of_leaves: float = 0.0) ->
         Leaf(name, _difference(np.float64(loss), np.float64(ours.losses[name])), LOSS_TOLERANCE)
         for name, loss in theirs.losses.items()
     ]
-    sizes = [size for array in theirs.leaves.values() if (size := _largest(array)) > 0]
-    # The median, because a mask may have entries of 1e38.
-    least = rounding_of_leaves * float(np.median(sizes)) if sizes else 0.0
+    least = rounding_of_leaves * _usual_size(theirs.leaves.values()) if rounding_of_leaves else 0.0
     arrays = theirs.leaves.items()
     return leaves + [Leaf(name, _difference(array, ours.leaves[name], least), TOLERANCE) for name, array in arrays]
 
 
-def _largest(array: np.ndarray) -> float:
-    sizes = np.abs(np.asarray(array, np.complex128))
+def _usual_size(arrays: Iterable[np.ndarray]) -> float:
+    """Returns the median of the largest entries, because a mask may have one of 1e38; zeros do not count."""
+    sizes = [_largest_finite(np.abs(array).astype(np.float64)) for array in arrays]
+    return float(np.median([size for size in sizes if size > 0] or [0.0]))
+
+
+def _largest_finite(sizes: np.ndarray) -> float:
     return float(sizes[np.isfinite(sizes)].max(initial=0.0))
 
 
@@ -403,7 +406,7 @@ def _difference(theirs: Any, ours: Any, least: float = 0.0) -> float:
     if not np.array_equal(np.isfinite(theirs), np.isfinite(ours)):
         return float("inf")
     finite = np.isfinite(theirs)
-    largest = max(_largest(theirs), least)
+    largest = max(_largest_finite(np.abs(theirs)), least)
     error = np.abs(theirs - ours)[finite].max(initial=0.0)
     return float(error / largest) if largest else float(error)
 
