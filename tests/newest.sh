@@ -19,8 +19,7 @@ source ./environment.sh newest test || case $? in
         ;;
 esac
 python -m bridge doctor
-workers=$(python -c 'import os; print(max(1, 3 * (os.cpu_count() or 1) // 2))')   # as in tests/run.sh
-python -m pytest -n "$workers" --dist worksteal tests/bridge tests/models_torch
+python -m pytest -n auto --dist worksteal tests/bridge tests/models_torch
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 bash tests/all_tasks.sh "$folder" > "$folder/log" 2>&1 || { tail -50 "$folder/log"; exit 1; }
